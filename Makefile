@@ -1,0 +1,57 @@
+# One target per chore; CI calls the same ones. PYTHON is the interpreter that makes .venv (3.11 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+REALIZAR := $(BIN)/realizar
+WORKERS ?= 2
+PYTEST_ARGS ?=
+PEERS_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install dev demo lint format test test-full bench-peers clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "realizar needs Python 3.11 or newer; set PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo "python3 -m venv failed; on Debian: apt install python3-venv"; exit 1; }
+
+.venv/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch .venv/.installed $@
+
+install: .venv/.installed  ## make .venv with the command .venv/bin/realizar
+
+dev: .venv/.dev  ## the same with what tests and lint need
+
+demo: .venv/.installed  ## fetch SmolLM2-135M, ask it a question, print the answer and its speed
+	$(REALIZAR) pull smollm2:135m
+	$(REALIZAR) run smollm2:135m "What is the capital of France, and what is it known for? Answer in three sentences." \
+		--temperature 0 --max-tokens 160 2>&1
+
+lint: .venv/.dev  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/.dev  ## rewrite the sources to style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint  ## lint, then the test suite; tests that need torch or Chromium skip where it is absent
+	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-full: lint  ## the wider matrices too
+	$(BIN)/pytest -n $(WORKERS) --full $(PYTEST_ARGS)
+
+bench-peers: .venv/.installed  ## decode and prefill against llama.cpp and ik_llama.cpp, side by side
+	$(BIN)/python -m realizar.bench.peers $(PEERS_ARGS)
+
+clean:  ## remove the environment and caches in this folder
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info

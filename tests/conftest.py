@@ -1,0 +1,71 @@
+"""What every test may use: the two real models, and the rules for skipping."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+_LACKS = re.compile(r"torch|transformers|triton|chromium", re.IGNORECASE)
+_skipped_for_lack: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the wider matrices, marked `full`")
+    parser.addoption(
+        "--no-skips", action="store_true", help="fail if a test was skipped because torch, transformers or Chromium is absent"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    skip = pytest.mark.skip(reason="part of the wider matrix: --full")
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(skip)
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Remember a skip whose reason names something that CI is meant to have."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2])
+        if _LACKS.search(reason):
+            _skipped_for_lack.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.getoption("--no-skips") and _skipped_for_lack and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--no-skips") and _skipped_for_lack:
+        terminalreporter.section("skipped for lack of torch, transformers or Chromium", red=True)
+        for line in sorted(set(_skipped_for_lack)):
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1."""
+    from realizar.hub.pull import pull
+
+    return pull("smollm2:135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma-3-270M, Q4_K_M."""
+    from realizar.hub.pull import pull
+
+    return pull("gemma3:270m")
