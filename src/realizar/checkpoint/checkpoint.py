@@ -1,0 +1,70 @@
+"""`Checkpoint`: what a GGUF file or a safetensors folder holds, in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.ggml_types import GGMLType
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it lies in its file.
+
+    Attributes:
+        name: as in the file.
+        ggml_type: element type; safetensors' BF16, F16 and F32 have ggml ids too.
+        shape: slowest dimension first, so a matrix is (rows, cols).
+        data: uint8 [size in bytes], a view of the mapped file; rows are contiguous blocks.
+        path, offset: the file and the absolute offset of the first byte in it.
+    """
+
+    name: str
+    ggml_type: GGMLType
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+    path: Path
+    offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.data.size)
+
+
+def _nothing(tensor: StoredTensor) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Metadata and tensors of one model.
+
+    Attributes:
+        path: the GGUF file (its first part) or the safetensors folder.
+        format: `gguf` or `safetensors`.
+        metadata: GGUF key to value (arrays are lists, or numpy arrays for numbers); for safetensors the parsed JSON
+            files by stem: `config`, `generation_config`, `tokenizer_config`, and the text of `chat_template`.
+        tensors: by name in the file.
+        tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
+        release: tells the system that a tensor's mapped pages are not needed for now (the view stays valid).
+        prefetch: asks the system to read a tensor's bytes ahead, without waiting for them.
+    """
+
+    path: Path
+    format: Literal["gguf", "safetensors"]
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    tokenizer_path: Path | None = None
+    release: Callable[[StoredTensor], None] = field(default=_nothing)
+    prefetch: Callable[[StoredTensor], None] = field(default=_nothing)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size_bytes for tensor in self.tensors.values())
