@@ -1,0 +1,90 @@
+"""`Planes`: what every quantised weight is, whatever its ggml type. numpy only.
+
+A weight is `scale * (code - offset) + minimum`, or `scale * codebook[code]`, per group of columns. Scales and minima
+may be two-level: a small integer times a float per super-group. Vector codebooks (IQ1, IQ2, IQ3) keep their grid
+indices and their signs. `Planes` is the reference; backends pack it, or repack raw blocks with an equal result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """A quantised matrix of `rows` x `cols`, exact.
+
+    Attributes:
+        codes: uint8 [rows, cols]; with a vector codebook uint16 [rows, cols / vector_size].
+        bits: width of a code (1-6 or 8; of an index, for a vector codebook).
+        offset: integer subtracted from a code; 0 with a codebook.
+        group_size: columns that share a scale (16 to 256).
+        scales: float32 [rows, cols / group_size]; int16 of the same shape when two-level.
+        minima: like `scales`, or None. A minimum is added; two-level ones are `minima * super_minima`.
+        super_group_size: columns that share a super-scale, or None where one-level.
+        super_scales, super_minima: float32 [rows, cols / super_group_size], or None.
+        codebook: int8 [2 ** bits] (scalar) or int8 [2 ** bits, vector_size] (vector), or None where affine.
+        signs: uint8 [rows, cols / 8], bit i of byte j set where column 8 j + i is negative; None without signs.
+    """
+
+    codes: NDArray[np.uint8] | NDArray[np.uint16]
+    bits: int
+    offset: int
+    group_size: int
+    scales: NDArray[np.float32] | NDArray[np.int16]
+    minima: NDArray[np.float32] | NDArray[np.int16] | None = None
+    super_group_size: int | None = None
+    super_scales: NDArray[np.float32] | None = None
+    super_minima: NDArray[np.float32] | None = None
+    codebook: NDArray[np.int8] | None = None
+    signs: NDArray[np.uint8] | None = None
+
+    @property
+    def rows(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def cols(self) -> int:
+        return int(self.scales.shape[1]) * self.group_size
+
+    @property
+    def vector_size(self) -> int:
+        """Columns that one code stands for: 1, or the length of a vector codebook's entries."""
+        return int(self.codebook.shape[1]) if self.codebook is not None and self.codebook.ndim == 2 else 1
+
+    def integers(self) -> NDArray[np.int16]:
+        """The weights before scaling: int16 [rows, cols]."""
+        if self.codebook is None:
+            values = self.codes.astype(np.int16) - np.int16(self.offset)
+        else:
+            values = self.codebook[self.codes].reshape(self.rows, self.cols).astype(np.int16)
+        if self.signs is not None:
+            negative = np.unpackbits(self.signs, axis=1, bitorder="little").astype(bool)
+            np.negative(values, out=values, where=negative)
+        return values
+
+    def group_scales(self) -> NDArray[np.float32]:
+        """float32 [rows, cols / group_size], the two levels multiplied."""
+        return self._flatten(self.scales, self.super_scales)
+
+    def group_minima(self) -> NDArray[np.float32] | None:
+        """float32 [rows, cols / group_size], the two levels multiplied; None without minima."""
+        return None if self.minima is None else self._flatten(self.minima, self.super_minima)
+
+    def _flatten(self, small: NDArray[np.generic], large: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        values = small.astype(np.float32)
+        if large is None or self.super_group_size is None:
+            return values
+        return values * np.repeat(large, self.super_group_size // self.group_size, axis=1)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """float32 [rows, cols], equal bit for bit to ggml's reference dequantisation of the same blocks."""
+        values = self.integers().astype(np.float32).reshape(self.rows, -1, self.group_size)
+        values *= self.group_scales()[..., None]
+        minima = self.group_minima()
+        if minima is not None:
+            values += minima[..., None]
+        return values.reshape(self.rows, self.cols)
