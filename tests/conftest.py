@@ -14,7 +14,7 @@ _skipped_for_lack: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the wider matrices, marked `full`")
     parser.addoption(
-        "--no-skips", action="store_true", help="fail if a test was skipped because torch, transformers or Chromium is absent"
+        "--no-skips", action="store_true", help="fail on a skip for lack of torch, transformers or Chromium"
     )
 
 

@@ -1,0 +1,46 @@
+"""The cache folder: where models lie, and one lock per model. Standard library and filelock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from realizar.errors import HubError
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/realizar`, or `~/.cache/realizar`. Not created here."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "realizar"
+
+
+def models_dir() -> Path:
+    """Folder of fetched models."""
+    return cache_dir() / "models"
+
+
+@contextmanager
+def locked(name: str) -> Iterator[Path]:
+    """Hold the lock of one model and yield its folder, created.
+
+    Args:
+        name: a folder name, unique to the model.
+
+    Raises:
+        HubError: the cache can't be written.
+    """
+    folder = models_dir() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(models_dir() / f"{name}.lock")
+        lock.acquire()
+    except OSError as error:
+        raise HubError(f"the model cache {models_dir()} can't be written: {error.strerror or error}") from error
+    try:
+        yield folder
+    finally:
+        lock.release()

@@ -1,0 +1,164 @@
+"""Models from a Hugging Face endpoint, through huggingface_hub and its own variables (HF_HOME, HF_TOKEN, ...)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from realizar.errors import HubError
+from realizar.hub.progress import Progress
+from realizar.hub.selection import select_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+_NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?(?::([\w./ -]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryName:
+    """`user/repo`, `user/repo:Q4_K_M`, `user/repo:file.gguf`, each perhaps with `@revision` after the repository."""
+
+    repo: str
+    revision: str | None
+    wanted: str | None
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.repo}{revision}{f':{self.wanted}' if self.wanted else ''}"
+
+    @property
+    def folder_name(self) -> str:
+        """A name for it in the file system."""
+        return re.sub(r"[^\w.-]", "--", str(self))
+
+
+def parse_name(name: str) -> RepositoryName | None:
+    """The parts of a Hugging Face name, or None if it is not one."""
+    match = _NAME.fullmatch(name)
+    return RepositoryName(match.group(1), match.group(2), match.group(3)) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """What was fetched: the path to open, and the files in all."""
+
+    path: Path
+    files: tuple[Path, ...]
+
+
+def fetch(name: RepositoryName, progress: Progress) -> Download:
+    """Download the model's files into huggingface_hub's cache, those that it lacks.
+
+    Raises:
+        HubError: unknown, private, offline and not cached, or nothing in the repository fits.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        info = _translated(name, lambda: HfApi(library_name="realizar").model_info(name.repo, revision=name.revision))
+    except HubError as error:
+        # Offline, or no answer: what is in the cache will do, if it is all there.
+        if not isinstance(error.__cause__, OfflineModeIsEnabled | ConnectionError) and not _is_transport(
+            error.__cause__
+        ):
+            raise
+        cached = _cached(name)
+        if cached is None:
+            raise
+        return cached
+    names = [sibling.rfilename for sibling in info.siblings or ()]
+    wanted = select_files(name.repo, names, name.wanted)
+    return _download([_translated(name, partial(_fetch_file, name, file, progress)) for file in wanted])
+
+
+def _fetch_file(name: RepositoryName, file_name: str, progress: Progress) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    bar = _bar_class(progress, file_name)
+    return Path(hf_hub_download(name.repo, file_name, revision=name.revision, tqdm_class=bar, library_name="realizar"))
+
+
+def _download(files: list[Path]) -> Download:
+    path = files[0] if files[0].suffix.lower() == ".gguf" else files[0].parent
+    return Download(path, tuple(files))
+
+
+def _cached(name: RepositoryName) -> Download | None:
+    """The model out of huggingface_hub's cache, without asking anyone."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
+    revision = name.revision or "main"
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    snapshot = folder / "snapshots" / commit
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    if not names:
+        return None
+    return _download([snapshot / file for file in select_files(name.repo, names, name.wanted)])
+
+
+def _is_transport(error: BaseException | None) -> bool:
+    """Whether no answer came at all."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return isinstance(error, _http_error()) and not isinstance(error, HfHubHTTPError)
+
+
+def _http_error() -> type[Exception]:
+    """The root of the errors of huggingface_hub's HTTP client, whichever client its version uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return next(base for base in HfHubHTTPError.__bases__ if base is not OSError)
+
+
+def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
+    """Run the call; huggingface_hub's errors become `HubError`, with the original as cause."""
+    from huggingface_hub import errors
+
+    try:
+        return call()
+    except errors.GatedRepoError as error:
+        raise HubError(f"{name}: its owner asks for terms to be accepted; do so, then set HF_TOKEN") from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(f"{name}: no such model on the endpoint, or a private one (then set HF_TOKEN)") from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{name}: the repository has no revision {name.revision}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise HubError(f"{name}: not in the cache, and HF_HUB_OFFLINE is set") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        raise HubError(f"{name}: {'not found' if status == 404 else f'HTTP {status}: {_first_line(error)}'}") from error
+    except (errors.HFValidationError, errors.EntryNotFoundError, OSError, _http_error()) as error:
+        raise HubError(f"{name}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _bar_class(progress: Progress, label: str) -> type[Any]:
+    """A progress bar class, as huggingface_hub takes one, that reports to `progress` and draws nothing."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs["disable"] = True  # draws nothing and counts nothing: the count is ours
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+            self.done, self.size = int(kwargs.get("initial") or 0), kwargs.get("total")
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.done += int(n or 0)
+            progress(label, self.done, self.size)
+            return None
+
+    return Bar

@@ -1,0 +1,124 @@
+"""Which files of a repository make up one model. Standard library only; works on lists of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+
+from realizar.errors import HubError
+
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_QUANT = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d_[A-Z0-9_]+|I?Q\d|TQ\d_\d|MXFP4(?:_MOE)?|NVFP4|BF16|F16|FP16|F32|FP32))(?=[-./]|$)",
+    re.IGNORECASE,
+)
+_PREFERRED_QUANTS = ("Q4_K_M", "Q8_0")
+_NOT_A_MODEL = ("mmproj", "imatrix")
+_CONFIG_FILES = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "model.safetensors.index.json",
+    }
+)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[str, ...]:
+    """Files to download, the one to open first: all parts of one GGUF, or safetensors with their JSON files.
+
+    Args:
+        repo: for messages.
+        names: every file of the repository, `/` between folders.
+        wanted: a quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the repository's only
+            GGUF, else its Q4_K_M or Q8_0.
+
+    Raises:
+        HubError: nothing fits, several things do, parts are missing, or there are only pickled weights.
+    """
+    models = _gguf_models(names)
+    if wanted is not None:
+        return _checked(repo, _named(repo, models, wanted))
+    safetensors = _safetensors(names)
+    if safetensors:
+        if "config.json" not in names:
+            raise HubError(f"{repo}: it has safetensors and no config.json, so its architecture is not known")
+        return ("config.json", *safetensors, *sorted(_CONFIG_FILES.intersection(names) - {"config.json"}))
+    if models:
+        return _checked(repo, _default(repo, models))
+    if any(name.lower().endswith(_PICKLES) for name in names):
+        raise HubError(f"{repo}: it has only pickled weights, which can run code when they are opened; refused")
+    raise HubError(f"{repo}: it has neither GGUF nor safetensors files")
+
+
+def _gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """GGUF models by their name without part number, each with its files in order."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        base = PurePosixPath(name).name.lower()
+        if base.endswith(".gguf") and not any(word in base for word in _NOT_A_MODEL):
+            models.setdefault(_SPLIT.sub(".gguf", name), []).append(name)
+    return models
+
+
+def quantization_of(name: str) -> str | None:
+    """The quantisation that a GGUF file's name tells, upper case; None if it tells none."""
+    found = _QUANT.findall(re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE))
+    return str(found[-1]).upper() if found else None
+
+
+def _named(repo: str, models: dict[str, list[str]], wanted: str) -> list[str]:
+    for key, files in models.items():
+        if wanted in (key, PurePosixPath(key).name, *files):
+            return files
+    matches = [files for key, files in models.items() if quantization_of(key) == wanted.upper()]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        choices = ", ".join(files[0] for files in matches)
+        raise HubError(f"{repo}: several files are {wanted}: {choices}; name one after the colon")
+    raise HubError(f"{repo}: no file is {wanted}; there are: {_choices(models)}")
+
+
+def _default(repo: str, models: dict[str, list[str]]) -> list[str]:
+    if len(models) == 1:
+        return next(iter(models.values()))
+    for quant in _PREFERRED_QUANTS:
+        matches = [files for key, files in models.items() if quantization_of(key) == quant]
+        if len(matches) == 1:
+            return matches[0]
+    raise HubError(f"{repo}: which one? Add `:` and one of: {_choices(models)}")
+
+
+def _choices(models: dict[str, list[str]]) -> str:
+    return ", ".join(quantization_of(key) or PurePosixPath(key).name for key in models) or "no GGUF files at all"
+
+
+def _checked(repo: str, files: list[str]) -> tuple[str, ...]:
+    """The files, if no part is missing."""
+    match = _SPLIT.search(files[0])
+    if match is not None and [_part(name) for name in files] != list(range(1, int(match.group(2)) + 1)):
+        raise HubError(
+            f"{repo}: {files[0]} says that it has {int(match.group(2))} parts; the repository has {len(files)}"
+        )
+    return tuple(files)
+
+
+def _part(name: str) -> int:
+    match = _SPLIT.search(name)
+    return int(match.group(1)) if match else 0
+
+
+def _safetensors(names: Sequence[str]) -> list[str]:
+    """Weights at the root: one file, or shards of one index. Other exports beside them are left alone."""
+    root = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
+    if "model.safetensors" in root:
+        return ["model.safetensors"]
+    shards = [name for name in root if name.startswith("model-")]
+    return shards or [name for name in root if not name.startswith(("adapter", "consolidated"))]

