@@ -2,5 +2,16 @@
 
 from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, to_planes
 from realizar.quantization.planes import Planes
+from realizar.quantization.quantize import QUANTIZABLE_TYPES, quantize
+from realizar.quantization.random_blocks import random_blocks
 
-__all__ = ["FLOAT_TYPES", "QUANTIZED_TYPES", "Planes", "dequantize", "to_planes"]
+__all__ = [
+    "FLOAT_TYPES",
+    "QUANTIZABLE_TYPES",
+    "QUANTIZED_TYPES",
+    "Planes",
+    "dequantize",
+    "quantize",
+    "random_blocks",
+    "to_planes",
+]

@@ -1,0 +1,118 @@
+"""Random but valid weights of any type, for test models and benchmark files. numpy only.
+
+All bytes are random, so that every code and every small scale occurs; then the float scales are written so that the
+weights have a mean near zero and the standard deviation asked for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization.convert import FLOAT_TYPES, dequantize
+from realizar.quantization.fields import Bytes
+from realizar.quantization.microscaling import half_e4m3, half_e8m0
+
+_SCALE_AT: dict[GGMLType, int] = {
+    GGMLType.Q2_K: 80,
+    GGMLType.Q3_K: 108,
+    GGMLType.Q6_K: 208,
+    GGMLType.TQ1_0: 52,
+    GGMLType.TQ2_0: 64,
+}
+"""Byte of the half-float scale where it does not come first."""
+
+_MINIMUM: dict[GGMLType, tuple[int, float]] = {
+    GGMLType.Q4_1: (2, -7.5),
+    GGMLType.Q5_1: (2, -15.5),
+    GGMLType.Q2_K: (82, 1.5),
+    GGMLType.Q4_K: (2, 7.5),
+    GGMLType.Q5_K: (2, 15.5),
+}
+"""Byte of the half-float minimum, and the multiple of the scale there that makes the weights' mean zero."""
+
+_SAMPLE_WEIGHTS = 1 << 18
+
+
+def random_blocks(ggml_type: GGMLType, rows: int, cols: int, rng: np.random.Generator, std: float) -> NDArray[np.uint8]:
+    """A random matrix in its file format: uint8 [size in bytes].
+
+    Args:
+        ggml_type: any type that `dequantize` takes.
+        rows, cols: its shape; `cols` is a whole number of blocks.
+        rng: where the randomness comes from; equal states give equal bytes.
+        std: the weights' standard deviation, met within some percent where the type's float scale can be that small.
+    """
+    if ggml_type in FLOAT_TYPES:
+        return _random_floats(ggml_type, rows * cols, rng, std)
+    size = rows * (cols // ggml_type.block_size) * ggml_type.type_size
+    blocks = _random_bytes(size, rng).reshape(-1, ggml_type.type_size)
+    scale = std / _unit_deviation(ggml_type)
+    if ggml_type is GGMLType.MXFP4:
+        blocks[:, 0] = _nearby_bytes(np.full(len(blocks), scale), half_e8m0()[:255], rng)
+    elif ggml_type is GGMLType.NVFP4:
+        wanted = scale * rng.uniform(0.8, 1.2, (len(blocks), 4))
+        blocks[:, :4] = _nearby_bytes(wanted, half_e4m3()[:127], rng)
+    else:
+        scales = scale * rng.uniform(0.8, 1.2, len(blocks))
+        if ggml_type not in _MINIMUM:
+            scales *= rng.choice([-1.0, 1.0], len(blocks))  # takes out the small bias of codes like -8 to 7
+        _write_half_scales(ggml_type, blocks, scales)
+    return blocks.reshape(-1)
+
+
+def _random_bytes(size: int, rng: np.random.Generator) -> Bytes:
+    words = rng.integers(0, 1 << 64, (size + 7) // 8, dtype=np.uint64)
+    return words.view(np.uint8)[:size]
+
+
+def _random_floats(ggml_type: GGMLType, size: int, rng: np.random.Generator, std: float) -> Bytes:
+    values = rng.standard_normal(size, dtype=np.float32)
+    values *= np.float32(std)
+    if ggml_type is GGMLType.BF16:
+        return (values.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8)
+    return values.astype("<f4" if ggml_type is GGMLType.F32 else "<f2", copy=False).view(np.uint8)
+
+
+@lru_cache
+def _unit_deviation(ggml_type: GGMLType) -> float:
+    """Root mean square of random weights of a type under a float scale of 1, from a sample."""
+    size = _SAMPLE_WEIGHTS // ggml_type.block_size * ggml_type.type_size
+    blocks = _random_bytes(size, np.random.default_rng(0)).reshape(-1, ggml_type.type_size)
+    if ggml_type is GGMLType.MXFP4:
+        blocks[:, 0] = 128
+    elif ggml_type is GGMLType.NVFP4:
+        blocks[:, :4] = 0x40
+    else:
+        _write_half_scales(ggml_type, blocks, np.ones(len(blocks)))
+    weights = dequantize(ggml_type, blocks.reshape(-1), 1, _SAMPLE_WEIGHTS)
+    return float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
+
+
+def _write_half_scales(ggml_type: GGMLType, blocks: Bytes, scales: NDArray[np.float64]) -> None:
+    """Write the scale of each block, uint8 [n, type_size], and the minimum that goes with it."""
+    if ggml_type is GGMLType.IQ1_M:  # four nibbles, the lowest first, atop the four words that end a block
+        bits = scales.astype(np.float16).view(np.uint16)
+        for index in range(4):
+            nibble = ((bits >> np.uint16(4 * index)) & np.uint16(15)).astype(np.uint8)
+            at = 49 + 2 * index
+            blocks[:, at] = (blocks[:, at] & np.uint8(15)) | (nibble << np.uint8(4))
+        return
+    at = _SCALE_AT.get(ggml_type, 0)
+    blocks[:, at : at + 2] = scales.astype("<f2")[:, None].view(np.uint8)
+    if ggml_type in _MINIMUM:
+        at, multiple = _MINIMUM[ggml_type]
+        blocks[:, at : at + 2] = (multiple * scales).astype("<f2")[:, None].view(np.uint8)
+
+
+def _nearby_bytes(wanted: NDArray[np.float64], table: NDArray[np.float32], rng: np.random.Generator) -> Bytes:
+    """For each wanted scale one of its two neighbours in a rising table, at random so that the mean square is right."""
+    squares = np.square(table.astype(np.float64))
+    target = np.clip(np.square(wanted), squares[0], squares[-1])
+    below = np.clip(np.searchsorted(squares, target, side="right") - 1, 0, len(table) - 2)
+    share = (target - squares[below]) / (squares[below + 1] - squares[below])
+    chosen: Bytes = (below + (rng.random(wanted.shape) < share)).astype(np.uint8)
+    return chosen
