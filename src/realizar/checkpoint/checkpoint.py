@@ -51,6 +51,7 @@ class Checkpoint:
         metadata: GGUF key to value (arrays are lists, or numpy arrays for numbers); for safetensors the parsed JSON
             files by stem: `config`, `generation_config`, `tokenizer_config`, and the text of `chat_template`.
         tensors: by name in the file.
+        unsupported: names of safetensors tensors whose element type has no ggml id (fp8, unsigned), to that type.
         tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
         release: tells the system that a tensor's mapped pages are not needed for now (the view stays valid).
         prefetch: asks the system to read a tensor's bytes ahead, without waiting for them.
@@ -60,6 +61,7 @@ class Checkpoint:
     format: Literal["gguf", "safetensors"]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     tokenizer_path: Path | None = None
     release: Callable[[StoredTensor], None] = field(default=_nothing)
     prefetch: Callable[[StoredTensor], None] = field(default=_nothing)

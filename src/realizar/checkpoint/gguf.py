@@ -146,5 +146,5 @@ def _check_split_total(path: Path, first: _Part, num_tensors: int) -> None:
         return
     announced = first.metadata.get("split.tensors.count", num_tensors)
     if type(announced) is not int or announced != num_tensors:
-        reason = f"{announced} tensors are announced and the parts hold {num_tensors}"
+        reason = f"{shown(str(announced))} tensors are announced and the parts hold {num_tensors}"
         raise CheckpointError(path, "key 'split.tensors.count'", reason)

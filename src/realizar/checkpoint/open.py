@@ -1,0 +1,73 @@
+"""`open_checkpoint`: any model path as a `Checkpoint`, judged by content and not by name. numpy."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.gguf import MAGIC, read_gguf
+from realizar.checkpoint.mapped_file import MappedFile
+from realizar.checkpoint.safetensors import INDEX_NAME, SINGLE_NAME, read_safetensors
+from realizar.errors import CheckpointError
+
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_OLD_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+_PICKLE_REASON = "pickle weights can run code when loaded and are refused; convert the model to safetensors or GGUF"
+_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a GGUF file, a safetensors file, or a folder with either.
+
+    Args:
+        path: a GGUF file (of a split model the first part), a `.safetensors` file, a `model.safetensors.index.json`,
+            or a folder in Hugging Face's layout, or with one GGUF model in it.
+
+    Raises:
+        CheckpointError: nothing there, nothing we read, or a malformed file.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _open_folder(place)
+    file = MappedFile(place)
+    start = file.buffer[: min(file.size, 9)]
+    if start.startswith((MAGIC, MAGIC[::-1])):
+        return read_gguf(place)
+    if place.name == INDEX_NAME:
+        return _open_folder(place.parent)
+    if start.startswith(_PICKLE_STARTS):
+        raise CheckpointError(place, "offset 0", _PICKLE_REASON)
+    if start.startswith(_OLD_MAGICS):
+        raise CheckpointError(place, "offset 0", "a GGML file from before GGUF; convert the model to GGUF")
+    if start[8:] == b"{" or place.suffix == ".safetensors":
+        return read_safetensors(place)
+    if place.suffix in PICKLE_SUFFIXES:
+        raise CheckpointError(place, "offset 0", _PICKLE_REASON)
+    return read_gguf(place)
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    names = _names(folder)
+    if SINGLE_NAME in names or INDEX_NAME in names or any(name.endswith(".safetensors") for name in names):
+        return read_safetensors(folder)
+    models = [name for name in names if name.endswith(".gguf") and not _LATER_PART.search(name)]
+    if len(models) == 1:
+        return read_gguf(folder / models[0])
+    if models:
+        raise CheckpointError(folder, "folder", f"{len(models)} GGUF models; name one of them: {', '.join(models[:4])}")
+    pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
+    if pickles:
+        raise CheckpointError(folder / pickles[0], "file", _PICKLE_REASON)
+    if "config.json" in names or "tokenizer.json" in names:
+        return read_safetensors(folder)
+    raise CheckpointError(folder, "folder", "no GGUF or safetensors model in it")
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(folder, "folder", f"cannot be read: {error.strerror or error}") from error
