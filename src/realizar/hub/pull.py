@@ -88,7 +88,7 @@ def _local(name: str) -> Path | None:
     """The path itself, where the name is one; None where it is a name."""
     path = Path(name).expanduser()
     try:
-        if path.exists():
+        if name and path.exists():
             return path
     except OSError as error:
         raise HubError(f"{name[:200]}: {error.strerror or error}") from error

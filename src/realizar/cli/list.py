@@ -1,0 +1,29 @@
+"""`realizar list`: models that have a name here."""
+
+from __future__ import annotations
+
+import json
+
+from realizar.cli.arguments import Json
+
+
+def list_command(*, as_json: Json = False) -> None:
+    """List the models that were pulled, and those that a short name pulls."""
+    from realizar.hub.pull import list_models
+
+    models = list_models()
+    if as_json:
+        records = [
+            {
+                "name": model.name,
+                "path": None if model.path is None else str(model.path),
+                "size_bytes": model.size_bytes,
+                "source": model.source,
+            }
+            for model in models
+        ]
+        print(json.dumps({"models": records}))
+        return
+    width = max(len(model.name) for model in models)
+    for model in models:
+        print(f"{model.name:<{width}}  {model.size_bytes / 1e6:>9.1f} MB  {model.path or 'not pulled'}")

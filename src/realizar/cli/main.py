@@ -1,0 +1,74 @@
+"""Entry point: picks the command, and turns errors into exit statuses.
+
+Exit status: 0 done, 1 an error told in one line on stderr, 2 a wrong command line, 130 interrupted, 141 the reader of
+our output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from realizar import __version__
+from realizar.cli.inspect import inspect_model
+from realizar.cli.list import list_command
+from realizar.cli.pull import pull_command
+from realizar.cli.tokenize import tokenize_command
+from realizar.errors import RealizarError
+
+app = App(
+    name="realizar",
+    help="Run GGUF and safetensors language models. MODEL is a path, a pulled name or a Hugging Face name.",
+    version=__version__,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+    help_format="plaintext",
+)
+app.command(pull_command, name="pull")
+app.command(list_command, name="list")
+app.command(inspect_model, name="inspect")
+app.command(tokenize_command, name="tokenize")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with its exit status."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit status; every error that is not a bug is one line on stderr."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(errors="replace")  # a terminal that lacks a character shows `?`
+        app(list(arguments), exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(f"{_one_line(error)} (see realizar --help)", 2)
+    except RealizarError as error:
+        return _fail(_one_line(error), 1)
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more at exit: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else _one_line(error), 1)
+    except MemoryError:
+        return _fail("out of memory", 1)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return 0
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"realizar: {message}", file=sys.stderr)
+    return status

