@@ -1,0 +1,1 @@
+"""Architectures as descriptions: one file each turns metadata into a `ModelSpec`. Neither numba nor torch."""

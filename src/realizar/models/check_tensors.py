@@ -1,0 +1,52 @@
+"""Strict loading, both ways: what a spec names is what a checkpoint holds. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError
+from realizar.models.registry import require_weights
+from realizar.models.spec import ModelSpec, TensorSource
+
+_MAX_LISTED = 8
+
+
+def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
+    """Compare names and shapes.
+
+    Raises:
+        UnsupportedModelError: the checkpoint holds no weights.
+        CheckpointError: lists tensors that are missing, left over, or of another shape.
+    """
+    require_weights(checkpoint)
+    sources: dict[str, list[TensorSource]] = {}
+    for source in spec.tensors.values():
+        sources.setdefault(source.name, []).append(source)
+    missing = [name for name in sources if name not in checkpoint.tensors]
+    extra = [name for name in checkpoint.tensors if name not in sources and name not in spec.ignored_tensors]
+    misshaped = [
+        f"{name} {checkpoint.tensors[name].shape} in place of {expected}"
+        for name, parts in sources.items()
+        if name in checkpoint.tensors and checkpoint.tensors[name].shape != (expected := _stored_shape(parts))
+    ]
+    problems = [
+        f"{what} {_list(names)}"
+        for what, names in (("missing", missing), ("unexpected", extra), ("misshaped", misshaped))
+        if names
+    ]
+    if problems:
+        first = (missing + extra + misshaped)[0].split(" ")[0]
+        raise CheckpointError(checkpoint.path, f"tensor '{first}'", "; ".join(problems))
+
+
+def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
+    """The shape of the checkpoint tensor that holds these parts one below the other."""
+    if not any(part.fused for part in parts):
+        return parts[0].shape
+    return (max(part.first_row + part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def _list(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:_MAX_LISTED])
+    return listed if len(names) <= _MAX_LISTED else f"{listed} and {len(names) - _MAX_LISTED} more"

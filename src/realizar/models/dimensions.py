@@ -1,0 +1,144 @@
+"""`Dimensions`: the sizes that every decoder has, read and checked once. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from realizar.errors import InvalidRequestError
+from realizar.models.settings import REQUIRED, Settings
+
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_SIZE = 4096
+MAX_WIDTH = 1 << 20
+MAX_FEED_FORWARD = 1 << 24
+MAX_VOCABULARY = 1 << 25
+MAX_CONTEXT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Sizes of a decoder.
+
+    Attributes:
+        context_length: tokens a request may hold: the configured ones, or else those the model was made for.
+        trained_context_length: tokens the model was made for.
+        feed_forward_size: width between up and down projection.
+        norm_eps: added to the mean square (or the variance) before the root.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    feed_forward_size: int
+    context_length: int
+    trained_context_length: int
+    norm_eps: float
+
+
+def read_dimensions(
+    settings: Settings,
+    *,
+    eps_keys: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    defaults: Mapping[str, Any] | None = None,
+) -> Dimensions:
+    """Read and check the sizes.
+
+    Args:
+        eps_keys: GGUF and `config.json` key of the norms' epsilon.
+        defaults: by `config.json` key, where that architecture's configurations leave keys out.
+
+    Raises:
+        CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
+        InvalidRequestError: a longer context is configured than the model was made for.
+    """
+    known = {} if settings.is_gguf or defaults is None else defaults
+    hidden = settings.integer(
+        "embedding_length", "hidden_size", high=MAX_WIDTH, default=known.get("hidden_size", REQUIRED)
+    )
+    heads = settings.integer(
+        "attention.head_count",
+        "num_attention_heads",
+        high=MAX_HEADS,
+        default=known.get("num_attention_heads", REQUIRED),
+    )
+    kv_heads = settings.integer(
+        "attention.head_count_kv",
+        "num_key_value_heads",
+        high=MAX_HEADS,
+        default=known.get("num_key_value_heads", heads),
+    )
+    if heads % kv_heads:
+        raise settings.malformed(
+            "attention.head_count_kv", "num_key_value_heads", f"{kv_heads} does not divide the {heads} heads"
+        )
+    layers = settings.integer(
+        "block_count", "num_hidden_layers", high=MAX_LAYERS, default=known.get("num_hidden_layers", REQUIRED)
+    )
+    trained = settings.integer(
+        "context_length",
+        "max_position_embeddings",
+        high=MAX_CONTEXT,
+        default=known.get("max_position_embeddings", REQUIRED),
+    )
+    return Dimensions(
+        vocab_size=_read_vocab_size(settings, known),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=_read_head_size(settings, hidden, heads, known),
+        feed_forward_size=settings.integer(
+            "feed_forward_length",
+            "intermediate_size",
+            high=MAX_FEED_FORWARD,
+            default=known.get("intermediate_size", REQUIRED),
+        ),
+        context_length=_choose_context_length(settings, trained),
+        trained_context_length=trained,
+        norm_eps=settings.number(*eps_keys, high=1.0, default=known.get(eps_keys[1], REQUIRED)),
+    )
+
+
+def _read_head_size(settings: Settings, hidden: int, heads: int, known: Mapping[str, Any]) -> int:
+    derived = known.get("head_dim", hidden // heads)
+    size = settings.integer("attention.key_length", "head_dim", high=MAX_HEAD_SIZE, default=derived)
+    given = settings.raw("attention.key_length", "head_dim") is not None or "head_dim" in known
+    if not given and hidden % heads:
+        raise settings.malformed(
+            "attention.head_count", "num_attention_heads", f"{heads} heads do not divide the hidden size {hidden}"
+        )
+    if settings.integer("attention.value_length", None, high=MAX_HEAD_SIZE, default=size) != size:
+        raise settings.unsupported("attention.value_length", None, settings.raw("attention.value_length", None))
+    if size % 2:
+        raise settings.malformed("attention.key_length", "head_dim", f"head size {size} is odd")
+    return size
+
+
+def _read_vocab_size(settings: Settings, known: Mapping[str, Any]) -> int:
+    """`vocab_size`; in a GGUF file without it the length of the token list, or the rows of the embedding."""
+    fallback: Any = known.get("vocab_size", REQUIRED)
+    if settings.is_gguf:
+        tokens = settings.checkpoint.metadata.get("tokenizer.ggml.tokens")
+        embedding = settings.checkpoint.tensors.get("token_embd.weight")
+        if tokens is not None and hasattr(tokens, "__len__") and len(tokens) > 0:
+            fallback = len(tokens)
+        elif embedding is not None and len(embedding.shape) == 2:
+            fallback = embedding.shape[0]
+    return settings.integer("vocab_size", "vocab_size", high=MAX_VOCABULARY, default=fallback)
+
+
+def _choose_context_length(settings: Settings, trained: int) -> int:
+    requested = settings.requested_context_length
+    if requested is None:
+        return trained
+    if not 1 <= requested <= trained:
+        raise InvalidRequestError(
+            f"context_length {requested} is not within 1 to the model's {trained} tokens", param="context_length"
+        )
+    return requested

@@ -1,0 +1,110 @@
+"""Which architecture's file builds the spec of a checkpoint. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.hf_config import refuse_remote_code
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models import gemma, granite, llama, olmo2, phi3, qwen, starcoder2
+from realizar.models.settings import Settings, config_path
+from realizar.models.spec import ModelSpec
+
+Builder = Callable[[Settings], ModelSpec]
+
+_BY_GGUF_ARCHITECTURE: Mapping[str, Builder] = {
+    "llama": llama.build,
+    "qwen2": qwen.build_qwen2,
+    "qwen3": qwen.build_qwen3,
+    "gemma2": gemma.build_gemma2,
+    "gemma3": gemma.build_gemma3,
+    "phi3": phi3.build,
+    "granite": granite.build,
+    "olmo2": olmo2.build,
+    "starcoder2": starcoder2.build,
+}
+_BY_MODEL_TYPE: Mapping[str, Builder] = {
+    **_BY_GGUF_ARCHITECTURE,
+    "mistral": llama.build,
+    "gemma3_text": gemma.build_gemma3,
+}
+_MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "Starcoder2ForCausalLM": "starcoder2",
+}
+
+
+def build_spec(checkpoint: Checkpoint, context_length: int | None = None) -> ModelSpec:
+    """Describe the model of a checkpoint.
+
+    Args:
+        context_length: tokens a request may hold; None takes the model's. Longrope chooses its factors by it.
+
+    Raises:
+        UnsupportedModelError: unknown architecture, a key value that this program can't honour, or no weights.
+        CheckpointError: a hyper-parameter is missing, of the wrong type, or absurd.
+        InvalidRequestError: `context_length` exceeds the model's.
+    """
+    if checkpoint.format == "gguf":
+        name, builder = _find_gguf_builder(checkpoint)
+        settings = Settings(checkpoint, name, None, context_length)
+    else:
+        config = checkpoint.metadata.get("config")
+        if not isinstance(config, Mapping):
+            raise CheckpointError(config_path(checkpoint), "offset 0", "missing, or not an object")
+        refuse_remote_code(config, _BY_MODEL_TYPE.keys())
+        name, builder = _find_config_builder(checkpoint, config)
+        settings = Settings(checkpoint, name, _text_config(config), context_length)
+    require_weights(checkpoint)
+    return builder(settings)
+
+
+def require_weights(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError for a file that holds only a vocabulary."""
+    if not checkpoint.tensors:
+        raise UnsupportedModelError(f"{checkpoint.path}: no weights")
+
+
+def _find_gguf_builder(checkpoint: Checkpoint) -> tuple[str, Builder]:
+    name = checkpoint.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise CheckpointError(checkpoint.path, "key 'general.architecture'", "missing, or not a text")
+    return name, _choose(checkpoint, name, _BY_GGUF_ARCHITECTURE)
+
+
+def _find_config_builder(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[str, Builder]:
+    name = config.get("model_type")
+    if name is None:
+        classes = config.get("architectures")
+        first = classes[0] if isinstance(classes, list) and classes else None
+        name = _MODEL_TYPE_BY_CLASS.get(first, first) if isinstance(first, str) else None
+    if not isinstance(name, str):
+        raise CheckpointError(config_path(checkpoint), "key 'model_type'", "missing, or not a text")
+    return name, _choose(checkpoint, name, _BY_MODEL_TYPE)
+
+
+def _choose(checkpoint: Checkpoint, name: str, builders: Mapping[str, Builder]) -> Builder:
+    if name not in builders:
+        known = ", ".join(sorted(builders))
+        raise UnsupportedModelError(f"{checkpoint.path}: unknown architecture '{name}' (known: {known})")
+    return builders[name]
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a multi-modal configuration that describes the text model."""
+    inner = config.get("text_config")
+    if not isinstance(inner, Mapping):
+        return config
+    shared = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    return {**shared, **inner}

@@ -1,0 +1,209 @@
+"""From settings to `Rope`: which scaling a checkpoint asks for, with its parameters. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import CheckpointError
+from realizar.models.dimensions import MAX_CONTEXT, Dimensions
+from realizar.models.rope import (
+    Frequencies,
+    Yarn,
+    divided_frequencies,
+    linear_frequencies,
+    llama3_frequencies,
+    longrope_magnitude,
+    plain_frequencies,
+    yarn_magnitude,
+)
+from realizar.models.settings import Settings
+from realizar.models.spec import Rope
+
+Pairing = Literal["neox", "interleaved"]
+MAX_FACTOR = 1e6
+
+
+def read_rope(
+    settings: Settings,
+    sizes: Dimensions,
+    *,
+    pairing: Pairing = "neox",
+    layer_type: str = "full_attention",
+    default_base: float = 10000.0,
+) -> Rope:
+    """The rotary embedding that a checkpoint describes.
+
+    Args:
+        pairing: of the GGUF form; Hugging Face's is always `neox`.
+        layer_type: the entry of `rope_parameters` where these differ between kinds of layers.
+        default_base: where the checkpoint gives none.
+
+    Raises:
+        CheckpointError: a parameter is missing or out of range.
+        UnsupportedModelError: an unknown kind of scaling.
+    """
+    if settings.is_gguf:
+        return _read_gguf(settings, sizes, pairing, default_base)
+    return _read_config(settings, sizes, layer_type, default_base)
+
+
+def plain_rope(base: float, size: int, pairing: Pairing = "neox") -> Rope:
+    """Rotary embedding without scaling."""
+    return make_rope(plain_frequencies(base, size), pairing)
+
+
+def make_rope(frequencies: Frequencies, pairing: Pairing = "neox", magnitude: float = 1.0) -> Rope:
+    return Rope(pairing, tuple(frequencies.tolist()), magnitude)
+
+
+def _read_gguf(settings: Settings, sizes: Dimensions, pairing: Pairing, default_base: float) -> Rope:
+    size = settings.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
+    if size % 2:
+        raise settings.malformed("rope.dimension_count", None, f"{size} is odd")
+    base = settings.number("rope.freq_base", None, default=default_base, above=1.0)
+    kind = settings.text("rope.scaling.type", None, default="")
+    factor_key = "rope.scaling.factor" if settings.raw("rope.scaling.factor", None) else "rope.scale_linear"
+    factor = settings.optional_number(factor_key, None)
+    original = settings.integer(
+        "rope.scaling.original_context_length", None, high=MAX_CONTEXT, default=sizes.trained_context_length
+    )
+    attention_factor = settings.optional_number("rope.scaling.attn_factor", None)
+    magnitude = attention_factor or 1.0
+    long, short = (_factor_tensor(settings, f"rope_factors_{name}.weight", size // 2) for name in ("long", "short"))
+    divisors = _factor_tensor(settings, "rope_freqs.weight", size // 2)
+    if kind in ("", "longrope") and (long is not None or short is not None):
+        chosen, missing = (long, "long") if sizes.context_length > original else (short, "short")
+        if chosen is None:
+            raise CheckpointError(settings.path, f"tensor 'rope_factors_{missing}.weight'", "missing")
+        if attention_factor is None:
+            magnitude = longrope_magnitude(sizes.trained_context_length / original, max(original, 2))
+        return make_rope(divided_frequencies(base, size, chosen), pairing, magnitude)
+    if kind == "yarn":
+        yarn_factor = settings.number("rope.scaling.factor", None, high=MAX_FACTOR)
+        frequencies = _gguf_yarn(settings, yarn_factor, original).frequencies(base, size)
+        total = settings.optional_number("rope.scaling.yarn_attn_factor", None)
+        return make_rope(frequencies, pairing, magnitude * (total or yarn_magnitude(yarn_factor)))
+    if kind not in ("", "none", "linear"):
+        raise settings.unsupported("rope.scaling.type", None, kind)
+    if divisors is not None:
+        return make_rope(divided_frequencies(base, size, divisors), pairing, magnitude)
+    if factor is not None and kind != "none":
+        return make_rope(linear_frequencies(base, size, factor), pairing, magnitude)
+    return make_rope(plain_frequencies(base, size), pairing, magnitude)
+
+
+def _gguf_yarn(settings: Settings, factor: float, original: int) -> Yarn:
+    if settings.number("rope.scaling.yarn_ext_factor", None, default=1.0) != 1.0:
+        raise settings.unsupported(
+            "rope.scaling.yarn_ext_factor", None, settings.raw("rope.scaling.yarn_ext_factor", None)
+        )
+    fast = settings.number("rope.scaling.yarn_beta_fast", None, default=32.0)
+    slow = settings.number("rope.scaling.yarn_beta_slow", None, default=1.0)
+    return Yarn(factor, original, fast, slow)
+
+
+def _factor_tensor(settings: Settings, name: str, count: int) -> NDArray[np.float32] | None:
+    """The values of a float32 tensor of `count` divisors, or None where the file has none."""
+    tensor = settings.checkpoint.tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.ggml_type != GGMLType.F32 or tensor.shape != (count,):
+        found = f"{tensor.ggml_type.name} {tensor.shape}"
+        raise CheckpointError(tensor.path, f"tensor '{name}'", f"expected {count} F32 values, found {found}")
+    values = np.frombuffer(tensor.data.tobytes(), dtype="<f4")
+    return _checked_divisors(values, CheckpointError(tensor.path, f"tensor '{name}'", "a divisor is not positive"))
+
+
+def _checked_divisors(values: NDArray[np.float32], error: CheckpointError) -> NDArray[np.float32]:
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        raise error
+    return values
+
+
+def _read_config(settings: Settings, sizes: Dimensions, layer_type: str, default_base: float) -> Rope:
+    rope = _config_parameters(settings, layer_type)
+    top_level_base = settings.number(None, "rope_theta", default=default_base, above=1.0)
+    base = rope.number(None, "rope_theta", default=top_level_base, above=1.0)
+    partial = settings.number(None, "partial_rotary_factor", default=1.0, high=1.0)
+    size = int(sizes.head_size * rope.number(None, "partial_rotary_factor", default=partial, high=1.0))
+    if size < 2 or size % 2:
+        raise rope.malformed(None, "partial_rotary_factor", f"{size} rotated dimensions")
+    kind = rope.text(None, "rope_type", default=rope.text(None, "type", default="default"))
+    if kind == "su" or (kind == "yarn" and settings.architecture == "phi3"):
+        kind = "longrope"  # the names that the first phi3 checkpoints used
+    # "dynamic" changes frequencies only past max_position_embeddings, and no context here is longer.
+    if kind in ("default", "dynamic", "mrope"):
+        if kind == "mrope":
+            raise rope.unsupported(None, "rope_type", kind)
+        return make_rope(plain_frequencies(base, size))
+    if kind == "linear":
+        return make_rope(linear_frequencies(base, size, rope.number(None, "factor", high=MAX_FACTOR)))
+    original = _config_original_context(settings, rope, sizes)
+    if kind == "llama3":
+        low = rope.number(None, "low_freq_factor", high=MAX_FACTOR)
+        high = rope.number(None, "high_freq_factor", above=low, high=MAX_FACTOR)
+        factor = rope.number(None, "factor", high=MAX_FACTOR)
+        return make_rope(llama3_frequencies(base, size, factor, low, high, original))
+    factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
+    magnitude = rope.optional_number(None, "attention_factor")
+    if kind == "yarn":
+        yarn = Yarn(
+            factor,
+            original,
+            rope.optional_number(None, "beta_fast") or 32.0,
+            rope.optional_number(None, "beta_slow") or 1.0,
+            rope.boolean(None, "truncate", default=True),
+        )
+        return make_rope(yarn.frequencies(base, size), "neox", magnitude or _config_yarn_magnitude(rope, factor))
+    if kind == "longrope":
+        name = "long_factor" if sizes.context_length > original else "short_factor"
+        divisors = _config_divisors(rope, name, size // 2)
+        magnitude = magnitude or longrope_magnitude(factor, max(original, 2))
+        return make_rope(divided_frequencies(base, size, divisors), "neox", magnitude)
+    raise rope.unsupported(None, "rope_type", kind)
+
+
+def _config_parameters(settings: Settings, layer_type: str) -> Settings:
+    """`rope_parameters` (transformers 5), of one kind of layer where they differ, or `rope_scaling` (before)."""
+    for key in ("rope_parameters", "rope_scaling"):
+        values: Any = settings.raw(None, key)
+        if values is None:
+            continue
+        if not isinstance(values, Mapping):
+            raise settings.malformed(None, key, "expected an object")
+        inner = settings.nested(key, values)
+        if not any(isinstance(value, Mapping) for value in values.values()):
+            return inner
+        chosen = values.get(layer_type)
+        if not isinstance(chosen, Mapping):
+            raise inner.malformed(None, layer_type, "expected an object")
+        return inner.nested(layer_type, chosen)
+    return settings.nested("rope_parameters", {})
+
+
+def _config_original_context(settings: Settings, rope: Settings, sizes: Dimensions) -> int:
+    """The top level's value where there is one, then the rope's own, then the whole context, as transformers has it."""
+    inner = rope.integer(
+        None, "original_max_position_embeddings", high=MAX_CONTEXT, default=sizes.trained_context_length
+    )
+    return settings.integer(None, "original_max_position_embeddings", high=MAX_CONTEXT, default=inner)
+
+
+def _config_yarn_magnitude(rope: Settings, factor: float) -> float:
+    scale, scale_all = rope.optional_number(None, "mscale"), rope.optional_number(None, "mscale_all_dim")
+    if scale and scale_all:
+        return yarn_magnitude(factor, scale) / yarn_magnitude(factor, scale_all)
+    return yarn_magnitude(factor)
+
+
+def _config_divisors(rope: Settings, name: str, count: int) -> NDArray[np.float32]:
+    values = rope.raw(None, name)
+    if not isinstance(values, list) or len(values) != count:
+        raise rope.malformed(None, name, f"expected a list of {count} numbers")
+    checked = [rope.checked_number(None, name, value) for value in values]
+    return np.asarray(checked, dtype=np.float32)

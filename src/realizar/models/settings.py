@@ -1,0 +1,234 @@
+"""`Settings`: hyper-parameters read strictly from GGUF keys or from `config.json`. Standard library only.
+
+A getter takes the GGUF key (without the architecture's prefix) and the `config.json` key; None where a format does not
+have the parameter, whose default then holds. Every value is checked for type and range; errors name file and key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError, UnsupportedModelError
+
+
+class _Required(Enum):
+    REQUIRED = 0
+
+
+REQUIRED: Final = _Required.REQUIRED
+
+T = TypeVar("T")
+
+# GGUF keys in these groups change what a layer computes. One that nobody read is refused unless its value is neutral.
+_EFFECTIVE_GROUPS = ("attention.", "rope.", "expert", "ssm.", "use_parallel_residual")
+_EFFECTIVE_ENDINGS = ("_scale", "softcapping", "_multiplier")
+_WITHOUT_EFFECT = frozenset(
+    {
+        "attention.layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+    }
+)
+# The same for config.json, whose other keys are too many and too varied to be refused when unknown.
+_REFUSED_CONFIG_KEYS = (
+    "quantization_config",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "clip_qkv",
+    "alibi",
+    "use_bidirectional_attention",
+)
+
+
+class Settings:
+    """The hyper-parameters of one checkpoint.
+
+    Args:
+        checkpoint: any GGUF or safetensors checkpoint.
+        architecture: GGUF `general.architecture`, or the `model_type`.
+        config: `config.json`, or the part of it that describes the text model; ignored for GGUF.
+        context_length: tokens the user configured, or None for the model's own length.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        architecture: str,
+        config: Mapping[str, Any] | None = None,
+        context_length: int | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.architecture = architecture
+        self.requested_context_length = context_length
+        self.is_gguf = checkpoint.format == "gguf"
+        self._values: Mapping[str, Any] = checkpoint.metadata if self.is_gguf else (config or {})
+        self._parent = ""
+        self._read: set[str] = set()
+
+    def nested(self, hf: str, values: Mapping[str, Any]) -> Settings:
+        """Settings over a dictionary found under the `config.json` key `hf`; errors name both keys."""
+        inner = Settings(self.checkpoint, self.architecture, values, self.requested_context_length)
+        inner._parent = f"{self._parent}{hf}."
+        return inner
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the hyper-parameters."""
+        return self.checkpoint.path if self.is_gguf else config_path(self.checkpoint)
+
+    def key(self, gguf: str | None, hf: str | None) -> str | None:
+        """The full key in this checkpoint's format."""
+        if not self.is_gguf:
+            return hf
+        return None if gguf is None else f"{self.architecture}.{gguf}"
+
+    def raw(self, gguf: str | None, hf: str | None) -> Any:
+        """The unchecked value, or None where the key is absent (or null)."""
+        key = self.key(gguf, hf)
+        if key is None:
+            return None
+        self._read.add(key)
+        return self._values.get(key)
+
+    def is_present(self, gguf: str | None, hf: str | None) -> bool:
+        """Whether the key is there, even with a null value (which in `config.json` may differ from a missing key)."""
+        key = self.key(gguf, hf)
+        return key is not None and key in self._values
+
+    def malformed(self, gguf: str | None, hf: str | None, reason: str) -> CheckpointError:
+        """The error for a value that no model can have."""
+        return CheckpointError(self.path, f"key '{self._parent}{self.key(gguf, hf)}'", reason)
+
+    def unsupported(self, gguf: str | None, hf: str | None, value: object) -> UnsupportedModelError:
+        """The error for a value with a meaning that this program does not have."""
+        key = f"{self._parent}{self.key(gguf, hf)}"
+        return UnsupportedModelError(f"{self.path}: key '{key}': unsupported value {_shorten(value)}")
+
+    def integer(
+        self, gguf: str | None, hf: str | None, *, high: int, low: int = 1, default: int | _Required = REQUIRED
+    ) -> int:
+        """A whole number from `low` to `high`. A GGUF array with one value per layer is taken if all agree."""
+        value = self._uniform(gguf, hf, self.raw(gguf, hf))
+        if value is None:
+            return self._default(gguf, hf, default)
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise self.malformed(gguf, hf, f"expected a whole number, found {_shorten(value)}")
+        number = int(value)
+        if not low <= number <= high:
+            raise self.malformed(gguf, hf, f"{number} is not within {low} to {high}")
+        return number
+
+    def number(
+        self,
+        gguf: str | None,
+        hf: str | None,
+        *,
+        default: float | _Required = REQUIRED,
+        above: float = 0.0,
+        high: float = 1e30,
+    ) -> float:
+        """A finite number greater than `above` and at most `high`."""
+        value = self.raw(gguf, hf)
+        if value is None:
+            return self._default(gguf, hf, default)
+        return self.checked_number(gguf, hf, value, above=above, high=high)
+
+    def checked_number(
+        self, gguf: str | None, hf: str | None, value: object, *, above: float = 0.0, high: float = 1e30
+    ) -> float:
+        """`value`, found under the key, as a finite number greater than `above` and at most `high`."""
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise self.malformed(gguf, hf, f"expected a number, found {_shorten(value)}")
+        number = float(value)
+        if not math.isfinite(number) or not above < number <= high:
+            raise self.malformed(gguf, hf, f"{number} is not a finite number above {above:g}")
+        return number
+
+    def optional_number(self, gguf: str | None, hf: str | None) -> float | None:
+        """A positive number; None where the key is absent, null or zero (soft caps, scales)."""
+        value = self.raw(gguf, hf)
+        if value is None or (value == 0 and value is not False):
+            return None
+        return self.checked_number(gguf, hf, value)
+
+    def boolean(self, gguf: str | None, hf: str | None, *, default: bool) -> bool:
+        value = self.raw(gguf, hf)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.malformed(gguf, hf, f"expected true or false, found {_shorten(value)}")
+        return value
+
+    def text(self, gguf: str | None, hf: str | None, *, default: str) -> str:
+        value = self.raw(gguf, hf)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.malformed(gguf, hf, f"expected a text, found {_shorten(value)}")
+        return value
+
+    def refuse_unread(self) -> None:
+        """Refuse keys that change the result and that the architecture's file did not read.
+
+        Raises:
+            UnsupportedModelError: names the first such key.
+        """
+        if not self.is_gguf:
+            for key in _REFUSED_CONFIG_KEYS:
+                value = self._values.get(key)
+                if key not in self._read and not _is_neutral(value):
+                    raise self.unsupported(None, key, value)
+            return
+        prefix = f"{self.architecture}."
+        for key in self._values:
+            name = key.removeprefix(prefix)
+            if key in self._read or name == key or name in _WITHOUT_EFFECT:
+                continue
+            if name.startswith(_EFFECTIVE_GROUPS) or name.endswith(_EFFECTIVE_ENDINGS):
+                value = self._values[key]
+                if not _is_neutral(value) and not (name.endswith(_EFFECTIVE_ENDINGS) and value == 1):
+                    raise self.unsupported(name, None, value)
+
+    def _default(self, gguf: str | None, hf: str | None, default: T | _Required) -> T:
+        if isinstance(default, _Required):
+            raise self.malformed(gguf, hf, "missing")
+        return default
+
+    def _uniform(self, gguf: str | None, hf: str | None, value: Any) -> Any:
+        if not self.is_gguf or isinstance(value, str | bytes) or not _is_sequence(value):
+            return value
+        if len(value) == 0:
+            raise self.malformed(gguf, hf, "empty array")
+        if any(item != value[0] for item in value):
+            raise self.unsupported(gguf, hf, value)
+        return value[0]
+
+
+def config_path(checkpoint: Checkpoint) -> Path:
+    """`config.json` of a safetensors checkpoint, which is a folder or one file in it."""
+    path = checkpoint.path
+    return (path.parent if path.suffix in (".safetensors", ".json") else path) / "config.json"
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Sequence) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a value says "nothing": null, false, zero, none or empty."""
+    if _is_sequence(value) and not isinstance(value, str):
+        return len(value) == 0
+    return value in (None, False, 0, "", "none")
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

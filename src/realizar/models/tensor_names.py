@@ -1,0 +1,56 @@
+"""Canonical (Hugging Face) tensor names and their GGUF names. Standard library only."""
+
+from __future__ import annotations
+
+import re
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm"
+HEAD = "lm_head.weight"
+
+_GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_IN_LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# Where a norm follows attention instead of preceding the feed-forward, Hugging Face gives it the same name.
+_POST_ATTENTION_NORM = "post_attention_norm"
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_UNNEEDED_GGUF = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+_UNNEEDED = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?|(.+\.)?rotary_emb\.inv_freq|.+\.masked_bias")
+
+
+def gguf_name(canonical: str, *, norm_after_attention: bool) -> str:
+    """The GGUF name of a canonical tensor.
+
+    Args:
+        norm_after_attention: whether `post_attention_layernorm` is applied to attention's output.
+    """
+    layer = _LAYER.fullmatch(canonical)
+    if layer is None:
+        base, _, kind = canonical.rpartition(".")
+        return f"{_GLOBAL[base]}.{kind}"
+    index, base, kind = layer.groups()
+    name = _POST_ATTENTION_NORM if norm_after_attention and base == "post_attention_layernorm" else _IN_LAYER[base]
+    return f"blk.{index}.{name}.{kind}"
+
+
+def is_unneeded(name: str) -> bool:
+    """Whether a checkpoint tensor is known and takes no part: tables that are computed, or read into the spec."""
+    return name in _UNNEEDED_GGUF or _UNNEEDED.fullmatch(name) is not None
