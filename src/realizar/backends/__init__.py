@@ -1,0 +1,1 @@
+"""Where models run: one protocol, one folder per kind of device."""

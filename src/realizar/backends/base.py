@@ -1,0 +1,161 @@
+"""The seam between engine and device: `Backend`, `ForwardInput`, `Step`, `StepOutput`. numpy only.
+
+Scheduler and cache decide with integers; a backend owns weights, KV memory and sampler state. Rows are numbered by the
+engine; a row is opened with its sampling parameters before its first step and closed when its request ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.batch import FROM_PREVIOUS_STEP as FROM_PREVIOUS_STEP
+from realizar.batch import LogprobQuery as LogprobQuery
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.models.spec import ModelSpec
+from realizar.outputs import TokenLogprobs as TokenLogprobs
+from realizar.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RowInput:
+    """One row of a step.
+
+    Attributes:
+        row: number given to `open`.
+        query_start: index of its first token in the flat arrays.
+        num_tokens: its tokens in this step; 0 for a dead or padded row.
+        num_computed_tokens: its tokens already in the KV cache.
+        sample: whether the last token's logits give a choice.
+        logprob_queries: positions at which log-probabilities are wanted (prompt scoring).
+        draft_ids: speculated tokens among the row's tokens.
+        adapter: low-rank adapter id, or None.
+    """
+
+    row: int
+    query_start: int
+    num_tokens: int
+    num_computed_tokens: int
+    sample: bool
+    logprob_queries: tuple[LogprobQuery, ...] = ()
+    draft_ids: tuple[int, ...] = ()
+    adapter: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardInput:
+    """One step's work.
+
+    Attributes:
+        token_ids: int32 [tokens]; FROM_PREVIOUS_STEP where only the device knows.
+        positions: int32 [tokens].
+        slot_mapping: per cache group int32 [tokens], block * block_size + place in it.
+        block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on; entries of
+            blocks that left a window are never read.
+        rows: in the order of their tokens.
+    """
+
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    slot_mapping: tuple[NDArray[np.int32], ...]
+    block_tables: tuple[NDArray[np.int32], ...]
+    rows: tuple[RowInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """What one row got.
+
+    Attributes:
+        row: its number.
+        token_ids: choices of this step: one, more with accepted drafts, none when not sampling.
+        logprobs: per choice, where the row's sampling parameters ask for them: those of the model's own distribution,
+            before bias, penalties and temperature.
+        queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
+        pooled: float32 [hidden_size], or None.
+    """
+
+    row: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    queried: tuple[TokenLogprobs, ...] = ()
+    pooled: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Rows in the order of the input."""
+
+    rows: tuple[RowOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a loaded backend can hold.
+
+    Attributes:
+        block_size: tokens per block.
+        num_blocks: per cache group; block 0 is usable.
+        max_rows: rows in one step. max_step_tokens: tokens in one step.
+        context_length: tokens per request.
+        weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.
+        kv_cache_bytes: allocated. kv_cache_dtype: resolved.
+        load_s: seconds that loading took.
+    """
+
+    block_size: int
+    num_blocks: tuple[int, ...]
+    max_rows: int
+    max_step_tokens: int
+    context_length: int
+    weight_bytes: int
+    weight_bytes_per_token: int
+    kv_cache_bytes: int
+    kv_cache_dtype: str
+    load_s: float
+
+
+class Step(Protocol):
+    """A submitted step."""
+
+    def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        """Allow only some ids for some rows: row to uint32 [ceil(vocab / 32)], bit i of word j for id 32 j + i.
+
+        May come after launch and must come before `result`.
+        """
+
+    def result(self) -> StepOutput:
+        """Wait for the step."""
+
+
+class Backend(Protocol):
+    """A device with a model on it."""
+
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        """Pack the weights and allocate KV cache and workspace.
+
+        Raises:
+            CheckpointError: a tensor is missing, left over or of the wrong shape.
+            CapacityError: it does not fit.
+        """
+
+    def capacity(self) -> Capacity: ...
+
+    def open(
+        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
+    ) -> None:
+        """Start a row. `history` is prompt and any output so far (after preemption); `choice` its index among n."""
+
+    def close(self, row: int) -> None:
+        """End a row and forget its sampler state."""
+
+    def submit(self, forward_input: ForwardInput) -> Step:
+        """Start a step. Two may be in flight."""
+
+    def shutdown(self) -> None:
+        """Free everything; idempotent."""

@@ -1,0 +1,1 @@
+"""The CPU backend: Numba kernels over LLVM intrinsics. The only home of numba and llvmlite."""

@@ -1,0 +1,20 @@
+"""Quantised activations: one 64-byte record per token and 32 columns, so that a group costs one cache line.
+
+    bytes 0-31   int8 codes, round(x / scale)
+    byte 32      float32 scale
+    36           float32 scale * sum of the codes: what minima multiply
+    40           int32 -(sum of the codes); 44 and 48 the same of each half (groups of 16)
+    52, 56       float32 scale * sum, of each half
+
+Sums are those of the codes, not of x: an offset or a minimum then cancels exactly against the codes' own error, which
+is smaller than if the two used different roundings.
+"""
+
+from __future__ import annotations
+
+RECORD_BYTES = 64
+SCALE = 32
+SCALED_SUM = 36
+NEGATIVE_SUM = 40
+NEGATIVE_HALVES = (44, 48)
+SCALED_HALVES = (52, 56)

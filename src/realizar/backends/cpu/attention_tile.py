@@ -1,0 +1,188 @@
+"""Inner loops of attention: scores of several queries with a run of keys, a softmax row, and weighted sums of values.
+
+Keys lie transposed, so lanes are keys in the scores and dimensions in the sums: no sum across lanes anywhere but once
+per softmax row. Every query's arithmetic is the same whatever other queries share the tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from realizar.backends.cpu.emit import F32, I8, I16, Emitter, Value
+from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
+from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, GROUP, KV_DTYPES
+from realizar.backends.cpu.vector_math import VectorMath
+
+NEVER = -1e30  # a score that takes no part
+
+
+def _load_kv(e: Emitter, dtype: str, address: Value) -> Value:
+    """Lanes of cache elements as float32, without scale."""
+    if dtype == "f16":
+        return e.load_half(address)
+    if dtype == "bf16":
+        raw = e.load(address, ir.VectorType(I16, e.lanes), 2)
+        return e.b.bitcast(e.b.shl(e.b.zext(raw, e.i32), e.const_i32(16)), e.f32)
+    return e.b.sitofp(e.load(address, ir.VectorType(I8, e.lanes), 1), e.f32)
+
+
+def _literals(*values: Any) -> bool:
+    return all(isinstance(value, types.IntegerLiteral) for value in values)
+
+
+@intrinsic(prefer_literal=True)
+def score_keys(
+    typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, vectors: Any, query: Any, query_stride: Any,
+    groups: Any, keys: Any, key_stride: Any, scales: Any, scale_stride: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """out[q][key] = query[q] . key for `queries` queries and `vectors` vectors of keys.
+
+    `groups` of 32 dimensions; `keys` at the first key's dimension 0, `key_stride` bytes to the next dimension; int8
+    `scales` at the first key's group 0, `scale_stride` bytes to the next group.
+    """
+    if not _literals(instruction_set, dtype, queries, vectors):
+        return None
+    lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
+    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        query, query_stride, groups, keys, key_stride, scales, scale_stride, out, out_stride = arguments[4:]
+        e = Emitter(builder, lanes)
+        zeros = [e.const_f32(0.0)] * (rows * width)
+        starts = [e.scaled(query, e.const(r), query_stride) for r in range(rows)]
+
+        def dimension(d: Value, sums: list[Value]) -> list[Value]:
+            at = e.scaled(keys, d, key_stride)
+            loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
+            for r in range(rows):
+                x = e.splat_load(e.scaled(starts[r], d, 4), F32)
+                for v in range(width):
+                    sums[r * width + v] = e.fma(loaded[v], x, sums[r * width + v])
+            return sums
+
+        if name == "int8":
+
+            def group(g: Value, sums: list[Value]) -> list[Value]:
+                first = builder.mul(g, e.const(GROUP))
+                partial = e.loop(e.const(GROUP), zeros, lambda d, inner: dimension(builder.add(first, d), inner))
+                at = e.scaled(scales, g, scale_stride)
+                for v in range(width):
+                    scale = e.load(e.at(at, v * lanes * 4), e.f32, 4)
+                    for r in range(rows):
+                        sums[r * width + v] = e.fma(partial[r * width + v], scale, sums[r * width + v])
+                return sums
+
+            sums = e.loop(groups, zeros, group)
+        else:
+            sums = e.loop(builder.mul(groups, e.const(GROUP)), zeros, dimension)
+        for r in range(rows):
+            for v in range(width):
+                e.store(sums[r * width + v], e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4))
+        return context.get_dummy_value()
+
+    return types.void(instruction_set, dtype, queries, vectors, *[types.int64] * 9), codegen
+
+
+@intrinsic(prefer_literal=True)
+def add_values(
+    typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, vectors: Any, weights: Any,
+    weight_stride: Any, count: Any, values: Any, value_stride: Any, scales: Any, scale_stride: Any, out: Any,
+    out_stride: Any,
+) -> Any:  # fmt: skip
+    """out[q][dims] += sum over `count` tokens of weights[q][token] * values[token][dims].
+
+    `vectors` vectors of dimensions from `values`; all of them lie in one group of 32, whose int8 scale for the first
+    token is at `scales`.
+    """
+    if not _literals(instruction_set, dtype, queries, vectors):
+        return None
+    lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
+    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        weights, weight_stride, count, values, value_stride, scales, scale_stride, out, out_stride = arguments[4:]
+        e = Emitter(builder, lanes)
+        targets = [
+            e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4) for r in range(rows) for v in range(width)
+        ]
+        starts = [e.scaled(weights, e.const(r), weight_stride) for r in range(rows)]
+
+        def token(t: Value, sums: list[Value]) -> list[Value]:
+            at = e.scaled(values, t, value_stride)
+            loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
+            if name == "int8":
+                scale = e.splat_load(e.scaled(scales, t, scale_stride), F32)
+                loaded = [builder.fmul(value, scale) for value in loaded]
+            for r in range(rows):
+                weight = e.splat_load(e.scaled(starts[r], t, 4), F32)
+                for v in range(width):
+                    sums[r * width + v] = e.fma(loaded[v], weight, sums[r * width + v])
+            return sums
+
+        sums = e.loop(count, [e.load(target, e.f32, 4) for target in targets], token)
+        for value, target in zip(sums, targets, strict=True):
+            e.store(value, target)
+        return context.get_dummy_value()
+
+    return types.void(instruction_set, dtype, queries, vectors, *[types.int64] * 9), codegen
+
+
+@intrinsic(prefer_literal=True)
+def softmax_row(
+    typing_context: Any, instruction_set: Any, capped: Any, scores: Any, first: Any, last: Any, cap: Any, state: Any
+) -> Any:
+    """Scores of keys first .. last - 1 (of a row starting at address `scores`) become exp(score - max).
+
+    Keys outside, up to whole vectors, become 0. `state` receives the maximum and the sum of the weights, float32 each.
+    At least one key must be inside.
+    """
+    if not _literals(instruction_set, capped):
+        return None
+    lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
+    with_cap = bool(capped.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        scores, first, last, cap, state = arguments[2:]
+        e = VectorMath(builder, lanes)
+        count = builder.udiv(builder.add(last, e.const(lanes - 1)), e.const(lanes))
+        ramp = ir.Constant(e.i32, list(range(lanes)))
+        narrow_first = e.splat(builder.trunc(first, ir.IntType(32)))
+        narrow_last = e.splat(builder.trunc(last, ir.IntType(32)))
+
+        def inside(i: Value) -> Value:
+            base = builder.trunc(builder.mul(i, e.const(lanes)), ir.IntType(32))
+            index = builder.add(e.splat(base), ramp)
+            low = builder.icmp_signed(">=", index, narrow_first)
+            return builder.and_(low, builder.icmp_signed("<", index, narrow_last))
+
+        def largest(i: Value, carried: list[Value]) -> list[Value]:
+            at = e.scaled(scores, i, 4 * lanes)
+            value = e.load(at, e.f32, 4)
+            if with_cap:
+                limit = e.splat(cap)
+                value = builder.fmul(limit, e.tanh(builder.fdiv(value, limit)))
+            value = builder.select(inside(i), value, e.const_f32(NEVER))
+            e.store(value, at)
+            return [e.maximum(value, carried[0])]
+
+        (peaks,) = e.loop(count, [e.const_f32(NEVER)], largest)
+        peak = e.reduce_max(peaks)
+        spread = e.splat(peak)
+
+        def weigh(i: Value, carried: list[Value]) -> list[Value]:
+            at = e.scaled(scores, i, 4 * lanes)
+            weight = e.exp(builder.fsub(e.load(at, e.f32, 4), spread))
+            weight = builder.select(inside(i), weight, e.const_f32(0.0))
+            e.store(weight, at)
+            return [builder.fadd(carried[0], weight)]
+
+        (sums,) = e.loop(count, [e.const_f32(0.0)], weigh)
+        e.store(peak, state)
+        e.store(e.reduce_add(sums), e.at(state, 4))
+        return context.get_dummy_value()
+
+    return types.void(instruction_set, capped, *[types.int64] * 3, types.float32, types.int64), codegen

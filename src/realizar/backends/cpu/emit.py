@@ -1,0 +1,107 @@
+"""Vector code for LLVM: a thin layer over llvmlite's builder with one vector width. Used by the kernels' intrinsics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+Value = Any  # an llvmlite value: the library has no types
+
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+
+class Emitter:
+    """Emits vector operations of `lanes` 32-bit lanes into a builder. Addresses are 64-bit integers."""
+
+    def __init__(self, builder: Any, lanes: int) -> None:
+        self.b = builder
+        self.lanes = lanes
+        self.i32 = ir.VectorType(I32, lanes)
+        self.f32 = ir.VectorType(F32, lanes)
+        self.bytes = ir.VectorType(I8, 4 * lanes)
+
+    def const(self, value: int) -> Value:
+        return ir.Constant(I64, value)
+
+    def const_i32(self, value: int) -> Value:
+        """A vector of one 32-bit constant."""
+        value &= 0xFFFFFFFF
+        return ir.Constant(self.i32, [value - (1 << 32) if value >= 1 << 31 else value] * self.lanes)
+
+    def const_f32(self, value: float) -> Value:
+        return ir.Constant(self.f32, [value] * self.lanes)
+
+    def byte_mask(self, byte: int) -> Value:
+        """The byte repeated in every byte of a vector."""
+        return self.const_i32(byte * 0x01010101)
+
+    def at(self, base: Value, offset: int | Value) -> Value:
+        """base + offset bytes."""
+        if isinstance(offset, int):
+            return self.b.add(base, self.const(offset)) if offset else base
+        return self.b.add(base, offset)
+
+    def scaled(self, base: Value, index: Value, stride: int | Value) -> Value:
+        """base + index * stride bytes."""
+        return self.b.add(base, self.b.mul(index, self.const(stride) if isinstance(stride, int) else stride))
+
+    def load(self, address: Value, kind: Any, align: int = 1) -> Value:
+        return self.b.load(self.b.inttoptr(address, kind.as_pointer()), align=align)
+
+    def store(self, value: Value, address: Value, align: int = 4) -> None:
+        self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
+
+    def splat(self, scalar: Value) -> Value:
+        """A scalar in every lane."""
+        kind = ir.VectorType(scalar.type, self.lanes)
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(first, undefined, ir.Constant(self.i32, [0] * self.lanes))
+
+    def splat_load(self, address: Value, kind: Any) -> Value:
+        return self.splat(self.load(address, kind, 4))
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        return self.call(f"llvm.fma.v{self.lanes}f32", self.f32, [a, b, c])
+
+    def call(self, name: str, result: Any, arguments: Sequence[Value]) -> Value:
+        """Call an LLVM intrinsic or an external function, declaring it once."""
+        module = self.b.module
+        function = module.globals.get(name)
+        if function is None:
+            kind = ir.FunctionType(result, [argument.type for argument in arguments])
+            function = ir.Function(module, kind, name)
+        return self.b.call(function, arguments)
+
+    def load_half(self, address: Value) -> Value:
+        """`lanes` float16 as float32."""
+        return self.b.fpext(self.load(address, ir.VectorType(F16, self.lanes), 2), self.f32)
+
+    def loop(
+        self, count: Value, carried: Sequence[Value], body: Callable[[Value, list[Value]], Sequence[Value]]
+    ) -> list[Value]:
+        """Run `body(i, carried) -> carried` for i in 0 .. count - 1, count at least 1; returns the last carried."""
+        before = self.b.block
+        start = self.b.append_basic_block("loop")
+        end = self.b.append_basic_block("done")
+        self.b.branch(start)
+        self.b.position_at_end(start)
+        i = self.b.phi(I64)
+        i.add_incoming(self.const(0), before)
+        phis = []
+        for value in carried:
+            phi = self.b.phi(value.type)
+            phi.add_incoming(value, before)
+            phis.append(phi)
+        results = list(body(i, list(phis)))
+        following = self.b.add(i, self.const(1))
+        i.add_incoming(following, self.b.block)
+        for phi, value in zip(phis, results, strict=True):
+            phi.add_incoming(value, self.b.block)
+        self.b.cbranch(self.b.icmp_signed("<", following, count), start, end)
+        self.b.position_at_end(end)
+        return results

@@ -1,0 +1,69 @@
+"""Instruction sets that the kernels are written for, chosen by what the processor reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from realizar.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """One way to multiply bytes.
+
+    Attributes:
+        lanes: 32-bit lanes of a vector, which is also the rows of a weight tile.
+        features: LLVM feature names that all must be reported.
+        tile_tokens: tokens that share one pass over a weight tile, largest first.
+    """
+
+    name: str
+    lanes: int
+    features: tuple[str, ...]
+    tile_tokens: tuple[int, ...]
+
+
+INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
+    InstructionSet("avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1)),
+    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (6, 3, 1)),
+    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (3, 2, 1)),
+    InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1)),
+    InstructionSet("portable", 8, (), (4, 1)),
+)
+
+
+def index_of(name: str) -> int:
+    """Index into INSTRUCTION_SETS, for use as a compile-time constant."""
+    for index, candidate in enumerate(INSTRUCTION_SETS):
+        if candidate.name == name:
+            return index
+    known = ", ".join(candidate.name for candidate in INSTRUCTION_SETS)
+    raise UnsupportedModelError(f"unknown instruction set {name!r}; known: {known}")
+
+
+def host_features() -> Mapping[str, bool]:
+    """LLVM's view of this processor: feature name to presence."""
+    from llvmlite import binding
+
+    features: Mapping[str, bool] = binding.get_host_cpu_features()
+    return features
+
+
+def supported(candidate: InstructionSet, features: Mapping[str, bool]) -> bool:
+    return all(features.get(feature, False) for feature in candidate.features)
+
+
+def select(name: str | None = None) -> InstructionSet:
+    """The named instruction set, or the best that this processor reports.
+
+    Raises:
+        UnsupportedModelError: the processor lacks the named one, or the name is unknown.
+    """
+    features = host_features()
+    if name is None:
+        return next(candidate for candidate in INSTRUCTION_SETS if supported(candidate, features))
+    chosen = INSTRUCTION_SETS[index_of(name)]
+    if not supported(chosen, features):
+        raise UnsupportedModelError(f"this processor does not report what instruction set {name!r} needs")
+    return chosen

@@ -1,0 +1,38 @@
+"""The feed-forward's activation, gated or not, with its result quantised in the same pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import cfunc, types
+
+from realizar.backends.cpu.activation_layout import RECORD_BYTES
+from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernels.quantize import activate_group, quantize_group
+from realizar.backends.cpu.memory import load_i64
+from realizar.backends.cpu.records import Record
+
+ACTIVATE = Record("step count_field gate up input_stride groups out out_stride records records_stride")
+_STEP, _COUNT, _GATE, _UP, _IN_STRIDE, _GROUPS, _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_STRIDE = range(10)
+
+
+def make_activate(kind: int, gated: int) -> Any:
+    """The kernel of one activation. Work is cut by (token, group of 32), so one token keeps every thread busy."""
+
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    def activate(arguments: int, thread: int, threads: int) -> None:
+        tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
+        groups = load_i64(arguments, _GROUPS)
+        stride, out_stride = load_i64(arguments, _IN_STRIDE), load_i64(arguments, _OUT_STRIDE)
+        records, records_stride = load_i64(arguments, _RECORDS), load_i64(arguments, _RECORDS_STRIDE)
+        gate, up, out = load_i64(arguments, _GATE), load_i64(arguments, _UP), load_i64(arguments, _OUT)
+        total = tokens * groups
+        for unit in range(total * thread // threads, total * (thread + 1) // threads):
+            token, group = unit // groups, unit % groups
+            at = token * stride + group * GROUP * 4
+            target = out + token * out_stride + group * GROUP * 4
+            activate_group(kind, gated, gate + at, up + at, target)
+            if records != 0:
+                quantize_group(target, records + token * records_stride + group * RECORD_BYTES)
+
+    return activate

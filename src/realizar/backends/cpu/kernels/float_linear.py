@@ -1,0 +1,112 @@
+"""Products with float weights, computed in float32: float32, float16 and bfloat16 tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, types
+from numba.extending import intrinsic
+
+from realizar.backends.cpu.emit import F32, I16, Emitter, Value
+from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
+from realizar.backends.cpu.kernels.linear import add_bias
+from realizar.backends.cpu.memory import load_f32, load_i64
+from realizar.backends.cpu.records import Record
+
+FLOAT_TYPES = ("f32", "f16", "bf16")
+FLOAT_BYTES = (4, 2, 2)
+CHAINS = 4  # independent sums over columns k % 4, added in a fixed order: hides the latency of fma
+TOKEN_BLOCK = 64
+WIDTHS = (4, 2, 1)  # tokens at once
+
+# weights [tiles, columns, lanes]; columns padded with zeros to a multiple of 4, as the input's rows are
+FLOAT_LINEAR = Record("step count_field weights tile_stride tiles columns input input_stride out out_stride residual_scale bias")
+_STEP, _COUNT, _WEIGHTS, _TILE_STRIDE, _TILES, _COLUMNS, _IN, _IN_STRIDE, _OUT, _OUT_STRIDE, _SCALE, _BIAS = range(12)
+
+
+def _load_weights(e: Emitter, name: str, address: Value) -> Value:
+    if name == "f32":
+        return e.load(address, e.f32, 4)
+    if name == "f16":
+        return e.load_half(address)
+    raw = e.load(address, ir.VectorType(I16, e.lanes), 2)
+    return e.b.bitcast(e.b.shl(e.b.zext(raw, e.i32), e.const_i32(16)), e.f32)
+
+
+@intrinsic(prefer_literal=True)
+def float_tile(
+    typing_context: Any, instruction_set: Any, weight_type: Any, tokens: Any, add: Any, weights: Any, columns: Any,
+    source: Any, source_stride: Any, out: Any, out_stride: Any, factor: Any,
+) -> Any:  # fmt: skip
+    """out[t][rows] = tile x token t, or out += factor * that where `add`."""
+    constants = [instruction_set, weight_type, tokens, add]
+    if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
+        return None
+    lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
+    name, size = FLOAT_TYPES[weight_type.literal_value], FLOAT_BYTES[weight_type.literal_value]
+    count, adds = tokens.literal_value, add.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        weights, columns, source, source_stride, out, out_stride, factor = arguments[4:]
+        e = Emitter(builder, lanes)
+        rows = [e.scaled(source, e.const(t), source_stride) for t in range(count)]
+
+        def body(i: Value, sums: list[Value]) -> list[Value]:
+            for chain in range(CHAINS):
+                column = builder.add(builder.mul(i, e.const(CHAINS)), e.const(chain))
+                weight = _load_weights(e, name, e.scaled(weights, column, lanes * size))
+                for t in range(count):
+                    x = e.splat_load(e.scaled(rows[t], column, 4), F32)
+                    sums[t * CHAINS + chain] = e.fma(weight, x, sums[t * CHAINS + chain])
+            return sums
+
+        start = [e.const_f32(0.0)] * (count * CHAINS)
+        sums = e.loop(builder.udiv(columns, e.const(CHAINS)), start, body)
+        for t in range(count):
+            first, second, third, fourth = sums[t * CHAINS : (t + 1) * CHAINS]
+            value = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+            address = e.scaled(out, e.const(t), out_stride)
+            if adds:
+                value = e.fma(e.splat(factor), value, e.load(address, e.f32, 4))
+            e.store(value, address)
+        return context.get_dummy_value()
+
+    return types.void(*constants, *[types.int64] * 6, types.float32), codegen
+
+
+def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
+    """The kernel of one weight type; shaped like `make_linear`."""
+    row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
+    first, second, third = WIDTHS
+
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    def float_linear(arguments: int, thread: int, threads: int) -> None:
+        tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
+        tiles, columns = load_i64(arguments, _TILES), load_i64(arguments, _COLUMNS)
+        in_stride, out_stride = load_i64(arguments, _IN_STRIDE), load_i64(arguments, _OUT_STRIDE)
+        factor = load_f32(arguments, _SCALE)
+        start, stop = tiles * thread // threads, tiles * (thread + 1) // threads
+        for block in range(0, tokens, TOKEN_BLOCK):
+            block_end = min(block + TOKEN_BLOCK, tokens)
+            for tile in range(start, stop):
+                weights = load_i64(arguments, _WEIGHTS) + tile * load_i64(arguments, _TILE_STRIDE)
+                token = block
+                while token < block_end:
+                    x = load_i64(arguments, _IN) + token * in_stride
+                    y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
+                    if block_end - token >= first:
+                        float_tile(instruction_set, weight_type, first, add, weights, columns, x, in_stride, y, out_stride, factor)
+                        token += first
+                    elif block_end - token >= second:
+                        float_tile(instruction_set, weight_type, second, add, weights, columns, x, in_stride, y, out_stride, factor)
+                        token += second
+                    else:
+                        float_tile(instruction_set, weight_type, third, add, weights, columns, x, in_stride, y, out_stride, factor)
+                        token += third
+        if load_i64(arguments, _BIAS) != 0:
+            add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT), out_stride, tokens,
+                     start * row_bytes // 4, stop * row_bytes // 4, factor if add else np.float32(1.0))  # fmt: skip
+
+    return float_linear

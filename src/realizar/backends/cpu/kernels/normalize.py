@@ -1,0 +1,72 @@
+"""RMSNorm, LayerNorm, adding to the residual stream, and quantising: one pass per token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cfunc, njit, types
+
+from realizar.backends.cpu.activation_layout import RECORD_BYTES
+from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernels.quantize import quantize_group
+from realizar.backends.cpu.memory import load_f32, load_i64, view
+from realizar.backends.cpu.records import Record
+
+NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
+
+# `out` (float32) and `records` are written where not 0; `residual` gets residual_scale * result added where not 0.
+# `width` values count; rows are padded with zeros to whole groups of 32.
+NORMALIZE = Record(
+    "step count_field input input_stride width kind eps weight bias out out_stride records records_stride "
+    "residual residual_stride residual_scale"
+)
+_STEP, _COUNT, _IN, _IN_STRIDE, _WIDTH, _KIND, _EPS, _WEIGHT, _BIAS = range(9)
+_OUT, _OUT_STRIDE, _RECORDS, _RECORDS_STRIDE, _RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE = range(9, 16)
+
+
+@njit(fastmath=True)
+def normalize_row(x: Any, y: Any, kind: int, eps: float, weight: Any, bias: Any, has_bias: bool) -> None:
+    """y = norm(x) * weight + bias, in float32."""
+    width = x.size
+    mean = np.float32(0.0)
+    if kind == LAYER_NORM:
+        for i in range(width):
+            mean += x[i]
+        mean /= np.float32(width)
+    squares = np.float32(0.0)
+    for i in range(width):
+        squares += (x[i] - mean) * (x[i] - mean)
+    factor = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+    for i in range(width):
+        y[i] = (x[i] - mean) * factor * weight[i]
+    if has_bias:
+        for i in range(width):
+            y[i] += bias[i]
+
+
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+def normalize(arguments: int, thread: int, threads: int) -> None:
+    tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
+    width, kind, eps = load_i64(arguments, _WIDTH), load_i64(arguments, _KIND), load_f32(arguments, _EPS)
+    weight = view(load_i64(arguments, _WEIGHT), width, np.float32)
+    bias = view(load_i64(arguments, _BIAS), width, np.float32)
+    out, records = load_i64(arguments, _OUT), load_i64(arguments, _RECORDS)
+    residual = load_i64(arguments, _RESIDUAL)
+    scale = load_f32(arguments, _RESIDUAL_SCALE)
+    for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
+        source = load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE)
+        target = out + token * load_i64(arguments, _OUT_STRIDE)
+        x, y = view(source, width, np.float32), view(target, width, np.float32)
+        if kind != NO_NORM:
+            normalize_row(x, y, kind, eps, weight, bias, load_i64(arguments, _BIAS) != 0)
+        elif out != source:
+            y[:] = x
+        if residual != 0:
+            total = view(residual + token * load_i64(arguments, _RESIDUAL_STRIDE), width, np.float32)
+            for i in range(width):
+                total[i] += scale * y[i]
+        if records != 0:
+            record = records + token * load_i64(arguments, _RECORDS_STRIDE)
+            for group in range((width + GROUP - 1) // GROUP):
+                quantize_group(target + group * GROUP * 4, record + group * RECORD_BYTES)

@@ -1,0 +1,74 @@
+"""float32 activations to records of 32 (`activation_layout`), and the functions that feed them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from realizar.backends.cpu import activation_layout as layout
+from realizar.backends.cpu.emit import F32, I8, I32, Value
+from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.vector_math import VectorMath
+
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+
+
+def emit_record(e: VectorMath, x: Value, record: Value) -> None:
+    """Store the record of 32 floats `x`: scale is the largest magnitude over 127."""
+    b = e.b
+    bits = b.and_(b.bitcast(x, e.i32), e.const_i32(0x7FFFFFFF))
+    largest = b.bitcast(e.reduce_max(bits), F32)
+    scale = b.fmul(largest, ir.Constant(F32, 1 / 127))
+    zero = b.fcmp_ordered("==", largest, ir.Constant(F32, 0.0))
+    inverse = b.select(zero, ir.Constant(F32, 0.0), b.fdiv(ir.Constant(F32, 127.0), largest))
+    scaled = b.fmul(x, e.splat(inverse))
+    codes = b.fptosi(e.call(f"llvm.rint.v{GROUP}f32", e.f32, [scaled]), e.i32)
+    e.store(b.trunc(codes, ir.VectorType(I8, GROUP)), record, 1)
+    halves = []
+    undefined = ir.Constant(e.i32, ir.Undefined)
+    for half in range(2):
+        lanes = ir.Constant(ir.VectorType(I32, 16), list(range(16 * half, 16 * half + 16)))
+        halves.append(e.reduce_add(b.shuffle_vector(codes, undefined, lanes)))
+    total = b.add(*halves)
+    e.store(scale, e.at(record, layout.SCALE))
+    e.store(b.fmul(scale, b.sitofp(total, F32)), e.at(record, layout.SCALED_SUM))
+    e.store(b.neg(total), e.at(record, layout.NEGATIVE_SUM))
+    for half in range(2):
+        e.store(b.neg(halves[half]), e.at(record, layout.NEGATIVE_HALVES[half]))
+        e.store(b.fmul(scale, b.sitofp(halves[half], F32)), e.at(record, layout.SCALED_HALVES[half]))
+
+
+@intrinsic
+def quantize_group(typing_context: Any, values: Any, record: Any) -> Any:
+    """Write the record of the 32 float32 at address `values`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = VectorMath(builder, GROUP)
+        emit_record(e, e.load(arguments[0], e.f32, 4), arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def activate_group(typing_context: Any, kind: Any, gated: Any, gate: Any, up: Any, out: Any) -> Any:
+    """out = activation(gate) * up for 32 float32, or activation(up) where not gated. Addresses."""
+    if not isinstance(kind, types.IntegerLiteral) or not isinstance(gated, types.IntegerLiteral):
+        return None
+    name, with_gate = ACTIVATIONS[kind.literal_value], bool(gated.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = VectorMath(builder, GROUP)
+        second = e.load(arguments[3], e.f32, 4)
+        function = getattr(e, name)
+        if with_gate:
+            value = builder.fmul(function(e.load(arguments[2], e.f32, 4)), second)
+        else:
+            value = function(second)
+        e.store(value, arguments[4])
+        return context.get_dummy_value()
+
+    return types.void(kind, gated, types.int64, types.int64, types.int64), codegen

@@ -1,0 +1,147 @@
+"""QK norm per head, rotary embedding, and writing keys and values to their blocks: one pass per token and head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.extending import intrinsic
+
+from realizar.backends.cpu.emit import F16, I16, Emitter
+from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernels.normalize import RMS_NORM, normalize_row
+from realizar.backends.cpu.kv_layout import KV_DTYPES
+from realizar.backends.cpu.memory import load_f32, load_i64, view
+from realizar.backends.cpu.records import Record
+
+ROTATE = Record(
+    "step query query_stride key value kv_stride num_heads num_kv_heads head_size cosine sine rotary interleaved "
+    "query_norm key_norm norm_kind eps query_norm_bias key_norm_bias slots cache block_bytes head_bytes plane_bytes "
+    "scale_bytes block_size"
+)
+(
+    _STEP, _QUERY, _QUERY_STRIDE, _KEY, _VALUE, _KV_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _COSINE, _SINE, _ROTARY,
+    _INTERLEAVED, _QUERY_NORM, _KEY_NORM, _NORM_KIND, _EPS, _QUERY_BIAS, _KEY_BIAS, _SLOTS, _CACHE, _BLOCK_BYTES,
+    _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE,
+) = range(26)  # fmt: skip
+
+
+@intrinsic(prefer_literal=True)
+def narrow_group(typing_context: Any, dtype: Any, source: Any, target: Any) -> Any:
+    """32 float32 at `source` to 32 uint16 (float16 or bfloat16, to nearest even) at `target`."""
+    if not isinstance(dtype, types.IntegerLiteral):
+        return None
+    half = KV_DTYPES[dtype.literal_value] == "f16"
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = Emitter(builder, GROUP)
+        x = e.load(arguments[1], e.f32, 4)
+        if half:
+            e.store(builder.fptrunc(x, ir.VectorType(F16, GROUP)), arguments[2], 2)
+        else:
+            bits = builder.bitcast(x, e.i32)
+            odd = builder.and_(builder.lshr(bits, e.const_i32(16)), e.const_i32(1))
+            rounded = builder.add(builder.add(bits, e.const_i32(0x7FFF)), odd)
+            e.store(builder.trunc(builder.lshr(rounded, e.const_i32(16)), ir.VectorType(I16, GROUP)), arguments[2], 2)
+        return context.get_dummy_value()
+
+    return types.void(dtype, types.int64, types.int64), codegen
+
+
+
+
+@njit
+def rotate_head(x: Any, cosine: Any, sine: Any, interleaved: int) -> None:
+    """Rotate the first 2 * cosine.size dimensions of one head in place."""
+    half = cosine.size
+    for i in range(half):
+        if interleaved:
+            first, second = 2 * i, 2 * i + 1
+        else:
+            first, second = i, i + half
+        a, b = x[first], x[second]
+        x[first] = a * cosine[i] - b * sine[i]
+        x[second] = b * cosine[i] + a * sine[i]
+
+
+@njit
+def quantize_kv(x: Any, first: int, codes: Any) -> float:
+    """int8 codes of 32 dimensions (fewer at the end of a head) and their scale."""
+    count = min(GROUP, x.size - first)
+    largest = np.float32(0.0)
+    for i in range(count):
+        largest = max(largest, abs(x[first + i]))
+    inverse = np.float32(127.0) / largest if largest > 0 else np.float32(0.0)
+    for i in range(GROUP):
+        codes[i] = np.int8(np.rint(x[first + i] * inverse)) if i < count else np.int8(0)
+    return largest / np.float32(127.0)
+
+
+def make_rotate(dtype: int) -> Any:
+    """The kernel for one KV element type. Units are (token, head), KV heads last."""
+    int8 = KV_DTYPES[dtype] == "int8"
+
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    def rotate(arguments: int, thread: int, threads: int) -> None:
+        tokens = load_i64(load_i64(arguments, _STEP), 0)
+        heads, kv_heads, size = load_i64(arguments, _HEADS), load_i64(arguments, _KV_HEADS), load_i64(arguments, _HEAD_SIZE)
+        half = load_i64(arguments, _ROTARY) // 2
+        interleaved = load_i64(arguments, _INTERLEAVED)
+        kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
+        block_size, plane = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _PLANE_BYTES)
+        slots = view(load_i64(arguments, _SLOTS), max(tokens, 1), np.int32)
+        padded = (size + GROUP - 1) // GROUP * GROUP
+        padded_row = np.zeros(padded, np.float32)
+        narrow = np.zeros(GROUP, np.uint16)
+        codes = np.zeros(GROUP, np.int8)
+        per_token = heads + kv_heads
+        units = tokens * per_token
+        for unit in range(units * thread // threads, units * (thread + 1) // threads):
+            token, head = unit // per_token, unit % per_token
+            cosine = view(load_i64(arguments, _COSINE) + token * half * 4, half, np.float32)
+            sine = view(load_i64(arguments, _SINE) + token * half * 4, half, np.float32)
+            if head < heads:
+                x = view(load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4, size, np.float32)
+                norm, bias = load_i64(arguments, _QUERY_NORM), load_i64(arguments, _QUERY_BIAS)
+            else:
+                x = view(load_i64(arguments, _KEY) + token * load_i64(arguments, _KV_STRIDE) + (head - heads) * size * 4, size, np.float32)
+                norm, bias = load_i64(arguments, _KEY_NORM), load_i64(arguments, _KEY_BIAS)
+            if norm != 0:
+                normalize_row(x, x, kind, eps, view(norm, size, np.float32), view(bias, size, np.float32), bias != 0)
+            rotate_head(x, cosine, sine, interleaved)
+            if head < heads:
+                continue
+            head -= heads
+            slot = slots[token]
+            keys = load_i64(arguments, _CACHE) + slot // block_size * load_i64(arguments, _BLOCK_BYTES)
+            keys += head * load_i64(arguments, _HEAD_BYTES)
+            place = slot % block_size
+            value = view(load_i64(arguments, _VALUE) + token * load_i64(arguments, _KV_STRIDE) + head * size * 4, size, np.float32)
+            if int8:
+                scales = keys + 2 * plane
+                groups = padded // GROUP
+                key_out, value_out = view(keys, padded * block_size, np.int8), view(keys + plane, padded * block_size, np.int8)
+                key_scales = view(scales, groups * block_size, np.float32)
+                value_scales = view(scales + load_i64(arguments, _SCALE_BYTES), groups * block_size, np.float32)
+                for group in range(groups):
+                    key_scales[group * block_size + place] = quantize_kv(x, group * GROUP, codes)
+                    for i in range(GROUP):
+                        key_out[(group * GROUP + i) * block_size + place] = codes[i]
+                    value_scales[place * groups + group] = quantize_kv(value, group * GROUP, codes)
+                    for i in range(GROUP):
+                        value_out[place * padded + group * GROUP + i] = codes[i]
+            else:
+                key_half = view(keys, padded * block_size, np.uint16)
+                padded_row[:size] = x
+                for group in range(padded // GROUP):
+                    narrow_group(dtype, padded_row.ctypes.data + group * GROUP * 4, narrow.ctypes.data)
+                    for i in range(GROUP):
+                        key_half[(group * GROUP + i) * block_size + place] = narrow[i]
+                padded_row[:size] = value
+                for group in range(padded // GROUP):
+                    target = keys + plane + (place * padded + group * GROUP) * 2
+                    narrow_group(dtype, padded_row.ctypes.data + group * GROUP * 4, target)
+
+    return rotate

@@ -1,0 +1,50 @@
+"""How a KV block lies in memory on the CPU.
+
+A layer is an array of blocks, a block an array of KV heads, a head:
+
+    keys    [padded head size, block size]: transposed, so that a vector holds one dimension of several tokens
+    values  [block size, padded head size]
+    for int8: key scales float32 [groups, block size], value scales float32 [block size, groups], groups of 32 dimensions
+
+The head size is padded to whole groups of 32; padding is zero and stays so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = 32
+KV_DTYPES = ("f16", "bf16", "int8")
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Sizes of one layer's KV memory."""
+
+    num_kv_heads: int
+    head_size: int
+    block_size: int
+    dtype: str
+
+    @property
+    def padded_head_size(self) -> int:
+        return -(-self.head_size // GROUP) * GROUP
+
+    @property
+    def plane_bytes(self) -> int:
+        """Keys (or values) of one head of a block."""
+        return self.padded_head_size * self.block_size * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Scales of the keys (or values) of one head of a block."""
+        return self.padded_head_size // GROUP * self.block_size * 4 if self.dtype == "int8" else 0
+
+    @property
+    def head_bytes(self) -> int:
+        return 2 * (self.plane_bytes + self.scale_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_kv_heads * self.head_bytes

@@ -1,0 +1,34 @@
+"""Configuration of an engine, said once: the command line and the documents derive from it. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine runs a model.
+
+    Attributes:
+        threads: CPU threads; None takes the physical cores.
+        kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA.
+        context_length: tokens a request may hold, prompt and output; None takes the model's.
+        max_running: requests that may be in one step.
+        block_size: tokens per KV block.
+        max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
+        kv_cache_bytes: memory for the KV cache; None derives it from max_running and context_length, bounded by free memory.
+        instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
+            None takes the best that the processor reports.
+    """
+
+    threads: int | None = None
+    kv_cache_dtype: KVCacheDType = "auto"
+    context_length: int | None = None
+    max_running: int = 64
+    block_size: int = 32
+    max_step_tokens: int = 512
+    kv_cache_bytes: int | None = None
+    instruction_set: str | None = None

@@ -1,0 +1,71 @@
+"""Every error a user of realizar can meet, in one tree. Standard library only.
+
+    RealizarError
+    ├── CheckpointError         a malformed file: names the file, the place in it, and the reason
+    ├── UnsupportedModelError   a well-formed model that this program can't run
+    ├── TokenizerError          a vocabulary that is missing or that we can't reproduce exactly
+    ├── ChatTemplateError       a template that fails, is refused, or runs over its bounds
+    ├── InvalidRequestError     a request whose field is out of range; `param` names the field
+    │   └── ContextLengthError  prompt and output do not fit the context
+    ├── HubError                a model that can't be found or fetched
+    ├── CapacityError           not enough memory for what was asked
+    └── EngineDeadError         the engine stopped; every open request gets this one
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class RealizarError(Exception):
+    """Base of all errors raised on purpose. The message is one line, written for the user."""
+
+
+class CheckpointError(RealizarError):
+    """A malformed checkpoint file.
+
+    Args:
+        path: the file.
+        where: the place in it: `offset 24`, `tensor 'blk.0.attn_q.weight'`, `key 'general.alignment'`.
+        reason: what is wrong there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], where: str, reason: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {where}: {reason}")
+        self.path, self.where, self.reason = path, where, reason
+
+
+class UnsupportedModelError(RealizarError):
+    """A well-formed checkpoint that can't run here: unknown architecture, no weights, unknown key value."""
+
+
+class TokenizerError(RealizarError):
+    """No vocabulary, or one of a kind that we can't reproduce exactly."""
+
+
+class ChatTemplateError(RealizarError):
+    """A chat template that is missing, fails, or exceeds its bounds of time and memory."""
+
+
+class InvalidRequestError(RealizarError):
+    """A request that can't be honoured. `param` is the name of the field at fault, if there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidRequestError):
+    """The prompt, or prompt and requested output together, exceed the context."""
+
+
+class HubError(RealizarError):
+    """A model that is not found, not readable, or whose bytes are not the expected ones."""
+
+
+class CapacityError(RealizarError):
+    """Weights, KV cache or workspace do not fit into memory."""
+
+
+class EngineDeadError(RealizarError):
+    """The engine stopped while, or before, a request was open."""

@@ -1,0 +1,116 @@
+"""What a caller asks of sampling, validated. Names and neutral values are vLLM's. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from realizar.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request. Every field is honoured; a value out of range raises `InvalidRequestError`.
+
+    The order in which they act: logit bias, repetition penalty (prompt and output), presence and frequency
+    penalties (output), DRY, temperature, top-n-sigma, top-k, typical, top-p, min-p, XTC. Mirostat replaces the
+    truncations. Temperature 0 is greedy.
+
+    Attributes:
+        max_tokens: tokens to generate; None is the rest of the context.
+        min_tokens: end-of-generation ids and stop strings are not honoured before so many tokens.
+        temperature, top_k (0: off), top_p, min_p, typical_p, top_n_sigma (0: off): truncations.
+        xtc_probability, xtc_threshold: exclude-top-choices.
+        dry_multiplier (0: off), dry_base, dry_allowed_length, dry_penalty_last_n (-1: all): DRY. Sequence breakers
+            are token ids: the caller tokenizes the strings.
+        mirostat: 0 or 2. mirostat_tau, mirostat_eta: target surprise in bits and learning rate.
+        repetition_penalty, presence_penalty, frequency_penalty.
+        logit_bias: token id to a number added to its logit.
+        seed: same seed, same text, whatever else runs; None draws a fresh one.
+        logprobs: top log-probabilities wanted per generated token; None for none, 0 for the chosen token's alone.
+        prompt_logprobs: the same at every prompt position but the first.
+        stop: strings that end the output and are not part of it. stop_token_ids: ids that do.
+        ignore_eos: go on past the model's end-of-generation ids.
+        n: independent choices.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[int, ...] = ()
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, not {value}", name)
+        for name in ("top_p", "typical_p", "repetition_penalty"):
+            if getattr(self, name) <= 0:
+                raise InvalidRequestError(f"{name} must be above 0, not {getattr(self, name)}", name)
+        if self.mirostat not in (0, 2):
+            raise InvalidRequestError(f"mirostat must be 0 or 2, not {self.mirostat}", "mirostat")
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("stop strings must not be empty", "stop")
+        if any(not math.isfinite(bias) or abs(bias) > 100 for bias in self.logit_bias.values()):
+            raise InvalidRequestError("logit_bias values must be between -100 and 100", "logit_bias")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", "min_tokens")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the choice is the largest logit."""
+        return self.temperature == 0.0
+
+
+_INFINITE = float(1 << 53)
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, _INFINITE),
+    ("min_tokens", 0, _INFINITE),
+    ("temperature", 0, 100),
+    ("top_k", -1, _INFINITE),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("typical_p", 0, 1),
+    ("top_n_sigma", 0, 1e6),
+    ("xtc_probability", 0, 1),
+    ("xtc_threshold", 0, 1),
+    ("dry_multiplier", 0, 1e6),
+    ("dry_base", 1, 1e6),
+    ("dry_allowed_length", 1, _INFINITE),
+    ("dry_penalty_last_n", -1, _INFINITE),
+    ("mirostat_tau", 0, 1e6),
+    ("mirostat_eta", 0, 1e6),
+    ("repetition_penalty", 0, 1e6),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("seed", -(2**63), 2**64 - 1),
+    ("logprobs", 0, 1000),
+    ("prompt_logprobs", 0, 1000),
+    ("n", 1, 128),
+)
