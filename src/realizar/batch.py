@@ -1,0 +1,74 @@
+"""What the scheduler decides for one step, before it becomes arrays. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realizar.sampling_params import SamplingParams
+
+FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: the row's choice in the step before
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobQuery:
+    """Log-probabilities wanted at one token of a row: those of the token that follows it.
+
+    Attributes:
+        index: token within this step's tokens of the row.
+        target: id whose log-probability is wanted too (the next prompt token), or None.
+        top_n: how many of the most probable ids.
+    """
+
+    index: int
+    target: int | None
+    top_n: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRow:
+    """A row that starts, or starts again after preemption, with this step: the arguments of `Backend.open`."""
+
+    row: int
+    sampling: SamplingParams
+    history: tuple[int, ...]
+    num_prompt_tokens: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """One row's share of a step.
+
+    Attributes:
+        sequence_id: the scheduler's own number of the sequence, never used twice.
+        row: its place in the backend and in the block tables.
+        token_ids: tokens to compute; FROM_PREVIOUS_STEP where not known yet.
+        num_computed_tokens: tokens before these.
+        sample: whether a choice is wanted after the last of them.
+        logprob_queries: prompt positions to score.
+        forbidden_ids: ids that may not be sampled (end-of-generation ids before `min_tokens`).
+    """
+
+    sequence_id: int
+    row: int
+    token_ids: tuple[int, ...]
+    num_computed_tokens: int
+    sample: bool
+    logprob_queries: tuple[LogprobQuery, ...] = ()
+    forbidden_ids: tuple[int, ...] = ()
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step: rows in the order of their tokens, decodes before chunks of prefill, and the rows to open first."""
+
+    rows: tuple[ScheduledRow, ...]
+    opened: tuple[OpenedRow, ...] = ()
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(row.num_scheduled_tokens for row in self.rows)

@@ -1,0 +1,167 @@
+"""`EngineCore`: the step loop. Token ids in, token ids out; text is made elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from realizar.backends.base import Backend, Capacity, Step
+from realizar.batch import ScheduledBatch
+from realizar.config import EngineConfig
+from realizar.engine.forward import build_forward_input, build_masks
+from realizar.errors import EngineDeadError
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.models.spec import ModelSpec
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.scheduler.policy import Policy
+from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Owns scheduler, KV cache and a loaded backend. Not thread-safe: one caller drives it.
+
+    Args:
+        backend: loaded; shut down by `close`.
+        spec: what the backend has loaded.
+        config: limits; the backend's own capacity bounds them.
+        steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        config: EngineConfig,
+        *,
+        policy: Policy | None = None,
+        steps_in_flight: int = 1,
+    ) -> None:
+        capacity = backend.capacity()
+        max_running = min(config.max_running, capacity.max_rows)
+        max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
+        self._backend, self._spec, self._capacity = backend, spec, capacity
+        self._steps_in_flight = steps_in_flight
+        self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
+        self._death: str | None = None
+        self._cache = KVCacheManager(
+            [group.window for group in spec.cache_groups()],
+            capacity.num_blocks,
+            block_size=capacity.block_size,
+            num_rows=max_running,
+            context_length=capacity.context_length,
+            max_step_tokens=max_step_tokens,
+        )
+        self._scheduler = Scheduler(
+            self._cache,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            context_length=capacity.context_length,
+            policy=policy,
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Tokens of the longest request that can run, prompt and output."""
+        return self._scheduler.max_request_tokens
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        return self._scheduler.counts
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is open, or a step is still on its way."""
+        return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
+            EngineDeadError: the engine stopped.
+        """
+        self._check_alive()
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one of its choices, without an output; its blocks are free at once."""
+        self._scheduler.abort(request_id, choice)
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step.
+
+        Raises:
+            EngineDeadError: the backend failed; so does every later call, and every open request is lost.
+        """
+        self._check_alive()
+        try:
+            return self._step()
+        except Exception as error:
+            self._die(f"the engine stopped: {type(error).__name__}: {error}")
+            _log.exception("a step failed")
+            raise EngineDeadError(self._death) from error
+
+    def audit(self) -> None:
+        """Prove that blocks, rows and sequences are all accounted for.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        self._cache.audit()
+        self._scheduler.audit()
+        if not self._scheduler.has_work and self._cache.num_free_blocks != self._cache.num_blocks:
+            raise RuntimeError("no sequence is open and KV blocks are in use")
+
+    def close(self) -> None:
+        """Shut the backend down; idempotent. Open and later requests get EngineDeadError."""
+        if self._death is None:
+            self._die("the engine was closed")
+        self._backend.shutdown()
+
+    def _step(self) -> list[TokenOutput]:
+        self._close_rows()
+        batch = self._scheduler.schedule()
+        if batch.rows:
+            self._submit(batch)
+        if not self._in_flight:
+            if self._scheduler.has_work:
+                raise RuntimeError("nothing can be scheduled and sequences are open")
+            return []
+        if batch.rows and len(self._in_flight) < self._steps_in_flight:
+            return []
+        done, step = self._in_flight.popleft()
+        outputs = self._scheduler.update(done, step.result().rows)
+        self._close_rows()
+        return outputs
+
+    def _submit(self, batch: ScheduledBatch) -> None:
+        for opened in batch.opened:
+            self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
+        step = self._backend.submit(build_forward_input(batch, self._cache))
+        self._in_flight.append((batch, step))
+        masks = build_masks(batch, self._spec.vocab_size)
+        if masks:
+            step.set_masks(masks)
+
+    def _close_rows(self) -> None:
+        for row in self._scheduler.take_closed_rows():
+            self._backend.close(row)
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+
+    def _die(self, reason: str) -> None:
+        self._death = reason
+        self._in_flight.clear()

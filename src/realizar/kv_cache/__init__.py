@@ -1,0 +1,1 @@
+"""Who owns which block of the KV cache: integers only; the memory is the backend's."""

@@ -1,0 +1,139 @@
+"""What comes out: of a step per sequence, of a stream per piece, of a request at its end. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """`logprob` of one id, its `rank` (1 is the most probable), and the top ids with theirs, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step gave one choice of a request.
+
+    Attributes:
+        token_ids: new tokens; a stop token that ended the choice is the last of them.
+        logprobs: per new token, where asked for.
+        prompt_logprobs: of the prompt tokens that this step scored, in order; the prompt's first token has none.
+        finish_reason, stop_token_id: set with the last output of the choice.
+        scheduled_s, produced_s: of `time.monotonic`: when the choice first entered a step, and when this one ended.
+    """
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    scheduled_s: float
+    produced_s: float
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """A piece of a stream: what one choice gained. Pieces of text concatenate to the whole.
+
+    Attributes:
+        token_ids: the tokens gained; their text may come with a later piece, where it ends inside a character or
+            could be the start of a stop string.
+        finish_reason: set on the last piece of the choice.
+        stop_reason: the stop string or the stop token id that ended it.
+    """
+
+    request_id: str
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When a request passed its stations, in seconds of `time.monotonic`."""
+
+    arrival_s: float
+    scheduled_s: float
+    first_token_s: float
+    finished_s: float
+
+    @property
+    def queue_s(self) -> float:
+        """Waiting for the first step."""
+        return self.scheduled_s - self.arrival_s
+
+    @property
+    def prefill_s(self) -> float:
+        """From the first step to the first token, or to the end of scoring."""
+        return self.first_token_s - self.scheduled_s
+
+    @property
+    def decode_s(self) -> float:
+        """From the first token to the last."""
+        return self.finished_s - self.first_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One finished choice.
+
+    Attributes:
+        index: among the n choices.
+        text: without the stop string or the text of a stop token.
+        token_ids: all generated tokens, a stop token included.
+        logprobs: per token; None where not asked for.
+        stop_reason: the stop string or the stop token id that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request.
+
+    Attributes:
+        prompt: its text, or None where token ids were given.
+        prompt_logprobs: per prompt token, the first None; None where not asked for.
+        outputs: the choices, by index.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    timings: Timings
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Prompt tokens over the time to the first token; 0 where no time passed."""
+        return len(self.prompt_token_ids) / self.timings.prefill_s if self.timings.prefill_s > 0 else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after each choice's first over the time after the first token; 0 where there were none."""
+        later = self.num_generated_tokens - sum(bool(output.token_ids) for output in self.outputs)
+        return later / self.timings.decode_s if later and self.timings.decode_s > 0 else 0.0

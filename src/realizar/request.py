@@ -1,0 +1,33 @@
+"""`Request`: one prompt, tokenized and checked, on its way into the engine. Standard library only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from realizar.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request with every default resolved; `realizar.engine.prepare.prepare_request` makes one.
+
+    Attributes:
+        request_id: unique among open requests.
+        prompt_token_ids: not empty, each within the vocabulary.
+        sampling: with `seed` set, so that a preempted row draws the same numbers again.
+        max_tokens: tokens to generate per choice; 0 only scores the prompt.
+        stop_token_ids: ids that end a choice: the model's, unless ignored, and the request's own.
+        arrival_s: of `time.monotonic`.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    arrival_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)

@@ -1,0 +1,84 @@
+"""`Sequence`: one choice of a request while it is in the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow
+from realizar.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of one choice and how far they have come.
+
+    Attributes:
+        sequence_id: never used twice.
+        token_ids: prompt and output, as far as known.
+        row: while it runs, else None.
+        num_computed_tokens: in the KV cache once every submitted step is done.
+        num_pending: choices of submitted steps that are not known yet.
+        num_queried: prompt positions whose log-probabilities have been asked for.
+    """
+
+    sequence_id: int
+    request: Request
+    choice: int
+    token_ids: list[int] = field(init=False)
+    row: int | None = None
+    num_computed_tokens: int = 0
+    num_pending: int = 0
+    num_queried: int = 0
+    scheduled_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known and pending tokens."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Known and pending tokens after the prompt."""
+        return self.num_tokens - self.request.num_prompt_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens to compute before, or for, the next choice; 0 when no further choice is wanted."""
+        if self.num_output_tokens >= self.request.max_tokens > 0:
+            return 0
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the last choice is left to compute."""
+        return self.num_output_tokens > 0 and self.num_remaining_tokens == 1
+
+    def next_tokens(self, count: int) -> tuple[int, ...]:
+        """The next `count` tokens to compute."""
+        start, end = self.num_computed_tokens, self.num_computed_tokens + count
+        unknown = max(end - len(self.token_ids), 0)
+        return (*self.token_ids[start:end], *(FROM_PREVIOUS_STEP,) * unknown)
+
+    def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:
+        """Prompt positions to score among the next `count` tokens; not asked for again after preemption."""
+        wanted = self.request.sampling.prompt_logprobs
+        if wanted is None or self.choice > 0:
+            return ()
+        start, prompt = self.num_computed_tokens, self.request.prompt_token_ids
+        end = min(start + count, len(prompt) - 1)
+        first = max(start, self.num_queried)
+        self.num_queried = max(self.num_queried, end)
+        return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
+
+    def opened(self, row: int) -> OpenedRow:
+        """What the backend is told when the sequence starts, or starts again."""
+        return OpenedRow(
+            row=row,
+            sampling=self.request.sampling,
+            history=tuple(self.token_ids),
+            num_prompt_tokens=self.request.num_prompt_tokens,
+            choice=self.choice,
+        )

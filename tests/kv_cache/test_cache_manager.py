@@ -1,0 +1,161 @@
+"""Block tables and slots against a plain model of which positions a row must still hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realizar.errors import CapacityError
+from realizar.kv_cache.block_pool import BlockCounts
+from realizar.kv_cache.manager import KVCacheManager
+
+
+def make_manager(
+    windows: tuple[int | None, ...] = (None,), num_blocks: int = 10, block_size: int = 4, max_step_tokens: int = 8
+) -> KVCacheManager:
+    return KVCacheManager(
+        windows,
+        [num_blocks] * len(windows),
+        block_size=block_size,
+        num_rows=4,
+        context_length=80,
+        max_step_tokens=max_step_tokens,
+    )
+
+
+def slots(manager: KVCacheManager, row: int, positions: range) -> tuple[list[int], ...]:
+    places = np.array(positions, np.int32)
+    return tuple(group.tolist() for group in manager.slot_mapping(np.full(len(places), row, np.int32), places))
+
+
+def test_slots_follow_the_block_table() -> None:
+    manager = make_manager()
+    manager.allocate(0, 0, 6)
+    manager.allocate(1, 0, 1)
+    manager.allocate(0, 6, 5)
+    (table,) = manager.block_tables(np.array([0, 1], np.int32), 11)
+    assert table.shape == (2, 3)
+    assert table.dtype == np.int32
+    assert slots(manager, 0, range(11))[0] == [int(table[0, at // 4]) * 4 + at % 4 for at in range(11)]
+    assert len(set(table[0].tolist()) | {int(table[1, 0])}) == 4
+
+
+def test_tables_are_copies() -> None:
+    manager = make_manager()
+    manager.allocate(0, 0, 4)
+    (table,) = manager.block_tables(np.array([0], np.int32), 4)
+    before = table.copy()
+    manager.free(0)
+    manager.allocate(1, 0, 4)
+    manager.allocate(0, 0, 4)
+    assert (table == before).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    window=st.integers(1, 20),
+    block_size=st.integers(1, 7),
+    chunks=st.lists(st.integers(1, 8), min_size=1, max_size=10),
+)
+def test_a_window_holds_what_is_seen_and_no_more_than_it_must(window: int, block_size: int, chunks: list[int]) -> None:
+    """Every position that a later token sees keeps its slot; blocks that nobody sees are free."""
+    manager = make_manager((window, None), num_blocks=80, block_size=block_size)
+    slot_of: dict[int, int] = {}
+    computed = 0
+    for chunk in chunks:
+        assert manager.fit(2, computed, chunk) == chunk
+        manager.allocate(2, computed, chunk)
+        new = slots(manager, 2, range(computed, computed + chunk))[0]
+        slot_of.update(zip(range(computed, computed + chunk), new, strict=True))
+        first = max(computed - window + 1, 0)
+        seen = range(first, computed + chunk)
+        assert slots(manager, 2, seen)[0] == [slot_of[position] for position in seen]
+        held = {position // block_size for position in seen}
+        windowed, full = manager.audit()
+        assert windowed.used == len(held)
+        assert full.used == -(-(computed + chunk) // block_size)
+        computed += chunk
+    manager.free(2)
+    assert manager.num_free_blocks == (80, 80)
+    manager.audit()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    windows=st.sampled_from([(None,), (5,), (None, 3), (6, 11)]),
+    num_blocks=st.integers(2, 9),
+    computed=st.integers(0, 12),
+    wanted=st.integers(1, 30),
+    other=st.integers(0, 12),
+)
+def test_fit_is_exact(windows: tuple[int | None, ...], num_blocks: int, computed: int, wanted: int, other: int) -> None:
+    """`fit` tokens can be allocated, and one more can't."""
+
+    def prepared() -> KVCacheManager | None:
+        manager = make_manager(windows, num_blocks=num_blocks)
+        try:
+            for row, tokens in ((0, computed), (1, other)):
+                for start in range(tokens):
+                    manager.allocate(row, start, 1)
+        except CapacityError:
+            return None
+        return manager
+
+    manager = prepared()
+    if manager is None:
+        return
+    fits = manager.fit(0, computed, wanted)
+    manager.allocate(0, computed, fits)
+    manager.audit()
+    again = prepared()
+    if fits < wanted and again is not None:
+        with pytest.raises(CapacityError):
+            again.allocate(0, computed, fits + 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    window=st.sampled_from([None, 1, 2, 5, 9]),
+    num_blocks=st.integers(1, 8),
+    block_size=st.integers(1, 5),
+    num_tokens=st.integers(1, 60),
+)
+def test_holds_is_exact(window: int | None, num_blocks: int, block_size: int, num_tokens: int) -> None:
+    """A sequence of so many tokens goes through token by token if, and only if, `holds` says so."""
+    manager = make_manager((window,), num_blocks=num_blocks, block_size=block_size)
+    stuck = False
+    for computed in range(num_tokens):
+        if manager.fit(0, computed, 1) == 0:
+            stuck = True
+            break
+        manager.allocate(0, computed, 1)
+    assert manager.holds(num_tokens) is not stuck
+    assert manager.holds(min(manager.max_tokens, 80))
+
+
+def test_admission_leaves_a_block_for_each_row_that_may_grow() -> None:
+    manager = make_manager(num_blocks=6)
+    manager.allocate(0, 0, 4)
+    assert manager.can_allocate(16)
+    assert not manager.can_allocate(17)
+    manager.allocate(1, 0, 4)
+    assert not manager.can_allocate(16)
+    assert manager.can_allocate(8)
+
+
+def test_a_row_at_its_full_window_needs_no_block_in_reserve() -> None:
+    manager = make_manager((4,), num_blocks=4, max_step_tokens=1)
+    for computed in range(6):  # tokens 2 to 5 are seen, in two blocks: all that such a window ever holds
+        manager.allocate(0, computed, 1)
+    assert manager.audit() == (BlockCounts(free=2, used=2, total=4),)
+    assert manager.can_allocate(40)
+
+
+def test_the_audit_sees_a_table_that_lost_a_block() -> None:
+    manager = make_manager()
+    manager.allocate(0, 0, 8)
+    manager._groups[0].end[0] = 1
+    with pytest.raises(RuntimeError, match="block tables hold 1 KV blocks, 2 are in use"):
+        manager.audit()

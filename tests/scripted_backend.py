@@ -1,0 +1,234 @@
+"""A backend whose next token is a hash of the whole history, read back through slots and block tables.
+
+It stores, per cache group and slot, a number made of the token and of everything the token sees in that group. A slot
+or a table that is wrong, a block freed too soon or given to two rows, a row opened with a wrong history: each changes
+the tokens that follow or raises. `expected_tokens` says the same without blocks, rows, chunks or batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import (
+    FROM_PREVIOUS_STEP,
+    Capacity,
+    ForwardInput,
+    RowInput,
+    RowOutput,
+    StepOutput,
+    TokenLogprobs,
+)
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm
+from realizar.sampling_params import SamplingParams
+
+VOCAB_SIZE = 97
+_MASK = (1 << 64) - 1
+_WEIGHTS = np.random.default_rng(7).integers(1, 1 << 63, 1 << 15, dtype=np.uint64)
+
+
+def make_spec(windows: Sequence[int | None], context_length: int = 4096, vocab_size: int = VOCAB_SIZE) -> ModelSpec:
+    """A spec with a layer per window; the scripted backend reads nothing of it but the cache groups."""
+    linear = Linear("weight", 1, 1)
+    layers = tuple(
+        Layer(
+            attention=Attention(1, 1, 1, 1.0, linear, linear, linear, linear, window=window),
+            feed_forward=FeedForward("silu", linear, linear),
+        )
+        for window in windows
+    )
+    return ModelSpec("scripted", vocab_size, 1, context_length, "embedding", layers, Norm("rms", 1e-5, "norm"), linear)
+
+
+def mix(*parts: int) -> int:
+    """64 well mixed bits of some integers."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = ((state ^ (part & _MASK)) * 0xBF58476D1CE4E5B9) & _MASK
+        state ^= state >> 29
+        state = (state * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 32
+    return state
+
+
+def value_of(token_id: int, position: int, first: int, seen: NDArray[np.uint64]) -> int:
+    """What a slot holds: the token, its place, and what it sees, which starts at position `first`."""
+    return mix(token_id, position, int((seen * _WEIGHTS[first : first + len(seen)]).sum()))
+
+
+def choose(state: int, sampling: SamplingParams, choice: int, allowed: NDArray[np.bool_] | None = None) -> int:
+    """The next token after a history whose hash is `state`."""
+    draw = state if sampling.greedy else mix(state, sampling.seed or 0, choice)
+    token_id = draw % VOCAB_SIZE
+    while allowed is not None and not allowed[token_id]:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+def logprobs_of(state: int, token_id: int, top_n: int) -> TokenLogprobs:
+    """Made-up log-probabilities, a function of the history."""
+    top = tuple((mix(state, place) % VOCAB_SIZE, -0.25 * place) for place in range(1, top_n + 1))
+    return TokenLogprobs(token_id, -float(mix(state, token_id) % 1000) / 100, mix(state) % VOCAB_SIZE + 1, top)
+
+
+def history_states(token_ids: Sequence[int], windows: Sequence[int | None]) -> list[int]:
+    """The hash after each token of a history."""
+    values = [np.zeros(len(token_ids), np.uint64) for _ in windows]
+    states = []
+    for position, token_id in enumerate(token_ids):
+        for window, stored in zip(windows, values, strict=True):
+            first = 0 if window is None else max(position - window + 1, 0)
+            stored[position] = value_of(token_id, position, first, stored[first:position])
+        states.append(mix(*(int(stored[position]) for stored in values)))
+    return states
+
+
+def expected_tokens(
+    prompt: Sequence[int], windows: Sequence[int | None], sampling: SamplingParams, count: int, choice: int = 0
+) -> list[int]:
+    """The first `count` tokens after a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(choose(history_states(tokens, windows)[-1], sampling, choice))
+    return tokens[len(prompt) :]
+
+
+class ScriptedStep:
+    """A step whose rows are sampled when its result, or the step after it, needs them."""
+
+    def __init__(self, backend: ScriptedBackend, rows: Sequence[tuple[RowInput, list[int]]]) -> None:
+        self._backend, self._rows = backend, rows
+        self._masks: dict[int, NDArray[np.bool_]] = {}
+        self._output: StepOutput | None = None
+
+    def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        for row, mask in masks.items():
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE]
+            self._masks[row] = bits.astype(bool)
+
+    def result(self) -> StepOutput:
+        if self._output is None:
+            self._output = StepOutput(tuple(self._row_output(row, states) for row, states in self._rows))
+        return self._output
+
+    def _row_output(self, row: RowInput, states: list[int]) -> RowOutput:
+        open_row = self._backend.rows[row.row]
+        queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
+        if not row.sample:
+            return RowOutput(row.row, (), queried=queried)
+        token_id = choose(states[-1], open_row.sampling, open_row.choice, self._masks.get(row.row))
+        open_row.tokens.append(token_id)
+        wanted = open_row.sampling.logprobs
+        logprobs = () if wanted is None else (logprobs_of(states[-1], token_id, wanted),)
+        return RowOutput(row.row, (token_id,), logprobs, queried)
+
+
+class OpenRow:
+    def __init__(self, sampling: SamplingParams, history: Sequence[int], choice: int) -> None:
+        self.sampling, self.tokens, self.choice = sampling, list(history), choice
+
+
+class ScriptedBackend:
+    """See the module. `fail_at` makes that submit raise."""
+
+    def __init__(
+        self,
+        windows: Sequence[int | None] = (None,),
+        *,
+        block_size: int = 4,
+        num_blocks: Sequence[int] = (64,),
+        max_rows: int = 8,
+        max_step_tokens: int = 16,
+        context_length: int = 256,
+        fail_at: int | None = None,
+    ) -> None:
+        self.windows = tuple(windows)
+        self.limits = Capacity(
+            block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0
+        )
+        self.fail_at = fail_at
+        self.rows: dict[int, OpenRow] = {}
+        self.num_steps = 0
+        self.most_rows = 0
+        self.down = False
+        self._last: ScriptedStep | None = None
+        slots = [count * block_size for count in num_blocks]
+        self._values = [np.zeros(count, np.uint64) for count in slots]
+        self._positions = [np.full(count, -1) for count in slots]
+
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        raise NotImplementedError("scripted backends are made loaded")
+
+    def capacity(self) -> Capacity:
+        return self.limits
+
+    def open(
+        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
+    ) -> None:
+        require(row not in self.rows, f"row {row} is open already")
+        require(0 <= row < self.limits.max_rows, f"there is no row {row}")
+        require(0 < num_prompt_tokens <= len(history), "the history is shorter than the prompt")
+        self.rows[row] = OpenRow(sampling, history, choice)
+
+    def close(self, row: int) -> None:
+        del self.rows[row]
+
+    def submit(self, forward_input: ForwardInput) -> ScriptedStep:
+        if self._last is not None:
+            self._last.result()  # the device runs one step after the other
+        self.num_steps += 1
+        if self.num_steps == self.fail_at:
+            raise RuntimeError("the device fell off the bus")
+        self._check(forward_input)
+        self.most_rows = max(self.most_rows, len(forward_input.rows))
+        rows = [(row, self._run_row(place, row, forward_input)) for place, row in enumerate(forward_input.rows)]
+        self._last = ScriptedStep(self, rows)
+        return self._last
+
+    def shutdown(self) -> None:
+        self.down = True
+
+    def _check(self, step: ForwardInput) -> None:
+        tokens = len(step.token_ids)
+        require(0 < tokens <= self.limits.max_step_tokens, f"{tokens} tokens in a step")
+        require(len({row.row for row in step.rows}) == len(step.rows), "a row is twice in a step")
+        require(sum(row.num_tokens for row in step.rows) == tokens == len(step.positions), "tokens do not add up")
+        for slots in step.slot_mapping:
+            require(len(set(slots.tolist())) == tokens, "two tokens share a slot")
+
+    def _run_row(self, place: int, row: RowInput, step: ForwardInput) -> list[int]:
+        open_row = self.rows[row.row]
+        require(row.num_computed_tokens + row.num_tokens <= self.limits.context_length, "past the context")
+        states = []
+        for index in range(row.num_tokens):
+            at, position = row.query_start + index, row.num_computed_tokens + index
+            require(int(step.positions[at]) == position, "a position is wrong")
+            token_id = int(step.token_ids[at])
+            if token_id == FROM_PREVIOUS_STEP:
+                token_id = open_row.tokens[-1]
+                require(position == len(open_row.tokens) - 1, "the choice before is not the token here")
+            require(token_id == open_row.tokens[position], "a token is not that of the row's history")
+            for group in range(len(self.windows)):
+                table, slot = step.block_tables[group][place], int(step.slot_mapping[group][at])
+                self._store(group, table, slot, position, token_id)
+            states.append(mix(*(int(self._values[g][step.slot_mapping[g][at]]) for g in range(len(self.windows)))))
+        return states
+
+    def _store(self, group: int, table: NDArray[np.int32], slot: int, position: int, token_id: int) -> None:
+        window, size = self.windows[group], self.limits.block_size
+        require(slot == table[position // size] * size + position % size, "slot and block table disagree")
+        first = 0 if window is None else max(position - window + 1, 0)
+        seen = np.arange(first, position)
+        slots = table[seen // size] * size + seen % size
+        require(bool((self._positions[group][slots] == seen).all()), f"a token that position {position} sees is gone")
+        self._values[group][slot] = value_of(token_id, position, first, self._values[group][slots])
+        self._positions[group][slot] = position
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
