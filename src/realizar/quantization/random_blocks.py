@@ -35,6 +35,7 @@ _MINIMUM: dict[GGMLType, tuple[int, float]] = {
 """Byte of the half-float minimum, and the multiple of the scale there that makes the weights' mean zero."""
 
 _SAMPLE_WEIGHTS = 1 << 18
+_FLOAT_RUN = 1 << 22
 
 
 def random_blocks(ggml_type: GGMLType, rows: int, cols: int, rng: np.random.Generator, std: float) -> NDArray[np.uint8]:
@@ -70,11 +71,18 @@ def _random_bytes(size: int, rng: np.random.Generator) -> Bytes:
 
 
 def _random_floats(ggml_type: GGMLType, size: int, rng: np.random.Generator, std: float) -> Bytes:
-    values = rng.standard_normal(size, dtype=np.float32)
-    values *= np.float32(std)
-    if ggml_type is GGMLType.BF16:
-        return (values.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8)
-    return values.astype("<f4" if ggml_type is GGMLType.F32 else "<f2", copy=False).view(np.uint8)
+    """Gaussian numbers, made in runs so that no float32 copy of a large half-float matrix is held."""
+    data = np.empty(size * ggml_type.type_size, dtype=np.uint8)
+    for start in range(0, size, _FLOAT_RUN):
+        count = min(_FLOAT_RUN, size - start)
+        values = rng.standard_normal(count, dtype=np.float32)
+        values *= np.float32(std)
+        if ggml_type is GGMLType.BF16:
+            stored = (values.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8)
+        else:
+            stored = values.astype("<f4" if ggml_type is GGMLType.F32 else "<f2", copy=False).view(np.uint8)
+        data[start * ggml_type.type_size : (start + count) * ggml_type.type_size] = stored
+    return data
 
 
 @lru_cache

@@ -1,0 +1,173 @@
+"""`generate_gguf`: random-weight models in the shapes of real ones, for benchmarks and tests. numpy.
+
+Speed does not depend on the weights' values, so such a file stands in for a model that is too large to fetch. It has
+no vocabulary (`tokenizer.ggml.model` is `no_vocab`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.quantization import random_blocks
+
+FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model of the llama kind."""
+
+    architecture: Literal["llama", "qwen2", "qwen3"]
+    num_layers: int
+    hidden_size: int
+    feed_forward_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied: bool
+    rope_theta: float
+    norm_eps: float
+    context_length: int
+
+
+SHAPES: dict[str, Shape] = {
+    "llama-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128, 128256, False, 5e5, 1e-5, 131072),
+    "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 5e5, 1e-5, 131072),
+    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 1e6, 1e-6, 32768),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True, 1e6, 1e-6, 40960),
+    "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
+}
+"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, and one for tests."""
+
+_FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}
+_WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
+
+
+def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, seed: int = 0) -> None:
+    """Write a random model to `path`. Tensors are made one by one, so memory holds no more than the largest.
+
+    Args:
+        shape_name: a key of `SHAPES`.
+        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K; otherwise all matrices are of one type. Norms and
+            biases are float32.
+        seed: equal seeds give equal files.
+
+    Raises:
+        ValueError: no such shape, or its rows are not whole blocks of the type.
+    """
+    shape = SHAPES.get(shape_name)
+    if shape is None:
+        raise ValueError(f"no shape {shape_name!r}; there are {', '.join(SHAPES)}")
+    write_gguf(path, _metadata(shape, shape_name, file_type), list(_tensors(shape, file_type, seed)))
+
+
+def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[str, Any]:
+    arch = shape.architecture
+    metadata: dict[str, Any] = {
+        "general.architecture": arch,
+        "general.name": f"random {name}",
+        "general.quantization_version": 2,
+        "tokenizer.ggml.model": "no_vocab",
+        f"{arch}.block_count": shape.num_layers,
+        f"{arch}.context_length": shape.context_length,
+        f"{arch}.embedding_length": shape.hidden_size,
+        f"{arch}.feed_forward_length": shape.feed_forward_size,
+        f"{arch}.attention.head_count": shape.num_heads,
+        f"{arch}.attention.head_count_kv": shape.num_kv_heads,
+        f"{arch}.attention.key_length": shape.head_size,
+        f"{arch}.attention.value_length": shape.head_size,
+        f"{arch}.attention.layer_norm_rms_epsilon": shape.norm_eps,
+        f"{arch}.rope.dimension_count": shape.head_size,
+        f"{arch}.rope.freq_base": shape.rope_theta,
+        f"{arch}.vocab_size": shape.vocab_size,
+    }
+    if not isinstance(file_type, GGMLType):
+        metadata["general.file_type"] = _FILE_TYPE_IDS[file_type]
+    return metadata
+
+
+def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int) -> Iterator[NewTensor]:
+    """All tensors of the file, in llama.cpp's order."""
+
+    def matrix(name: str, rows: int, cols: int, *, six_bits: bool = False) -> NewTensor:
+        ggml_type = _matrix_type(file_type, six_bits)
+        if cols % ggml_type.block_size:
+            raise ValueError(f"rows of {cols} weights are not whole {ggml_type.name} blocks")
+        make = partial(_random_matrix, ggml_type, rows, cols, _state(seed, name))
+        return NewTensor(name, ggml_type, (rows, cols), make)
+
+    def vector(name: str, size: int, mean: float) -> NewTensor:
+        return NewTensor(name, GGMLType.F32, (size,), partial(_random_vector, size, mean, _state(seed, name)))
+
+    hidden = shape.hidden_size
+    yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied)
+    for index in range(shape.num_layers):
+        yield from _layer(shape, index, matrix, vector)
+    yield vector("output_norm.weight", hidden, 1.0)
+    if not shape.tied:
+        yield matrix("output.weight", shape.vocab_size, hidden, six_bits=True)
+
+
+def _layer(
+    shape: Shape, index: int, matrix: Callable[..., NewTensor], vector: Callable[[str, int, float], NewTensor]
+) -> Iterator[NewTensor]:
+    prefix = f"blk.{index}."
+    hidden, wide = shape.hidden_size, shape.feed_forward_size
+    query_size, kv_size = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    better = _gets_more_bits(index, shape.num_layers)
+    yield vector(prefix + "attn_norm.weight", hidden, 1.0)
+    yield matrix(prefix + "attn_q.weight", query_size, hidden)
+    yield matrix(prefix + "attn_k.weight", kv_size, hidden)
+    yield matrix(prefix + "attn_v.weight", kv_size, hidden, six_bits=better)
+    if shape.architecture == "qwen2":
+        yield vector(prefix + "attn_q.bias", query_size, 0.0)
+        yield vector(prefix + "attn_k.bias", kv_size, 0.0)
+        yield vector(prefix + "attn_v.bias", kv_size, 0.0)
+    if shape.architecture == "qwen3":
+        yield vector(prefix + "attn_q_norm.weight", shape.head_size, 1.0)
+        yield vector(prefix + "attn_k_norm.weight", shape.head_size, 1.0)
+    yield matrix(prefix + "attn_output.weight", hidden, query_size)
+    yield vector(prefix + "ffn_norm.weight", hidden, 1.0)
+    yield matrix(prefix + "ffn_gate.weight", wide, hidden)
+    yield matrix(prefix + "ffn_up.weight", wide, hidden)
+    yield matrix(prefix + "ffn_down.weight", hidden, wide, six_bits=better)
+
+
+def _gets_more_bits(layer: int, num_layers: int) -> bool:
+    """Whether Q4_K_M stores V and down of a layer in Q6_K: the first and last eighth and every third between."""
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _matrix_type(file_type: FileType | GGMLType, six_bits: bool) -> GGMLType:
+    if isinstance(file_type, GGMLType):
+        return file_type
+    if file_type == "q4_k_m":
+        return GGMLType.Q6_K if six_bits else GGMLType.Q4_K
+    return _WHOLE_FILE[file_type]
+
+
+def _state(seed: int, name: str) -> list[int]:
+    """A tensor's own seed, by its name: its bytes do not depend on the tensors before it."""
+    return [seed, zlib.crc32(name.encode())]
+
+
+def _random_matrix(ggml_type: GGMLType, rows: int, cols: int, state: list[int]) -> NDArray[np.uint8]:
+    """Weights under which a row's product with a vector keeps the vector's size."""
+    return random_blocks(ggml_type, rows, cols, np.random.default_rng(state), std=cols**-0.5)
+
+
+def _random_vector(size: int, mean: float, state: list[int]) -> NDArray[np.float32]:
+    values = np.random.default_rng(state).standard_normal(size, dtype=np.float32)
+    return np.float32(mean) + np.float32(0.02) * values

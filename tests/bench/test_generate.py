@@ -1,0 +1,143 @@
+"""Generated models: real sizes and mixes, readable here and by the `gguf` package."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from realizar.bench import generate
+from realizar.bench.generate import SHAPES, generate_gguf
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.gguf_writer import NewTensor
+from realizar.checkpoint.open import open_checkpoint
+from realizar.models.registry import build_spec
+from realizar.quantization import QUANTIZED_TYPES, dequantize
+
+# As published with the models.
+PARAMETERS = {
+    "llama-8b": 8_030_261_248,
+    "llama-1b": 1_235_814_400,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen3-0.6b": 596_049_920,
+}
+# Tensors of Q4_K and of Q6_K in llama.cpp's Q4_K_M files of these models.
+MIX = {"llama-8b": (193, 33), "llama-1b": (96, 17), "qwen2.5-1.5b": (168, 29)}
+
+
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[NewTensor]]:
+    """What would be written to each path, by its stem, with nothing made or written."""
+    written: dict[str, list[NewTensor]] = {}
+    monkeypatch.setattr(generate, "write_gguf", lambda path, _, tensors: written.__setitem__(path.stem, tensors))
+    return written
+
+
+@pytest.mark.parametrize("shape", PARAMETERS)
+def test_numbers_of_parameters(shape: str, headers: dict[str, list[NewTensor]]) -> None:
+    generate_gguf(shape, Path("model.gguf"), "bf16")
+    assert sum(math.prod(tensor.shape) for tensor in headers["model"]) == PARAMETERS[shape]
+
+
+@pytest.mark.parametrize("shape", MIX)
+def test_q4_k_m_mix(shape: str, headers: dict[str, list[NewTensor]]) -> None:
+    generate_gguf(shape, Path("model.gguf"), "q4_k_m")
+    types = Counter(tensor.ggml_type for tensor in headers["model"])
+    assert set(types) == {GGMLType.F32, GGMLType.Q4_K, GGMLType.Q6_K}
+    assert (types[GGMLType.Q4_K], types[GGMLType.Q6_K]) == MIX[shape]
+
+
+@pytest.mark.parametrize("file_type", ["q4_k_m", "q8_0", "f16", "bf16", GGMLType.IQ2_XS])
+def test_opens_here_and_with_gguf(tmp_path: Path, file_type: generate.FileType | GGMLType) -> None:
+    path = tmp_path / "tiny.gguf"
+    generate_gguf("tiny", path, file_type)
+    checkpoint, oracle = open_checkpoint(path), gguf.GGUFReader(path)
+    assert checkpoint.metadata["tokenizer.ggml.model"] == "no_vocab"
+    assert [tensor.name for tensor in oracle.tensors] == list(checkpoint.tensors)
+    for theirs in oracle.tensors:
+        ours = checkpoint.tensors[theirs.name]
+        assert ours.ggml_type == theirs.tensor_type
+        assert ours.shape == tuple(int(size) for size in theirs.shape[::-1])
+        assert np.array_equal(ours.data, np.asarray(theirs.data).view(np.uint8).reshape(-1))
+    if isinstance(file_type, GGMLType):
+        assert "general.file_type" not in checkpoint.metadata
+    else:
+        expected = gguf.LlamaFileType["MOSTLY_" + file_type.upper()]
+        assert checkpoint.metadata["general.file_type"] == expected
+
+
+def test_tensor_types_of_tiny(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    generate_gguf("tiny", path, "q4_k_m")
+    types = {name: tensor.ggml_type.name for name, tensor in open_checkpoint(path).tensors.items()}
+    assert types["token_embd.weight"] == "Q4_K"
+    assert types["output.weight"] == "Q6_K"
+    assert types["blk.0.attn_norm.weight"] == "F32"
+    assert [types[f"blk.{layer}.ffn_down.weight"] for layer in (0, 1)] == ["Q4_K", "Q6_K"]
+    assert [types[f"blk.{layer}.attn_v.weight"] for layer in (0, 1)] == ["Q4_K", "Q6_K"]
+    assert {types[f"blk.{layer}.ffn_up.weight"] for layer in (0, 1)} == {"Q4_K"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strict loading finds every tensor, in the shape it expects, and none besides."""
+    small = dataclasses.replace(
+        SHAPES[name], num_layers=2, hidden_size=256, feed_forward_size=512, num_heads=4, num_kv_heads=2, vocab_size=64
+    )
+    monkeypatch.setitem(SHAPES, "small", small)
+    generate_gguf("small", tmp_path / "small.gguf", "q8_0")
+    spec = build_spec(open_checkpoint(tmp_path / "small.gguf"))
+    assert spec.architecture == small.architecture
+    assert spec.tied == small.tied
+    assert spec.context_length == small.context_length
+    attention = spec.layers[0].attention
+    assert (attention.head_size, attention.num_kv_heads) == (small.head_size, 2)
+    assert (attention.q.bias is not None) == (small.architecture == "qwen2")
+    assert (attention.q_norm is not None) == (small.architecture == "qwen3")
+
+
+@pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda t: t.name)
+def test_any_type(ggml_type: GGMLType, tmp_path: Path) -> None:
+    """Weights of every type keep the size of what they multiply."""
+    path = tmp_path / "tiny.gguf"
+    generate_gguf("tiny", path, ggml_type)
+    tensor = open_checkpoint(path).tensors["blk.1.ffn_down.weight"]
+    assert tensor.ggml_type is ggml_type
+    assert dequantize(ggml_type, tensor.data, 256, 512).std() == pytest.approx(512**-0.5, rel=0.05)
+
+
+def test_seeds(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        generate_gguf("tiny", tmp_path / name, "q4_k_m", seed=seed)
+    first, again, other = ((tmp_path / name).read_bytes() for name in "abc")
+    assert first == again != other
+
+
+def test_memory_holds_one_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = dataclasses.replace(SHAPES["tiny"], num_layers=32, hidden_size=1024, feed_forward_size=1024)
+    monkeypatch.setitem(SHAPES, "deep", shape)
+    generate_gguf("tiny", tmp_path / "first.gguf", "q8_0")  # what is measured once per type and kept
+    tracemalloc.start()
+    generate_gguf("deep", tmp_path / "deep.gguf", "q8_0")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    largest = 1024 * 1024 * 34 // 32
+    assert peak < 6 * largest < (tmp_path / "deep.gguf").stat().st_size / 10
+
+
+def test_unknown_shape(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="llama-1b"):
+        generate_gguf("llama-3b", tmp_path / "x.gguf", "q8_0")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_rows_that_are_not_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "odd", dataclasses.replace(SHAPES["tiny"], feed_forward_size=320))
+    with pytest.raises(ValueError, match="320 weights are not whole Q4_K"):
+        generate_gguf("odd", tmp_path / "x.gguf", "q4_k_m")
