@@ -22,7 +22,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
-MAX_PARTS = 99999
+_LARGEST_INT32 = (1 << 31) - 1
 _ALIGNMENT_KEY = "general.alignment"
 _ARCHITECTURE_KEY = "general.architecture"
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -42,11 +42,11 @@ def read_gguf(path: Path) -> Checkpoint:
         CheckpointError: the file is malformed; the message names file, place and reason.
     """
     first = _read_part(path)
+    parts = [first, *_read_other_parts(path, first)]
     architecture = first.metadata.get(_ARCHITECTURE_KEY)
     if not isinstance(architecture, str) or not architecture:
         reason = "missing" if architecture is None else "must be a string that is not empty"
         raise CheckpointError(path, f"key '{_ARCHITECTURE_KEY}'", reason)
-    parts = [first, *_read_other_parts(path, first)]
     tensors: dict[str, StoredTensor] = {}
     for part in parts:
         for name, tensor in part.tensors.items():
@@ -136,15 +136,15 @@ def _read_other_parts(path: Path, first: _Part) -> list[_Part]:
 
 def _split_number(path: Path, part: _Part, key: str, default: int) -> int:
     value = part.metadata.get(key, default)
-    if type(value) is not int or not 0 <= value <= MAX_PARTS:
-        raise CheckpointError(path, f"key '{key}'", f"must be a whole number from 0 to {MAX_PARTS}")
+    if type(value) is not int or not 0 <= value <= _LARGEST_INT32:
+        raise CheckpointError(path, f"key '{key}'", f"must be a whole number from 0 to {_LARGEST_INT32}")
     return value
 
 
 def _check_split_total(path: Path, first: _Part, num_tensors: int) -> None:
     if _split_number(path, first, "split.count", 1) <= 1:
         return
-    announced = first.metadata.get("split.tensors.count", num_tensors)
-    if type(announced) is not int or announced != num_tensors:
-        reason = f"{shown(str(announced))} tensors are announced and the parts hold {num_tensors}"
+    announced = _split_number(path, first, "split.tensors.count", num_tensors)
+    if announced != num_tensors:
+        reason = f"{announced} tensors are announced and the parts hold {num_tensors}"
         raise CheckpointError(path, "key 'split.tensors.count'", reason)

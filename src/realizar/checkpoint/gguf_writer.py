@@ -16,8 +16,10 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf import DEFAULT_ALIGNMENT, MAGIC
 from realizar.checkpoint.gguf_metadata import DTYPES, STRUCTS, ValueType
 
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items() if kind is not ValueType.BOOL}
-_KINDS[np.dtype(np.bool_)] = ValueType.BOOL
+_KINDS: dict[np.dtype[np.generic], ValueType] = {
+    **{dtype: kind for kind, dtype in DTYPES.items() if kind is not ValueType.BOOL},
+    np.dtype(np.bool_): ValueType.BOOL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def write_gguf(
     Args:
         metadata: values by key. numpy scalars and arrays keep their type. Of plain Python an int becomes uint32, or
             int32 where negative (64 bits where it must), a float float32, a list of ints or floats an array of int32
-            or float32; strings, bools, and lists of strings and of lists are themselves.
+            or float32; strings, bools, and lists of strings and of lists are themselves; an empty list holds strings.
         alignment: of each tensor's data; written to `general.alignment` unless it is the default or already there.
 
     Raises:
@@ -100,7 +102,7 @@ def _encode_string(text: str) -> bytes:
 
 def _encode(value: Any) -> tuple[ValueType, bytes]:
     if isinstance(value, np.generic):
-        kind = _KINDS[value.dtype]
+        kind = _kind_of(value.dtype)
         return kind, STRUCTS[kind].pack(value.item())
     if isinstance(value, str):
         return ValueType.STRING, _encode_string(value)
@@ -116,6 +118,13 @@ def _encode(value: Any) -> tuple[ValueType, bytes]:
     raise TypeError(f"GGUF has no type for a value of {type(value).__name__}")
 
 
+def _kind_of(dtype: np.dtype[np.generic]) -> ValueType:
+    kind = _KINDS.get(dtype)
+    if kind is None:
+        raise TypeError(f"GGUF has no type for values of {dtype.name}")
+    return kind
+
+
 def _narrowest(value: int) -> ValueType:
     if value < 0:
         return ValueType.INT32 if value >= -(1 << 31) else ValueType.INT64
@@ -124,7 +133,7 @@ def _narrowest(value: int) -> ValueType:
 
 def _encode_array(values: NDArray[np.generic] | Sequence[Any]) -> bytes:
     if isinstance(values, np.ndarray):
-        kind = _KINDS[values.dtype]
+        kind = _kind_of(values.dtype)
         return struct.pack("<IQ", kind, values.size) + np.ascontiguousarray(values, DTYPES[kind]).tobytes()
     if not values or isinstance(values[0], str):
         body = b"".join(_encode_string(text) for text in values)
