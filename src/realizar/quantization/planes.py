@@ -1,8 +1,9 @@
 """`Planes`: what every quantised weight is, whatever its ggml type. numpy only.
 
 A weight is `scale * (code - offset) + minimum`, or `scale * codebook[code]`, per group of columns. Scales and minima
-may be two-level: a small integer times a float per super-group. Vector codebooks (IQ1, IQ2, IQ3) keep their grid
-indices and their signs. `Planes` is the reference; backends pack it, or repack raw blocks with an equal result.
+may be two-level: a small integer times a float per super-group. Vector codebooks keep their grid indices and, but for
+IQ1, their signs; IQ1's shift of a vector by plus or minus an eighth is in its codebook, which holds each grid entry
+times 8 plus 1 and minus 1. `Planes` is the reference; backends pack it, or repack raw blocks with an equal result.
 """
 
 from __future__ import annotations
