@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CheckpointError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import require_weights
 from realizar.models.spec import ModelSpec, TensorSource
 
@@ -16,13 +16,16 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Compare names and shapes.
 
     Raises:
-        UnsupportedModelError: the checkpoint holds no weights.
+        UnsupportedModelError: the checkpoint holds no weights, or a weight of an element type that has no ggml id.
         CheckpointError: lists tensors that are missing, left over, or of another shape.
     """
     require_weights(checkpoint)
     sources: dict[str, list[TensorSource]] = {}
     for source in spec.tensors.values():
         sources.setdefault(source.name, []).append(source)
+    for name, element_type in checkpoint.unsupported.items():
+        if name in sources:
+            raise UnsupportedModelError(f"{checkpoint.path}: tensor '{name}': unsupported element type {element_type}")
     missing = [name for name in sources if name not in checkpoint.tensors]
     extra = [name for name in checkpoint.tensors if name not in sources and name not in spec.ignored_tensors]
     misshaped = [

@@ -213,9 +213,8 @@ class Settings:
 
 
 def config_path(checkpoint: Checkpoint) -> Path:
-    """`config.json` of a safetensors checkpoint, which is a folder or one file in it."""
-    path = checkpoint.path
-    return (path.parent if path.suffix in (".safetensors", ".json") else path) / "config.json"
+    """`config.json` of a safetensors checkpoint."""
+    return checkpoint.path / "config.json"
 
 
 def _is_sequence(value: object) -> bool:

@@ -1,0 +1,205 @@
+"""Small models of random weights, one row per architecture and variant, as safetensors folders and F32 GGUF files.
+
+Whatever computes logits is checked against transformers on them: see `check_logits`. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Form = Literal["safetensors", "gguf"]
+FORMS: tuple[Form, ...] = ("safetensors", "gguf")
+MAX_RELATIVE_ERROR = 1e-4
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+    "partial_rotary_factor": 0.75,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table.
+
+    Attributes:
+        family: prefix of transformers' `...Config` and `...ForCausalLM`.
+        options: of the configuration, beyond `_SIZES`.
+        num_tokens: of the sequence, past every window and every original context.
+        context_length: what the model is opened with; None for its own.
+    """
+
+    family: str
+    options: dict[str, Any] = field(default_factory=dict)
+    num_tokens: int = 48
+    context_length: int | None = None
+
+
+CASES: dict[str, Case] = {
+    "llama": Case("Llama"),
+    "llama-biases-tied": Case(
+        "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32}
+    ),
+    "llama-linear": Case("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4}}),
+    "llama-llama3": Case(
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "rope_theta": 500.0,
+            }
+        },
+    ),
+    "llama-yarn": Case(
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 16,
+                "rope_theta": 1000.0,
+                "beta_fast": 4.0,
+            }
+        },
+    ),
+    "mistral": Case("Mistral", {"sliding_window": 8, "head_dim": 24}),
+    "qwen2": Case("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    "qwen3": Case("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": Case(
+        "Gemma2",
+        {
+            "sliding_window": 8,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": Case(
+        "Gemma3",
+        {
+            "sliding_window": 8,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi3": Case("Phi3", {"sliding_window": 8}),
+    "phi3-short": Case("Phi3", {"rope_parameters": _LONGROPE}, num_tokens=16, context_length=16),
+    "phi3-long": Case("Phi3", {"rope_parameters": _LONGROPE}),
+    "granite": Case(
+        "Granite",
+        {
+            "attention_bias": True,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "olmo2": Case("Olmo2"),
+    "starcoder2": Case("Starcoder2", {"sliding_window": 8}),
+}
+
+
+class BuiltCase(NamedTuple):
+    """A case on disk: the checkpoint, transformers' model, the tokens, and the context length to open it with."""
+
+    path: Path
+    model: Any
+    token_ids: list[int]
+    context_length: int | None
+
+
+def build_case(name: str, folder: Path, form: Form) -> BuiltCase:
+    """Make the model of a row, the same for both forms, and write it below `folder`."""
+    case = CASES[name]
+    model = make_model(case)
+    path = folder / name
+    if form == "gguf":
+        from gguf_conversion import convert_to_gguf
+
+        path = path.with_suffix(".gguf")
+        convert_to_gguf(model, path)
+    else:
+        model.save_pretrained(path)
+    rng = np.random.default_rng(7)
+    token_ids = rng.integers(0, _SIZES["vocab_size"], case.num_tokens).tolist()
+    return BuiltCase(path, model, token_ids, case.context_length)
+
+
+def make_model(case: Case) -> Any:
+    """Transformers' model in float32, with weights large enough for positions, windows and caps to matter."""
+    import torch
+    import transformers
+
+    options = {**_SIZES, **{key: _copied(value) for key, value in case.options.items()}}
+    # Phi-3's configuration looks for this one at its top level first.
+    if "original_max_position_embeddings" in options.get("rope_parameters", {}) and case.family == "Phi3":
+        options["original_max_position_embeddings"] = options["rope_parameters"]["original_max_position_embeddings"]
+    config_class = "Gemma3TextConfig" if case.family == "Gemma3" else f"{case.family}Config"
+    config = getattr(transformers, config_class)(**options)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{case.family}ForCausalLM")(config).float().eval()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 2:
+                width = 1.0 if "embed_tokens" in name else parameter.shape[1] ** 0.5
+                parameter.copy_(noise / width)
+            else:
+                centre = 0.0 if name.endswith("bias") or case.family.startswith("Gemma") else 1.0
+                parameter.copy_(centre + 0.2 * noise)
+    return model
+
+
+def expected_logits(built: BuiltCase) -> NDArray[np.float32]:
+    """float32 [tokens, vocab_size] by transformers."""
+    import torch
+
+    with torch.no_grad():
+        logits: NDArray[np.float32] = built.model(torch.tensor([built.token_ids]), use_cache=False).logits[0].numpy()
+    return logits
+
+
+def check_logits(built: BuiltCase, logits: Callable[[Sequence[int]], NDArray[Any]]) -> None:
+    """Compare `logits(token_ids)` [tokens, vocab_size] with transformers': norm of the error over norm, by token."""
+    expected = expected_logits(built)
+    found = logits(built.token_ids)
+    assert found.shape == expected.shape
+    error = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    assert error.max() <= MAX_RELATIVE_ERROR, f"relative error {error.max():.2e} at token {error.argmax()}"
+
+
+def _copied(value: Any) -> Any:
+    return {key: _copied(inner) for key, inner in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,139 @@
+"""From a transformers model to an F32 GGUF file, as llama.cpp's converter lays it out.
+
+Names of tensors and keys come from the PyPI package `gguf`, not from what they test.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_PERMUTED = ("llama", "granite")
+
+
+def convert_to_gguf(model: Any, path: Path) -> None:
+    """Write a transformers model of one of the tested architectures to `path`, all tensors F32."""
+    config = model.config
+    name = _ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[name]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, name)
+    _add_sizes(writer, config, name)
+    _add_rope(writer, config, name)
+    _add_window(writer, config, name)
+    _add_multipliers(writer, config, name)
+    for hf_name, tensor in model.state_dict().items():
+        if hf_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, hf_name
+        writer.add_tensor(stored, _converted(hf_name, tensor.detach().numpy(), config, name))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
+    if name in _PERMUTED and ".q_proj." in hf_name:
+        return _permuted(values, config.num_attention_heads)
+    if name in _PERMUTED and ".k_proj." in hf_name:
+        return _permuted(values, config.num_key_value_heads)
+    if name.startswith("gemma") and hf_name.endswith("norm.weight"):
+        return values + np.float32(1)
+    return np.ascontiguousarray(values)
+
+
+def _permuted(values: Array, heads: int) -> Array:
+    """Rows of each head so that halves become neighbours."""
+    halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_vocab_size(config.vocab_size)
+    if name == "starcoder2":
+        writer.add_layer_norm_eps(config.norm_epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if getattr(config, "head_dim", None) is not None:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
+    everywhere = config.rope_parameters
+    rope = everywhere.get("full_attention", everywhere)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size = int(head_size * rope.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    kind = rope["rope_type"]
+    if kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    elif kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+    elif kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(rope, size))
+    elif kind == "longrope":
+        original = rope["original_max_position_embeddings"]
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+        writer.add_tensor("rope_factors_long.weight", np.asarray(rope["long_factor"], np.float32))
+        writer.add_tensor("rope_factors_short.weight", np.asarray(rope["short_factor"], np.float32))
+    if name == "gemma3" and everywhere["sliding_attention"]["rope_theta"] != 10000.0:
+        writer.add_rope_freq_base_swa(everywhere["sliding_attention"]["rope_theta"])
+
+
+def _llama3_divisors(rope: dict[str, Any], size: int) -> Array:
+    original, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    divisors = []
+    for index in range(0, size, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (index / size)
+        smooth = min(max((original / wavelength - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.asarray(divisors, np.float32)
+
+
+def _add_window(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
+    window = getattr(config, "sliding_window", None)
+    if window is None:
+        if name == "phi3":
+            writer.add_sliding_window(0)
+        return
+    writer.add_sliding_window(window)
+    if name in ("qwen2", "qwen3"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
+def _add_multipliers(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
+    if name == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if getattr(config, "final_logit_softcapping", None):
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
