@@ -23,7 +23,7 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 _LARGEST_INT32 = (1 << 31) - 1
-_ALIGNMENT_KEY = "general.alignment"
+ALIGNMENT_KEY = "general.alignment"
 _ARCHITECTURE_KEY = "general.architecture"
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -97,9 +97,9 @@ def _check_prologue(cursor: Cursor) -> None:
 
 
 def _alignment(path: Path, metadata: dict[str, Any], types: dict[str, ValueType]) -> int:
-    if _ALIGNMENT_KEY not in metadata:
+    if ALIGNMENT_KEY not in metadata:
         return DEFAULT_ALIGNMENT
-    where, kind, value = f"key '{_ALIGNMENT_KEY}'", types[_ALIGNMENT_KEY], metadata[_ALIGNMENT_KEY]
+    where, kind, value = f"key '{ALIGNMENT_KEY}'", types[ALIGNMENT_KEY], metadata[ALIGNMENT_KEY]
     if kind is not ValueType.UINT32:
         raise CheckpointError(path, where, f"the type is {kind.name.lower()} and must be uint32")
     if value == 0 or value & (value - 1):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.checkpoint.gguf import DEFAULT_ALIGNMENT, MAGIC
+from realizar.checkpoint.gguf import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC
 from realizar.checkpoint.gguf_metadata import DTYPES, STRUCTS, ValueType
 
 _KINDS: dict[np.dtype[np.generic], ValueType] = {
@@ -48,7 +48,7 @@ def write_gguf(
     tensors: Sequence[NewTensor] = (),
     *,
     version: int = 3,
-    alignment: int = DEFAULT_ALIGNMENT,
+    alignment: int | None = None,
 ) -> None:
     """Writes a little-endian GGUF file.
 
@@ -56,15 +56,16 @@ def write_gguf(
         metadata: values by key. numpy scalars and arrays keep their type. Of plain Python an int becomes uint32, or
             int32 where negative (64 bits where it must), a float float32, a list of ints or floats an array of int32
             or float32; strings, bools, and lists of strings and of lists are themselves; an empty list holds strings.
-        alignment: of each tensor's data; written to `general.alignment` unless it is the default or already there.
+        alignment: of each tensor's data, written as `general.alignment`; without it that key of `metadata`, else 32.
 
     Raises:
         ValueError: a tensor's data does not have the size that its shape and type ask for.
         TypeError: a metadata value that GGUF has no type for.
     """
     pairs = dict(metadata)
-    if alignment != DEFAULT_ALIGNMENT:
-        pairs.setdefault("general.alignment", alignment)
+    if alignment is not None:
+        pairs[ALIGNMENT_KEY] = alignment
+    step = int(pairs.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT))
     header = bytearray(MAGIC + struct.pack("<IQQ", version, len(tensors), len(pairs)))
     for key, value in pairs.items():
         kind, payload = _encode(value)
@@ -74,12 +75,12 @@ def write_gguf(
         dimensions = tensor.shape[::-1]
         header += _encode_string(tensor.name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
         header += struct.pack("<IQ", tensor.ggml_type, offset)
-        offset += _padded(tensor.size_bytes, alignment)
+        offset += _padded(tensor.size_bytes, step)
     with path.open("wb") as stream:
         stream.write(header)
         if tensors:
-            stream.write(bytes(_padded(len(header), alignment) - len(header)))
-            _write_data(stream, tensors, alignment)
+            stream.write(bytes(_padded(len(header), step) - len(header)))
+            _write_data(stream, tensors, step)
 
 
 def _write_data(stream: BinaryIO, tensors: Iterable[NewTensor], alignment: int) -> None:
