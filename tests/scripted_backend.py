@@ -120,7 +120,11 @@ class ScriptedStep:
         queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
         if not row.sample:
             return RowOutput(row.row, (), queried=queried)
-        token_id = choose(states[-1], open_row.sampling, open_row.choice, self._masks.get(row.row))
+        allowed = self._masks.get(row.row, np.ones(VOCAB_SIZE, np.bool_))
+        if len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens:
+            allowed = allowed.copy()
+            allowed[list(open_row.sampling.stop_token_ids)] = False
+        token_id = choose(states[-1], open_row.sampling, open_row.choice, allowed)
         open_row.tokens.append(token_id)
         wanted = open_row.sampling.logprobs
         logprobs = () if wanted is None else (logprobs_of(states[-1], token_id, wanted),)
@@ -128,8 +132,9 @@ class ScriptedStep:
 
 
 class OpenRow:
-    def __init__(self, sampling: SamplingParams, history: Sequence[int], choice: int) -> None:
+    def __init__(self, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int) -> None:
         self.sampling, self.tokens, self.choice = sampling, list(history), choice
+        self.num_prompt_tokens = num_prompt_tokens
 
 
 class ScriptedBackend:
@@ -172,7 +177,7 @@ class ScriptedBackend:
         require(row not in self.rows, f"row {row} is open already")
         require(0 <= row < self.limits.max_rows, f"there is no row {row}")
         require(0 < num_prompt_tokens <= len(history), "the history is shorter than the prompt")
-        self.rows[row] = OpenRow(sampling, history, choice)
+        self.rows[row] = OpenRow(sampling, history, num_prompt_tokens, choice)
 
     def close(self, row: int) -> None:
         del self.rows[row]

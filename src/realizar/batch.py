@@ -26,7 +26,7 @@ class LogprobQuery:
 
 @dataclass(frozen=True, slots=True)
 class OpenedRow:
-    """A row that starts, or starts again after preemption, with this step: the arguments of `Backend.open`."""
+    """A row that starts with this step: the arguments of `Backend.open`."""
 
     row: int
     sampling: SamplingParams
@@ -46,7 +46,6 @@ class ScheduledRow:
         num_computed_tokens: tokens before these.
         sample: whether a choice is wanted after the last of them.
         logprob_queries: prompt positions to score.
-        forbidden_ids: ids that may not be sampled (end-of-generation ids before `min_tokens`).
     """
 
     sequence_id: int
@@ -55,7 +54,6 @@ class ScheduledRow:
     num_computed_tokens: int
     sample: bool
     logprob_queries: tuple[LogprobQuery, ...] = ()
-    forbidden_ids: tuple[int, ...] = ()
 
     @property
     def num_scheduled_tokens(self) -> int:

@@ -15,9 +15,8 @@ class Request:
     Attributes:
         request_id: unique among open requests.
         prompt_token_ids: not empty, each within the vocabulary.
-        sampling: with `seed` set, so that a preempted row draws the same numbers again.
+        sampling: with `seed` set; `stop_token_ids` are all ids that end a choice, the model's included unless ignored.
         max_tokens: tokens to generate per choice; 0 only scores the prompt.
-        stop_token_ids: ids that end a choice: the model's, unless ignored, and the request's own.
         arrival_s: of `time.monotonic`.
     """
 
@@ -25,7 +24,6 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
-    stop_token_ids: frozenset[int] = frozenset()
     arrival_s: float = field(default_factory=time.monotonic)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -39,9 +39,8 @@ def make_request(
     prompt: Sequence[int],
     max_tokens: int,
     sampling: SamplingParams = GREEDY,
-    stop_token_ids: Iterable[int] = (),
 ) -> Request:
-    return Request(name, tuple(prompt), sampling, max_tokens, frozenset(stop_token_ids))
+    return Request(name, tuple(prompt), sampling, max_tokens)
 
 
 def run_out(core: EngineCore, limit: int = 100_000) -> dict[tuple[str, int], list[TokenOutput]]:
@@ -135,7 +134,8 @@ def test_random_arrivals_and_aborts(windows: tuple[int | None, ...], steps_in_fl
     arrived = finished = aborted = 0
     while arrived < 1500 or core.has_work:
         while arrived < 1500 and len(open_requests) < 12 and rng.random() < 0.7:
-            request = make_request(str(arrived), random_prompt(rng, 24), rng.randint(1, 16), stop_token_ids=[3, 4])
+            sampling = SamplingParams(temperature=0.0, stop_token_ids=(3, 4))
+            request = make_request(str(arrived), random_prompt(rng, 24), rng.randint(1, 16), sampling)
             core.add(request)
             open_requests[request.request_id] = request
             arrived += 1
@@ -159,7 +159,7 @@ def test_random_arrivals_and_aborts(windows: tuple[int | None, ...], steps_in_fl
 def check_finished(request: Request, tokens: list[int], windows: Sequence[int | None], last: TokenOutput) -> None:
     wanted = expected_tokens(request.prompt_token_ids, windows, request.sampling, len(tokens))
     assert tokens == wanted
-    stops = [token_id in request.stop_token_ids for token_id in tokens]
+    stops = [token_id in request.sampling.stop_token_ids for token_id in tokens]
     assert not any(stops[:-1])
     assert last.finish_reason == ("stop" if stops[-1] else "length")
     assert last.stop_token_id == (tokens[-1] if stops[-1] else None)
@@ -243,8 +243,9 @@ def test_prompt_logprobs_survive_preemption(steps_in_flight: int) -> None:
 def test_stop_tokens_are_not_sampled_before_min_tokens() -> None:
     free = expected_tokens([1, 2], (None,), GREEDY, 6)
     core = make_core(ScriptedBackend())
-    core.add(make_request("free", [1, 2], 6, stop_token_ids=[free[2]]))
-    core.add(make_request("min", [1, 2], 6, SamplingParams(temperature=0.0, min_tokens=5), [free[2]]))
+    core.add(make_request("free", [1, 2], 6, SamplingParams(temperature=0.0, stop_token_ids=(free[2],))))
+    least_five = SamplingParams(temperature=0.0, min_tokens=5, stop_token_ids=(free[2],))
+    core.add(make_request("min", [1, 2], 6, least_five))
     outputs = run_out(core)
     assert tokens_of(outputs["free", 0]) == free[:3]
     least = tokens_of(outputs["min", 0])

@@ -8,7 +8,7 @@ from collections import deque
 from realizar.backends.base import Backend, Capacity, Step
 from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
-from realizar.engine.forward import build_forward_input, build_masks
+from realizar.engine.forward import build_forward_input
 from realizar.errors import EngineDeadError
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
@@ -148,11 +148,7 @@ class EngineCore:
     def _submit(self, batch: ScheduledBatch) -> None:
         for opened in batch.opened:
             self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
-        step = self._backend.submit(build_forward_input(batch, self._cache))
-        self._in_flight.append((batch, step))
-        masks = build_masks(batch, self._spec.vocab_size)
-        if masks:
-            step.set_masks(masks)
+        self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
 
     def _close_rows(self) -> None:
         for row in self._scheduler.take_closed_rows():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput, RowInput
 from realizar.batch import ScheduledBatch
@@ -38,15 +37,3 @@ def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> Forward
         block_tables=cache.block_tables(numbers, int((computed + counts).max())),
         rows=tuple(rows),
     )
-
-
-def build_masks(batch: ScheduledBatch, vocab_size: int) -> dict[int, NDArray[np.uint32]]:
-    """Row to uint32 [ceil(vocab / 32)] for rows with forbidden ids: bit i of word j allows id 32 j + i."""
-    masks: dict[int, NDArray[np.uint32]] = {}
-    for scheduled in batch.rows:
-        if scheduled.forbidden_ids:
-            mask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
-            for token_id in scheduled.forbidden_ids:
-                mask[token_id // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (token_id % 32)))
-            masks[scheduled.row] = mask
-    return masks

@@ -194,9 +194,11 @@ class Scheduler:
         Raises:
             RuntimeError: they don't.
         """
-        rows = [sequence.row for sequence in self._running]
-        if None in rows or len(set(rows)) != len(rows) or any(sequence.row is not None for sequence in self._waiting):
-            raise RuntimeError("a running sequence has no row of its own, or a waiting one has a row")
+        rows = [sequence.row for sequence in self._sequences.values() if sequence.row is not None]
+        if len(set(rows)) != len(rows) or any(sequence.row is None for sequence in self._running):
+            raise RuntimeError("a running sequence has no row of its own")
+        if not all(s.running for s in self._running) or any(s.running for s in self._waiting):
+            raise RuntimeError("a sequence is in the wrong list")
         ids = [sequence.sequence_id for sequence in (*self._running, *self._waiting)]
         by_request = [sequence.sequence_id for choices in self._requests.values() for sequence in choices.values()]
         if sorted(ids) != sorted(self._sequences) or sorted(by_request) != sorted(ids):
@@ -207,15 +209,15 @@ class Scheduler:
             if plan.budget == 0:
                 break
             wanted = min(sequence.num_remaining_tokens, plan.budget)
-            if sequence.row is not None and wanted:  # else preempted a moment ago, or waiting for its last token
-                self._take_blocks(sequence, wanted, plan)
+            if sequence.running and wanted:  # else preempted a moment ago, or waiting for its last token
+                self._take_blocks(sequence, _row_of(sequence), wanted, plan)
 
-    def _take_blocks(self, sequence: Sequence, wanted: int, plan: _Plan) -> None:
+    def _take_blocks(self, sequence: Sequence, row: int, wanted: int, plan: _Plan) -> None:
         """Schedule up to `wanted` tokens, preempting those that came later until at least one fits."""
-        while sequence.row is not None:
-            count = self._cache.fit(sequence.row, sequence.num_computed_tokens, wanted)
+        while sequence.running:
+            count = self._cache.fit(row, sequence.num_computed_tokens, wanted)
             if count:
-                self._cache.allocate(sequence.row, sequence.num_computed_tokens, count)
+                self._cache.allocate(row, sequence.num_computed_tokens, count)
                 plan.add(sequence, count)
                 return
             victim = self._running[-1]
@@ -224,34 +226,32 @@ class Scheduler:
 
     def _admit(self, plan: _Plan) -> None:
         """Start those that wait, in their order, while rows, blocks and budget last."""
-        while self._waiting and plan.budget and self._rows.num_free:
+        while self._waiting and plan.budget:
             sequence = self._waiting[0]
             room = not self._running or self._cache.can_allocate(sequence.num_tokens)  # alone, it always fits
             if sequence.num_pending or not room:
                 return
-            self._waiting.pop(0)
-            sequence.row = self._rows.take()
-            bisect.insort(self._running, sequence, key=order)
-            plan.opened.append(sequence.opened(sequence.row))
-            if sequence.scheduled_s is None:
+            if sequence.row is None:
+                if not self._rows.num_free:
+                    return
+                sequence.row = self._rows.take()
                 sequence.scheduled_s = self._clock()
-            self._take_blocks(sequence, min(sequence.num_remaining_tokens, plan.budget), plan)
+                plan.opened.append(sequence.opened(sequence.row))
+            self._waiting.pop(0)
+            sequence.running = True
+            bisect.insort(self._running, sequence, key=order)
+            self._take_blocks(sequence, sequence.row, min(sequence.num_remaining_tokens, plan.budget), plan)
 
     def _advance(self, sequence: Sequence, count: int) -> ScheduledRow:
         """The sequence's part of the batch; from now on its tokens count as computed."""
-        row, request = sequence.row, sequence.request
-        if row is None:
-            raise RuntimeError("a scheduled sequence has no row")
-        sample = count == sequence.num_remaining_tokens and request.max_tokens > 0
-        forbidden = sample and sequence.num_output_tokens < request.sampling.min_tokens
+        sample = count == sequence.num_remaining_tokens and sequence.request.max_tokens > 0
         scheduled = ScheduledRow(
             sequence_id=sequence.sequence_id,
-            row=row,
+            row=_row_of(sequence),
             token_ids=sequence.next_tokens(count),
             num_computed_tokens=sequence.num_computed_tokens,
             sample=sample,
             logprob_queries=sequence.take_queries(count),
-            forbidden_ids=tuple(sorted(request.stop_token_ids)) if forbidden else (),
         )
         sequence.num_computed_tokens += count
         sequence.num_pending += sample
@@ -270,7 +270,7 @@ class Scheduler:
                 gained.append(token_id)
                 sequence.token_ids.append(token_id)
                 num_output = len(sequence.token_ids) - request.num_prompt_tokens
-                if token_id in request.stop_token_ids and num_output > request.sampling.min_tokens:
+                if token_id in sequence.stop_token_ids and num_output > request.sampling.min_tokens:
                     finish, stop_token_id = "stop", token_id
                 elif num_output >= request.max_tokens:
                     finish = "length"
@@ -296,24 +296,27 @@ class Scheduler:
         )
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take row and blocks away; the sequence is computed again from its first token."""
+        """Take the blocks away; the sequence is computed again from its first token, in the row it has."""
         self._running.remove(sequence)
-        self._leave_row(sequence)
+        self._cache.free(_row_of(sequence))
+        sequence.running = False
         sequence.num_computed_tokens = 0
         bisect.insort(self._waiting, sequence, key=order)
         self._preemptions += 1
 
     def _remove(self, sequence: Sequence) -> None:
-        (self._waiting if sequence.row is None else self._running).remove(sequence)
-        self._leave_row(sequence)
+        (self._running if sequence.running else self._waiting).remove(sequence)
+        if sequence.row is not None:
+            self._cache.free(sequence.row)
+            self._rows.release(sequence.row)
         del self._sequences[sequence.sequence_id]
         choices = self._requests[sequence.request.request_id]
         del choices[sequence.choice]
         if not choices:
             del self._requests[sequence.request.request_id]
 
-    def _leave_row(self, sequence: Sequence) -> None:
-        if sequence.row is not None:
-            self._cache.free(sequence.row)
-            self._rows.release(sequence.row)
-            sequence.row = None
+
+def _row_of(sequence: Sequence) -> int:
+    if sequence.row is None:
+        raise RuntimeError("a running sequence has no row")
+    return sequence.row

@@ -15,7 +15,8 @@ class Sequence:
     Attributes:
         sequence_id: never used twice.
         token_ids: prompt and output, as far as known.
-        row: while it runs, else None.
+        row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
+        running: whether it holds blocks.
         num_computed_tokens: in the KV cache once every submitted step is done.
         num_pending: choices of submitted steps that are not known yet.
         num_queried: prompt positions whose log-probabilities have been asked for.
@@ -25,7 +26,9 @@ class Sequence:
     request: Request
     choice: int
     token_ids: list[int] = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
     row: int | None = None
+    running: bool = False
     num_computed_tokens: int = 0
     num_pending: int = 0
     num_queried: int = 0
@@ -33,6 +36,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.stop_token_ids = frozenset(self.request.sampling.stop_token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -74,7 +78,7 @@ class Sequence:
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
 
     def opened(self, row: int) -> OpenedRow:
-        """What the backend is told when the sequence starts, or starts again."""
+        """What the backend is told when the sequence starts."""
         return OpenedRow(
             row=row,
             sampling=self.request.sampling,

@@ -1,0 +1,50 @@
+"""From a model's name to an engine that runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from realizar.backends.base import Backend
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.hub.progress import Progress, ignore_progress
+from realizar.hub.pull import resolve
+from realizar.models.registry import build_spec
+from realizar.scheduler.policy import Policy
+
+
+def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> Checkpoint:
+    """Open a model by path, pulled name or Hugging Face name; `progress` is told of what is fetched.
+
+    Raises:
+        HubError: it can't be found or fetched.
+        CheckpointError: a malformed file.
+    """
+    return open_checkpoint(resolve(str(model), progress))
+
+
+def load_core(checkpoint: Checkpoint, config: EngineConfig, *, policy: Policy | None = None) -> EngineCore:
+    """Load a checkpoint's weights into a backend and put an engine around it. Needs no vocabulary.
+
+    Raises:
+        UnsupportedModelError: the model can't run here.
+        CheckpointError: a tensor is missing, left over or of the wrong shape.
+        CapacityError: it does not fit into memory.
+    """
+    spec = build_spec(checkpoint, config.context_length)
+    backend = make_backend()
+    try:
+        backend.load(spec, checkpoint, config)
+        return EngineCore(backend, spec, config, policy=policy)
+    except BaseException:
+        backend.shutdown()
+        raise
+
+
+def make_backend() -> Backend:
+    """The backend of this machine, not loaded yet; compilers are imported here and not before."""
+    from realizar.backends.cpu import CPUBackend
+
+    return CPUBackend()

@@ -1,0 +1,65 @@
+"""What a caller asks, turned into a `Request`: every default resolved, every id checked against the vocabulary."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from realizar.errors import InvalidRequestError
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+
+
+def prepare_request(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    vocab_size: int,
+    max_request_tokens: int,
+    end_ids: Collection[int] = (),
+    score_only: bool = False,
+) -> Request:
+    """Resolve and check a request; whether it fits the engine is `EngineCore.add`'s to say.
+
+    Args:
+        max_request_tokens: what `max_tokens=None` fills up to, prompt included.
+        end_ids: the model's end-of-generation ids.
+        score_only: generate nothing; for `prompt_logprobs` alone.
+
+    Raises:
+        InvalidRequestError: an empty prompt, or an id beyond the vocabulary.
+    """
+    if not prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty", "prompt")
+    _check_ids(prompt_token_ids, vocab_size, "prompt")
+    _check_ids(sampling.logit_bias, vocab_size, "logit_bias")
+    _check_ids(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    _check_ids(sampling.dry_sequence_breakers, vocab_size, "dry_sequence_breakers")
+    for name, top in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if top is not None and top > vocab_size:
+            raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
+    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
+    if score_only:
+        max_tokens = 0
+    elif sampling.max_tokens is None:
+        max_tokens = max(max_request_tokens - len(prompt_token_ids), 1)  # 1: refused, with the counts, on admission
+    else:
+        max_tokens = sampling.max_tokens
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt_token_ids),
+        sampling=replace(
+            sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            stop_token_ids=tuple(sorted(stops)),
+        ),
+        max_tokens=max_tokens,
+    )
+
+
+def _check_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
+    wrong = next((token_id for token_id in ids if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequestError(f"{param} holds token id {wrong}; the vocabulary has 0 to {vocab_size - 1}", param)

@@ -1,0 +1,57 @@
+"""The two phases of a measurement are apart, and every token is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.measure import measure
+from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
+from realizar.scheduler.policy import Policy
+from scripted_backend import ScriptedBackend, make_spec
+
+
+def make_core(backend: ScriptedBackend) -> EngineCore:
+    config = EngineConfig(max_step_tokens=1000)
+    return EngineCore(backend, make_spec(backend.windows), config, policy=Policy("prefill"))
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(1, 3 + 7), (4, 10 + 7)])
+def test_phases(batch: int, steps: int) -> None:
+    """40 prompt tokens a row in steps of 16, then a step per token."""
+    backend = ScriptedBackend(num_blocks=[100])
+    core = make_core(backend)
+    times = measure(core, batch=batch, prompt_tokens=40, gen_tokens=7)
+    assert backend.num_steps == steps
+    assert times.prefill_s > 0
+    assert times.decode_s > 0
+    assert times.prefill_tokens_per_s == batch * 40 / times.prefill_s
+    assert times.decode_tokens_per_s == batch * 7 / times.decode_s
+    measure(core, batch=batch, prompt_tokens=40, gen_tokens=7)
+    assert backend.num_steps == 2 * steps
+    core.audit()
+
+
+def test_prefill_alone() -> None:
+    backend = ScriptedBackend(num_blocks=[100])
+    times = measure(make_core(backend), batch=2, prompt_tokens=16, gen_tokens=0)
+    assert backend.num_steps == 2
+    assert times.decode_tokens_per_s == 0
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(3, 100), (8, 12)])
+def test_rows_that_do_not_fit_at_once_are_refused(rows: int, blocks: int) -> None:
+    core = make_core(ScriptedBackend(num_blocks=[blocks], max_rows=rows))
+    with pytest.raises(CapacityError, match="4 rows of 20 tokens do not fit at once"):
+        measure(core, batch=4, prompt_tokens=10, gen_tokens=10)
+    assert not core.has_work
+    assert measure(core, batch=1, prompt_tokens=10, gen_tokens=10).batch == 1
+
+
+def test_refusals() -> None:
+    core = make_core(ScriptedBackend())
+    with pytest.raises(InvalidRequestError, match="batch must be at least 1"):
+        measure(core, batch=0, prompt_tokens=1, gen_tokens=1)
+    with pytest.raises(ContextLengthError):
+        measure(core, batch=1, prompt_tokens=250, gen_tokens=10)
