@@ -51,7 +51,7 @@ test-full: lint  ## the wider matrices too
 	$(BIN)/pytest -n $(WORKERS) --full $(PYTEST_ARGS)
 
 bench-peers: .venv/.installed  ## decode and prefill against llama.cpp and ik_llama.cpp, side by side
-	$(BIN)/python -m realizar.bench.peers $(PEERS_ARGS)
+	$(BIN)/python -m realizar.cli.bench_peers $(PEERS_ARGS)
 
 clean:  ## remove the environment and caches in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info

@@ -1,0 +1,1 @@
+"""Measurements: our own decode and prefill, peers beside us, and the limits of the machine. Prints nothing."""

@@ -39,7 +39,8 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
         CheckpointError: it is malformed after all: a tensor is missing or mis-shaped, a parameter is absurd.
     """
     from realizar.errors import TokenizerError, UnsupportedModelError
-    from realizar.models.registry import build_spec, check_tensors
+    from realizar.models.check_tensors import check_tensors
+    from realizar.models.registry import build_spec
     from realizar.tokenizer.load import load_tokenizer
 
     reasons = []

@@ -35,17 +35,17 @@ app.command(tokenize_command, name="tokenize")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with its exit status."""
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run_app(app, sys.argv[1:] if arguments is None else arguments))
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_app(application: App, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status; every error that is not a bug is one line on stderr."""
     try:
         for stream in (sys.stdout, sys.stderr):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="replace")  # a terminal that lacks a character shows `?`
-        app(list(arguments), exit_on_error=False, print_error=False)
+        application(list(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(f"{_one_line(error)} (see realizar --help)", 2)

@@ -1,0 +1,85 @@
+"""One measurement of one program in a process of its own: llama.cpp, ik_llama.cpp, realizar."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from realizar.bench.peer_tools import PeerTools, library_environment
+from realizar.errors import CapacityError
+
+_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Prefill of so many tokens, then decode of so many after them; `repeats` samples of each."""
+
+    prompt_tokens: int = 512
+    gen_tokens: int = 64
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Tokens per second, the median of a run's samples."""
+
+    prefill: float
+    decode: float
+
+
+def run_llamacpp(tools: PeerTools, model: Path, threads: int, work: Workload) -> Speeds:
+    """`llama-bench -p P -n 0`, then `llama-bench -p 0 -n G -d P`.
+
+    Raises:
+        CapacityError: it failed; its last words are in the message.
+    """
+    common = [str(tools.llama_bench), "-m", str(model), "-t", str(threads), "-r", str(work.repeats), "-o", "json"]
+    prompt, generated = str(work.prompt_tokens), str(work.gen_tokens)
+    environment = library_environment(tools.llama_bench)
+    prefill = json.loads(_output([*common, "-p", prompt, "-n", "0"], environment))
+    decode = json.loads(_output([*common, "-p", "0", "-n", generated, "-d", prompt], environment))
+    return Speeds(median(prefill[0]["samples_ts"]), median(decode[0]["samples_ts"]))
+
+
+def run_ik(python: Path, model: Path, threads: int, work: Workload, *, repack: bool) -> Speeds:
+    """ik_llama.cpp, with flash attention where it bears it (it aborts on some processors).
+
+    Raises:
+        CapacityError: as `run_llamacpp`.
+    """
+    probe = Path(__file__).with_name("ik_probe.py")
+    numbers = (threads, work.prompt_tokens, work.gen_tokens, work.repeats, int(repack))
+    command = [str(python), str(probe), str(model), *map(str, numbers)]
+    try:
+        output = _output([*command, "1"])
+    except CapacityError:
+        output = _output([*command, "0"])
+    speeds = json.loads(output.splitlines()[-1])
+    return Speeds(median(speeds["prefill"]), median(speeds["decode"]))
+
+
+def run_realizar(model: Path, threads: int, work: Workload) -> Speeds:
+    """`realizar bench`.
+
+    Raises:
+        CapacityError: as `run_llamacpp`.
+    """
+    command = [sys.executable, "-m", "realizar", "bench", str(model), "--threads", str(threads), "--batch", "1"]
+    command += ["--prompt-tokens", str(work.prompt_tokens), "--gen-tokens", str(work.gen_tokens)]
+    command += ["--repeats", str(work.repeats), "--json"]
+    result = json.loads(_output(command))["results"][0]
+    return Speeds(result["prefill_tokens_per_s"]["median"], result["decode_tokens_per_s"]["median"])
+
+
+def _output(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S, check=False)
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        raise CapacityError(f"{command[0]} ended with {result.returncode}: {lines[-1] if lines else 'no message'}")
+    return result.stdout

@@ -1,0 +1,90 @@
+"""`make bench-peers`: realizar against llama.cpp and ik_llama.cpp. A module of its own, not a command of `realizar`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from realizar.cli.main import run_app
+from realizar.cli.progress import download_progress
+
+if TYPE_CHECKING:
+    from realizar.bench.peers import PeerModel
+
+app = App(name="bench-peers", result_action="return_value", suppress_keyboard_interrupt=False, help_format="plaintext")
+
+
+@app.default
+def bench_peers(
+    *,
+    models: Annotated[
+        tuple[str, ...], Parameter(name="--model", negative=(), help="Model to measure; may be repeated.")
+    ] = (
+        "smollm2:135m",
+        "gemma3:270m",
+        "llama-1b",
+    ),
+    threads: Annotated[
+        tuple[int, ...], Parameter(negative=(), help="Numbers of threads; default 1, 2, all physical cores.")
+    ] = (),
+    rounds: Annotated[int, Parameter(help="Times that every program runs, in turn.")] = 3,
+    prompt_tokens: int = 512,
+    gen_tokens: int = 64,
+    repeats: Annotated[int, Parameter(help="Samples in one run of a program.")] = 3,
+    llama_bench: Annotated[
+        Path | None, Parameter(help="llama.cpp's llama-bench; default PATH, else built by pip.")
+    ] = None,
+    environment: Annotated[Path | None, Parameter(help="Virtual environment with the peers' packages.")] = None,
+    json_file: Annotated[Path | None, Parameter(name="--json", help="Write all figures to this file.")] = None,
+    picture: Annotated[Path | None, Parameter(help="Write the bandwidth picture, SVG, to this file.")] = None,
+) -> None:
+    """Measure decode and prefill beside llama.cpp and ik_llama.cpp, and print the ratios as Markdown.
+
+    A model may be the name of a shape (llama-1b): a file of random Q4_K_M weights is made for it in the cache.
+    """
+    from realizar.bench.machine import physical_cores
+    from realizar.bench.peer_report import as_markdown, as_record
+    from realizar.bench.peer_runs import Workload
+    from realizar.bench.peer_tools import find_tools
+    from realizar.bench.peers import compare
+    from realizar.bench.roofline import roofline_svg
+
+    tools = find_tools(llama_bench, environment)
+    files = [_model(name) for name in models]
+    counts = sorted(set(threads)) or sorted({1, min(2, physical_cores()), physical_cores()})
+    work = Workload(prompt_tokens, gen_tokens, repeats)
+    results = compare(tools, files, counts, work, rounds, log=lambda text: print(text, file=sys.stderr, flush=True))
+    print(as_markdown(results))
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_record(results), indent=1) + "\n", encoding="utf-8")
+    if picture is not None:
+        title = f"Weights read per second in decode, {results.machine.processor}"
+        picture.write_text(roofline_svg(results.rows, title), encoding="utf-8")
+
+
+def _model(name: str) -> PeerModel:
+    """A pulled model, or a random one in a known shape, kept in the cache between runs."""
+    from realizar.bench.generate import SHAPES, generate_gguf
+    from realizar.bench.peers import PeerModel
+    from realizar.hub.cache import cache_dir
+    from realizar.hub.pull import resolve
+
+    if name not in SHAPES:
+        with download_progress() as progress:
+            return PeerModel(name, resolve(name, progress))
+    path = cache_dir() / "bench" / f"{name}-q4_k_m.gguf"
+    if not path.is_file():
+        print(f"writing {path}", file=sys.stderr)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        generate_gguf(name, partial, "q4_k_m")
+        partial.replace(path)
+    return PeerModel(name, path)
+
+
+if __name__ == "__main__":
+    sys.exit(run_app(app, sys.argv[1:]))
