@@ -1,0 +1,212 @@
+"""What goes into a step, in which order, and who gives way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from realizar.batch import FROM_PREVIOUS_STEP, ScheduledBatch
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.policy import Policy
+from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
+
+
+@dataclass(frozen=True)
+class Result:
+    row: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    queried: tuple[TokenLogprobs, ...] = ()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def make_scheduler(
+    *, num_blocks: int = 100, max_running: int = 4, max_step_tokens: int = 10, policy: Policy | None = None
+) -> Scheduler:
+    cache = KVCacheManager(
+        [None],
+        [num_blocks],
+        block_size=2,
+        num_rows=max_running,
+        context_length=100,
+        max_step_tokens=max_step_tokens,
+    )
+    return Scheduler(
+        cache,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        context_length=100,
+        policy=policy,
+        clock=Clock(),
+    )
+
+
+def request(name: str, prompt: int, max_tokens: int = 20, n: int = 1, stop: tuple[int, ...] = ()) -> Request:
+    sampling = SamplingParams(n=n, seed=1, stop_token_ids=stop)
+    return Request(name, tuple(range(1, prompt + 1)), sampling, max_tokens, arrival_s=0.0)
+
+
+def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
+    """Per row: its number, tokens before, tokens now, whether it is sampled."""
+    return [(row.row, row.num_computed_tokens, row.num_scheduled_tokens, row.sample) for row in batch.rows]
+
+
+def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
+    return scheduler.update(batch, [Result(row.row, (token_id,) if row.sample else ()) for row in batch.rows])
+
+
+def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:
+    batch = scheduler.schedule()
+    answer(scheduler, batch)
+    scheduler.take_closed_rows()
+    scheduler.audit()
+    return shape(batch)
+
+
+def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 4))
+    assert step(scheduler) == [(0, 0, 4, True)]
+    scheduler.add(request("b", 14))
+    scheduler.add(request("c", 3))
+    assert step(scheduler) == [(0, 4, 1, True), (1, 0, 9, False)]
+    assert step(scheduler) == [(0, 5, 1, True), (1, 9, 5, True), (2, 0, 3, True)]
+    assert step(scheduler) == [(0, 6, 1, True), (1, 14, 1, True), (2, 3, 1, True)]
+    assert scheduler.counts == SchedulerCounts(running=3, waiting=0, preemptions=0)
+
+
+def test_prefill_first_holds_decodes_back() -> None:
+    scheduler = make_scheduler(policy=Policy("prefill"))
+    scheduler.add(request("a", 4))
+    step(scheduler)
+    scheduler.add(request("b", 14))
+    assert step(scheduler) == [(1, 0, 10, False)]
+    assert step(scheduler) == [(1, 10, 4, True)]
+    assert step(scheduler) == [(0, 4, 1, True), (1, 14, 1, True)]
+
+
+def test_nobody_overtakes_in_the_queue() -> None:
+    """A prompt that does not fit now keeps its place before one that would."""
+    scheduler = make_scheduler(num_blocks=12)
+    scheduler.add(request("a", 8, max_tokens=4))
+    scheduler.add(request("b", 18, max_tokens=2))
+    scheduler.add(request("c", 2, max_tokens=2))
+    for _ in range(4):
+        assert [row[0] for row in step(scheduler)] == [0]
+    assert step(scheduler) == [(0, 0, 10, False)]
+
+
+def test_max_running_bounds_the_rows() -> None:
+    scheduler = make_scheduler(max_running=2)
+    for name in "abc":
+        scheduler.add(request(name, 1, max_tokens=2))
+    assert [row[0] for row in step(scheduler)] == [0, 1]
+    assert [row[0] for row in step(scheduler)] == [0, 1]
+    assert [row[1:] for row in step(scheduler)] == [(0, 1, True)]
+
+
+def test_choices_are_rows_of_their_own() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 2, n=3))
+    batch = scheduler.schedule()
+    assert [(opened.row, opened.choice, opened.history, opened.num_prompt_tokens) for opened in batch.opened] == [
+        (0, 0, (1, 2), 2),
+        (1, 1, (1, 2), 2),
+        (2, 2, (1, 2), 2),
+    ]
+
+
+def test_a_step_ahead_takes_the_token_from_the_step_before() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 3, max_tokens=3))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert [row.token_ids for row in second.rows] == [(FROM_PREVIOUS_STEP,)]
+    assert second.opened == ()
+    answer(scheduler, first, 40)
+    third = scheduler.schedule()
+    assert [row.token_ids for row in third.rows] == [(FROM_PREVIOUS_STEP,)]
+    answer(scheduler, second, 41)
+    assert scheduler.schedule().rows == ()  # the third choice is the last, and on its way
+    (last,) = answer(scheduler, third, 42)
+    assert last.finish_reason == "length"
+    assert not scheduler.has_work
+
+
+def test_a_step_ahead_of_a_stop_is_dropped_and_its_row_stays_taken() -> None:
+    scheduler = make_scheduler(max_running=1)
+    scheduler.add(request("a", 3, stop=(40,)))
+    scheduler.add(request("b", 2))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    (output,) = answer(scheduler, first, 40)
+    assert (output.finish_reason, output.stop_token_id, output.token_ids) == ("stop", 40, (40,))
+    assert scheduler.take_closed_rows() == []
+    assert scheduler.schedule().rows == ()
+    assert answer(scheduler, second, 41) == []
+    assert scheduler.take_closed_rows() == [0]
+    assert [opened.history for opened in scheduler.schedule().opened] == [(1, 2)]
+
+
+def test_the_last_to_come_is_preempted_and_keeps_its_row() -> None:
+    """Two growing rows meet a pool of 8 blocks: the later gives way, and is computed again, in its row, when alone."""
+    scheduler = make_scheduler(num_blocks=8)
+    scheduler.add(request("a", 6, max_tokens=6))
+    scheduler.add(request("b", 4, max_tokens=6))
+    steps = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        steps.append(shape(batch))
+        assert bool(batch.opened) is (len(steps) == 1)
+        answer(scheduler, batch)
+        scheduler.audit()
+    assert steps == [
+        [(0, 0, 6, True), (1, 0, 4, True)],
+        [(0, 6, 1, True), (1, 4, 1, True)],
+        [(0, 7, 1, True), (1, 5, 1, True)],
+        [(0, 8, 1, True)],
+        [(0, 9, 1, True)],
+        [(0, 10, 1, True)],
+        [(1, 0, 7, True)],
+        [(1, 7, 1, True)],
+        [(1, 8, 1, True)],
+    ]
+    assert scheduler.counts.preemptions == 1
+
+
+def test_times_are_those_of_the_clock() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 3, max_tokens=2))
+    batch = scheduler.schedule()
+    (first,) = answer(scheduler, batch)
+    (second,) = answer(scheduler, scheduler.schedule())
+    assert (first.scheduled_s, first.produced_s) == (1.0, 2.0)
+    assert (second.scheduled_s, second.produced_s) == (1.0, 3.0)
+
+
+def test_an_answer_for_another_row_is_refused() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 3))
+    batch = scheduler.schedule()
+    with pytest.raises(RuntimeError, match="answered for row 3 in place of row 0"):
+        scheduler.update(batch, [Result(3, (1,))])
+
+
+def test_accepted_drafts_end_at_the_stop() -> None:
+    """A row may gain several tokens in a step; what follows a stop is dropped."""
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 3, stop=(9,)))
+    batch = scheduler.schedule()
+    (output,) = scheduler.update(batch, [Result(0, (7, 9, 8))])
+    assert (output.token_ids, output.finish_reason) == ((7, 9), "stop")
