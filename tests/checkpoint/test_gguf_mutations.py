@@ -87,7 +87,7 @@ def test_every_truncation(folder: Path, valid: bytes) -> None:
             open_checkpoint(path)
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=600, deadline=2000)
 @given(data=st.data())
 def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
     mutant = bytearray(valid)
@@ -96,7 +96,7 @@ def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
     open_and_touch(folder, bytes(mutant))
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=600, deadline=2000)
 @given(data=st.data())
 def test_special_numbers(folder: Path, valid: bytes, data: st.DataObject) -> None:
     """Extreme lengths, counts and types over any place of the header."""
@@ -105,7 +105,7 @@ def test_special_numbers(folder: Path, valid: bytes, data: st.DataObject) -> Non
     open_and_touch(folder, valid[:place] + number + valid[place + len(number) :])
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=600, deadline=2000)
 @given(data=st.data())
 def test_spliced_pieces(folder: Path, valid: bytes, data: st.DataObject) -> None:
     """A piece of the file, or a few bytes of noise, inserted or in place of another piece."""
@@ -117,7 +117,7 @@ def test_spliced_pieces(folder: Path, valid: bytes, data: st.DataObject) -> None
     open_and_touch(folder, valid[: cuts[0]] + piece + valid[cuts[0] :])
 
 
-@settings(max_examples=200, deadline=2000)
+@settings(max_examples=600, deadline=2000)
 @given(
     body=st.binary(max_size=400), version=st.sampled_from([2, 3]), tensors=st.integers(0, 3), pairs=st.integers(0, 4)
 )

@@ -15,6 +15,7 @@ from realizar.errors import CheckpointError
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _OLD_MAGICS = (b"lmgg", b"fmgg", b"tjgg", b"algg")
+_LFS_START = b"version https://git-lfs."
 _PICKLE_REASON = "pickle weights can run code when loaded and are refused; convert the model to safetensors or GGUF"
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
@@ -33,16 +34,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if place.is_dir():
         return _open_folder(place)
     file = MappedFile(place)
-    start = file.buffer[: min(file.size, 9)]
+    start = file.buffer[: min(file.size, len(_LFS_START))]
     if start.startswith((MAGIC, MAGIC[::-1])):
         return read_gguf(place)
     if place.name == INDEX_NAME:
         return _open_folder(place.parent)
     if start.startswith(_PICKLE_STARTS):
         raise CheckpointError(place, "offset 0", _PICKLE_REASON)
+    if start.startswith(_LFS_START):
+        raise CheckpointError(place, "offset 0", "a Git LFS pointer; fetch the file itself with `git lfs pull`")
     if start.startswith(_OLD_MAGICS):
         raise CheckpointError(place, "offset 0", "a GGML file from before GGUF; convert the model to GGUF")
-    if start[8:] == b"{" or place.suffix == ".safetensors":
+    if start[8:9] == b"{" or place.suffix == ".safetensors":
         return read_safetensors(place)
     if place.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(place, "offset 0", _PICKLE_REASON)
