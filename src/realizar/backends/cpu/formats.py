@@ -74,20 +74,33 @@ class WeightFormat:
         return cols // self.super_size * self.planes * lanes * self.super_bytes if self.super_size else 0
 
 
-# Indexed by position: kernels take the index as a compile-time constant. Append only within a release.
-FORMATS: tuple[WeightFormat, ...] = (
-    WeightFormat(4, 8, 32, "f16"),  # Q4_0
-    WeightFormat(4, 0, 32, "f16", minima=True),  # Q4_1, and Q4_K in cache
-    WeightFormat(5, 16, 32, "f16"),  # Q5_0
-    WeightFormat(5, 0, 32, "f16", minima=True),  # Q5_1
-    WeightFormat(8, 128, 32, "f16"),  # Q8_0
-    WeightFormat(4, 0, 32, "u8", minima=True, super_size=256),  # Q4_K
-    WeightFormat(5, 0, 32, "u8", minima=True, super_size=256),  # Q5_K
-    WeightFormat(6, 32, 16, "i8", super_size=256),  # Q6_K
-    WeightFormat(3, 4, 16, "i8", super_size=256),  # Q3_K
-    WeightFormat(2, 0, 16, "u8", minima=True, super_size=256),  # Q2_K
-)
+# Kernels take the position here as a compile-time constant.
+FORMATS: dict[str, WeightFormat] = {
+    "Q4_0": WeightFormat(4, 8, 32, "f16"),
+    "Q4_1": WeightFormat(4, 0, 32, "f16", minima=True),
+    "Q5_0": WeightFormat(5, 16, 32, "f16"),
+    "Q5_1": WeightFormat(5, 0, 32, "f16", minima=True),
+    "Q8_0": WeightFormat(8, 128, 32, "f16"),
+    "Q2_K": WeightFormat(2, 0, 16, "u8", minima=True, super_size=256),
+    "Q3_K": WeightFormat(3, 4, 16, "i8", super_size=256),
+    "Q4_K": WeightFormat(4, 0, 32, "u8", minima=True, super_size=256),
+    "Q5_K": WeightFormat(5, 0, 32, "u8", minima=True, super_size=256),
+    "Q6_K": WeightFormat(6, 32, 16, "i8", super_size=256),
+    "IQ4_NL": WeightFormat(4, 128, 32, "f16", codebook=True),
+    "IQ4_XS": WeightFormat(4, 128, 32, "i8", super_size=256, codebook=True),
+    "MXFP4": WeightFormat(4, 128, 32, "e8m0", codebook=True),
+    "NVFP4": WeightFormat(4, 128, 16, "e4m3", codebook=True),
+    "Q1_0": WeightFormat(1, 0, 32, "none", minima=True, super_size=128),
+    "Q2_0": WeightFormat(2, 1, 32, "none", super_size=64),
+    "TQ1_0": WeightFormat(2, 1, 32, "none", super_size=256),
+    "TQ2_0": WeightFormat(2, 1, 32, "none", super_size=256),
+}
+FORMAT_NAMES: tuple[str, ...] = tuple(FORMATS)
 
 
-def format_index(weight_format: WeightFormat) -> int:
-    return FORMATS.index(weight_format)
+def format_at(index: int) -> WeightFormat:
+    return FORMATS[FORMAT_NAMES[index]]
+
+
+def index_of(name: str) -> int:
+    return FORMAT_NAMES.index(name)

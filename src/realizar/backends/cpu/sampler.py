@@ -134,17 +134,17 @@ class RowSampler:
         sampling = self.sampling
         if sampling.mirostat:
             return self._draw_mirostat(logits, position)
-        these = truncation.candidates(logits, sampling.temperature, sampling.top_n_sigma, sampling.top_k)
-        these = truncation.typical(these, sampling.typical_p)
-        these = truncation.top_p(these, sampling.top_p)
-        these = truncation.min_p(these, sampling.min_p)
-        if sampling.xtc_probability > 0.0 and self._uniform(position, philox.DRAW_XTC) < sampling.xtc_probability:
+        uniform = self._uniform(position, philox.DRAW_TOKEN)
+        xtc = sampling.xtc_probability > 0.0 and self._uniform(position, philox.DRAW_XTC) < sampling.xtc_probability
+        if not xtc and not truncation.truncates(sampling):
+            return truncation.draw_untruncated(logits, sampling.temperature, uniform)
+        these = truncation.truncate(logits, sampling)
+        if xtc:
             these = truncation.exclude_top_choices(these, sampling.xtc_threshold)
-        return int(these.ids[truncation.draw(these, self._uniform(position, philox.DRAW_TOKEN))])
+        return int(these.ids[truncation.draw(these, uniform)])
 
     def _draw_mirostat(self, logits: NDArray[np.float32], position: int) -> int:
-        these = truncation.candidates(logits, self.sampling.temperature)
-        these = truncation.within_surprise(these, self.mirostat_mu)
+        these = truncation.within_surprise(logits, self.sampling.temperature, self.mirostat_mu)
         index = truncation.draw(these, self._uniform(position, philox.DRAW_TOKEN))
         token_id = int(these.ids[index])
         self._observed = token_id, math.log2(float(these.weights.sum() / these.weights[index]))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import TokenLogprobs
 from realizar.backends.cpu.sampler_select import largest_ordered
 from realizar.errors import RealizarError
+
+_CHUNK = 8192  # logits at a time, so that intermediate values stay in the cache
 
 
 def log_normaliser(logits: NDArray[np.float32]) -> float:
@@ -19,9 +23,11 @@ def log_normaliser(logits: NDArray[np.float32]) -> float:
     maximum = logits.max()
     if not np.isfinite(maximum):
         raise RealizarError(f"the model's logits are not usable: their maximum is {maximum}")
+    total = 0.0
     with np.errstate(over="ignore", under="ignore"):
-        total = np.exp(logits - maximum).sum(dtype=np.float64)
-    return float(maximum) + float(np.log(total))
+        for start in range(0, logits.size, _CHUNK):
+            total += float(np.exp(logits[start : start + _CHUNK] - maximum).sum(dtype=np.float64))
+    return float(maximum) + math.log(total)
 
 
 def token_logprobs(logits: NDArray[np.float32], token_id: int | None, top_n: int) -> TokenLogprobs:

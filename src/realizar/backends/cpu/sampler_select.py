@@ -1,4 +1,4 @@
-"""Selections without a full sort: the k largest, and the shortest prefix that holds a share of weight. numpy only."""
+"""Selections without a full sort: the k largest, and the shortest prefix that holds enough weight. numpy only."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def largest_ordered(values: NDArray[np.floating[Any]], count: int) -> NDArray[np
     return chosen[np.argsort(-values[chosen], kind="stable")]
 
 
-def shortest_prefix(keys: NDArray[np.float64], weights: NDArray[np.float64], share: float) -> NDArray[np.bool_]:
-    """Which elements form the shortest prefix, by (key, index), whose weight reaches `share` of all weight.
+def shortest_prefix(keys: NDArray[np.float64], weights: NDArray[np.float64], target: float) -> NDArray[np.bool_]:
+    """Which elements form the shortest prefix, by (key, index), whose weight reaches `target`; all if none does.
 
-    At least one element is in it. Keys are finite. A histogram over the keys finds the one bin in which the share is
+    At least one element is in it. Keys are finite. A histogram over the keys finds the one bin in which the target is
     reached; only that bin is sorted.
     """
-    target = share * float(weights.sum())
-    kept = np.zeros(keys.size, np.bool_)
-    pool = np.arange(keys.size)
     low, high = float(keys.min()), float(keys.max())
     if keys.size > _SORT_BELOW and high - low > 1e-9:
-        bins = ((keys - low) * (_BINS / (high - low))).astype(np.int32)
+        bins = ((keys - low) * (_BINS / (high - low))).astype(np.intp)
         mass = np.cumsum(np.bincount(bins, weights=weights))
         crossing = min(int(np.searchsorted(mass, target)), mass.size - 1)
         kept = bins < crossing
         pool = np.flatnonzero(bins == crossing)
         if crossing:
             target -= float(mass[crossing - 1])
+    else:
+        kept = np.zeros(keys.size, np.bool_)
+        pool = np.arange(keys.size)
     order = pool[np.argsort(keys[pool], kind="stable")]
     count = int(np.searchsorted(np.cumsum(weights[order]), target)) + 1
     kept[order[:count]] = True

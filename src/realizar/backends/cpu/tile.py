@@ -187,10 +187,10 @@ class TileEmitter:
         if kind == "u8":
             return e.b.uitofp(raw, e.f32)
         wide = e.b.zext(raw, e.i32)
-        if kind == "e8m0":  # 2 ** (byte - 127); byte 0 is the subnormal 2 ** -127
-            normal = e.b.shl(wide, e.const_i32(23))
-            tiny = e.b.icmp_unsigned("==", wide, e.const_i32(0))
-            return e.b.bitcast(e.b.select(tiny, e.const_i32(1 << 22), normal), e.f32)
-        # e4m3 without sign: seven bits moved under float32's exponent, rescaled by 2 ** (127 - 7)
+        if kind == "e8m0":  # 2 ** (byte - 128), subnormal for bytes 0 and 1
+            normal = e.b.shl(e.b.sub(wide, e.const_i32(1)), e.const_i32(23))
+            tiny = e.b.shl(e.const_i32(0x00200000), e.b.and_(wide, e.const_i32(1)))
+            return e.b.bitcast(e.b.select(e.b.icmp_unsigned("<", wide, e.const_i32(2)), tiny, normal), e.f32)
+        # half of e4m3 without sign: seven bits moved under float32's exponent, rescaled by 2 ** (127 - 7 - 1)
         moved = e.b.bitcast(e.b.shl(wide, e.const_i32(20)), e.f32)
-        return e.b.fmul(moved, e.const_f32(float(2**120)))
+        return e.b.fmul(moved, e.const_f32(float(2**119)))

@@ -47,6 +47,16 @@ def atomic_add(typing_context: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def atomic_exchange(typing_context: Any, address: Any, value: Any) -> Any:
+    """Write the int64 at `address`; returns what was there."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.atomic_rmw("xchg", _pointer(builder, values[0]), values[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
 def atomic_load(typing_context: Any, address: Any) -> Any:
     """The int64 at `address`; later reads are not moved before it."""
 

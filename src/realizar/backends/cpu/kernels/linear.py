@@ -9,7 +9,7 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import F32, Emitter
-from realizar.backends.cpu.formats import FORMATS
+from realizar.backends.cpu.formats import format_at
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
@@ -39,7 +39,7 @@ def tile_product(
         return None
     signature = types.void(*constants, *[types.int64] * 9, types.float32)
     instructions = INSTRUCTION_SETS[instruction_set.literal_value]
-    form, count, adds = FORMATS[weight_format.literal_value], tokens.literal_value, add.literal_value
+    form, count, adds = format_at(weight_format.literal_value), tokens.literal_value, add.literal_value
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         codes, scales, supers, table, groups, activations, token_stride, out, out_stride, factor = arguments[4:]

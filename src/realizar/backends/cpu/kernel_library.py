@@ -1,0 +1,68 @@
+"""The kernels that a model needs, by what they do: made on first use, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from realizar.backends.cpu.formats import FORMATS, WeightFormat
+from realizar.backends.cpu.instruction_set import InstructionSet, index_of
+from realizar.backends.cpu.kernels.activate import make_activate
+from realizar.backends.cpu.kernels.attention import combine, make_attend
+from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES, make_float_linear
+from realizar.backends.cpu.kernels.linear import make_linear
+from realizar.backends.cpu.kernels.normalize import normalize
+from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
+from realizar.backends.cpu.kernels.rotate import make_rotate
+from realizar.backends.cpu.kernels.select import select
+from realizar.backends.cpu.kv_layout import KV_DTYPES
+
+_MADE: dict[tuple[Any, ...], Any] = {}
+
+
+class KernelLibrary:
+    """Addresses of kernels for one instruction set.
+
+    Args:
+        on_compile: called with a kernel's name before it is made, which may compile for about a second.
+    """
+
+    def __init__(self, instructions: InstructionSet, on_compile: Callable[[str], None]) -> None:
+        self._isa = index_of(instructions.name)
+        self._on_compile = on_compile
+
+    def linear(self, weight_format: WeightFormat, add: bool) -> int:
+        forms = list(FORMATS.values())
+        index = forms.index(weight_format)
+        return self._address("linear", make_linear, self._isa, index, int(add))
+
+    def float_linear(self, kind: str, add: bool) -> int:
+        return self._address("float linear", make_float_linear, self._isa, FLOAT_TYPES.index(kind), int(add))
+
+    def rotate(self, kv_dtype: str) -> int:
+        return self._address("rotate", make_rotate, KV_DTYPES.index(kv_dtype))
+
+    def attend(self, kv_dtype: str) -> int:
+        return self._address("attend", make_attend, self._isa, KV_DTYPES.index(kv_dtype))
+
+    def activate(self, activation: str, gated: bool) -> int:
+        return self._address("activate", make_activate, ACTIVATIONS.index(activation), int(gated))
+
+    @property
+    def normalize(self) -> int:
+        return int(normalize.address)
+
+    @property
+    def combine(self) -> int:
+        return int(combine.address)
+
+    @property
+    def select(self) -> int:
+        return int(select.address)
+
+    def _address(self, name: str, make: Callable[..., Any], *constants: int) -> int:
+        key = (name, *constants)
+        if key not in _MADE:
+            self._on_compile(name)
+            _MADE[key] = make(*constants)
+        return int(_MADE[key].address)

@@ -1,0 +1,38 @@
+"""Cosines and sines of a step's positions, one table per kind of rope in the model."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.models.spec import ModelSpec, Rope
+
+
+class RopeTables:
+    """float32 [tokens, half] cosines and sines, rewritten every step."""
+
+    def __init__(self, spec: ModelSpec, max_tokens: int) -> None:
+        ropes = {layer.attention.rope for layer in spec.layers if layer.attention.rope is not None}
+        self._frequencies: dict[Rope, NDArray[np.float32]] = {
+            rope: np.array(rope.inverse_frequencies, np.float32) for rope in ropes
+        }
+        self._tables = {
+            rope: [aligned_zeros(max_tokens * values.size, np.float32) for _ in range(2)]
+            for rope, values in self._frequencies.items()
+        }
+
+    def addresses(self, rope: Rope | None) -> tuple[int, int]:
+        """Addresses of cosines and sines; zeros without rope."""
+        if rope is None:
+            return 0, 0
+        cosine, sine = self._tables[rope]
+        return address(cosine), address(sine)
+
+    def fill(self, positions: NDArray[np.int32]) -> None:
+        """Angles in float32, as the models were trained with."""
+        for rope, frequencies in self._frequencies.items():
+            angles = (positions.astype(np.float32)[:, None] * frequencies).ravel()
+            cosine, sine = self._tables[rope]
+            np.multiply(np.cos(angles), np.float32(rope.magnitude), out=cosine[: angles.size])
+            np.multiply(np.sin(angles), np.float32(rope.magnitude), out=sine[: angles.size])

@@ -1,0 +1,212 @@
+"""`CPUBackend`: a model loaded and stepped on the CPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, RowOutput, StepOutput
+from realizar.backends.cpu.bind import Binder
+from realizar.backends.cpu.instruction_set import select
+from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.attention import SEGMENT, STEP_ROWS, STEP_SELECTED, STEP_SPLIT, STEP_TOKENS, TILE
+from realizar.backends.cpu.kv_memory import KVMemory
+from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.cpu.rope_tables import RopeTables
+from realizar.backends.cpu.sampler import RowSampler
+from realizar.backends.cpu.sampler_logprobs import token_logprobs
+from realizar.backends.cpu.threads import ThreadTeam
+from realizar.backends.cpu.weights import Weights
+from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.program import Project, build_program
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.models.check_tensors import check_tensors
+from realizar.models.spec import ModelSpec
+from realizar.sampling_params import SamplingParams
+
+_LOG = logging.getLogger(__name__)
+_MAX_SELECTED = 32  # rows of logits that exist at once
+_PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
+
+
+class CPUStep:
+    """A finished forward pass whose rows are sampled when the result is asked for."""
+
+    def __init__(self, backend: CPUBackend, forward_input: ForwardInput) -> None:
+        self._backend, self._input = backend, forward_input
+        self._masks: dict[int, NDArray[np.uint32]] = {}
+        self._output: StepOutput | None = None
+
+    def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        self._masks.update(masks)
+
+    def result(self) -> StepOutput:
+        if self._output is None:
+            self._output = self._backend.finish(self._input, self._masks)
+        return self._output
+
+
+class CPUBackend:
+    """The `Backend` of CPUs. One step is in flight at a time: `submit` runs it.
+
+    Args:
+        progress: told of loading: what is being done, and the share done, 0 to 1.
+    """
+
+    def __init__(self, progress: Callable[[str, float], None] | None = None) -> None:
+        self._progress = progress or (lambda _what, _share: None)
+        self._samplers: dict[int, RowSampler] = {}
+        self._last: dict[int, int] = {}
+        self._pending: CPUStep | None = None
+        self._team: ThreadTeam | None = None
+
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        start = time.perf_counter()
+        check_tensors(spec, checkpoint)
+        self._spec = spec
+        instructions = select(config.instruction_set)
+        context = min(config.context_length or spec.context_length, spec.context_length)
+        self._kv = KVMemory(spec, config, context)
+        threads = config.threads or os.cpu_count() or 1
+        program = build_program(spec)
+        self._weights = Weights(spec, checkpoint, instructions.lanes)
+        self._load_weights(checkpoint, [op.linear for op in program.body + program.tail if isinstance(op, Project)])
+        blocks = -(-context // config.block_size) + 1
+        self._workspace = Workspace(spec, config.max_step_tokens, _MAX_SELECTED, config.max_running, blocks)
+        self._ropes = RopeTables(spec, config.max_step_tokens)
+        self._partial = aligned_zeros(_PARTIAL_FLOATS, np.float32)
+        kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))
+        binder = Binder(
+            instructions, kernels, self._weights, self._workspace, self._kv, self._ropes, threads,
+            self._partial,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._body, self._tail = binder.bind(program.body, False), binder.bind(program.tail, True)
+        self._team = ThreadTeam(threads)
+        self._capacity = Capacity(
+            block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
+            max_step_tokens=config.max_step_tokens, context_length=context, weight_bytes=self._weights.size_bytes,
+            weight_bytes_per_token=self._weights.size_bytes, kv_cache_bytes=self._kv.size_bytes,
+            kv_cache_dtype=self._kv.dtype, load_s=time.perf_counter() - start,
+        )  # fmt: skip
+        _LOG.info("loaded %s on %s with %d threads", spec.architecture, instructions.name, threads)
+
+    def _load_weights(self, checkpoint: Checkpoint, linears: list) -> None:  # type: ignore[type-arg]
+        total, done = max(1, checkpoint.size_bytes), 0
+
+        def loaded(size: int) -> None:
+            nonlocal done
+            done += size
+            self._progress("loading weights", min(1.0, done / total))
+
+        self._weights.load(linears, loaded)
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def open(
+        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
+    ) -> None:
+        self._samplers[row] = RowSampler(sampling, history, num_prompt_tokens, choice, self._spec.vocab_size)
+
+    def close(self, row: int) -> None:
+        self._samplers.pop(row, None)
+        self._last.pop(row, None)
+
+    def submit(self, forward_input: ForwardInput) -> CPUStep:
+        if self._pending is not None:
+            self._pending.result()
+        self._describe(forward_input)
+        assert self._team is not None
+        self._team.run(self._body.at, self._body.count)
+        self._pending = CPUStep(self, forward_input)
+        return self._pending
+
+    def _describe(self, forward_input: ForwardInput) -> None:
+        """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
+        space, tokens = self._workspace, len(forward_input.token_ids)
+        ids = forward_input.token_ids
+        if (ids == FROM_PREVIOUS_STEP).any():
+            ids = ids.copy()
+            for row in forward_input.rows:
+                if row.num_tokens and ids[row.query_start] == FROM_PREVIOUS_STEP:
+                    ids[row.query_start] = self._last[row.row]
+        hidden = space.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
+        np.multiply(self._weights.embed(ids), np.float32(self._spec.embedding_scale), out=hidden)
+        self._ropes.fill(forward_input.positions)
+        for index, row in enumerate(forward_input.rows):
+            space.rows[index] = row.query_start, row.num_tokens, row.num_computed_tokens
+        for group, slots in enumerate(forward_input.slot_mapping):
+            space.slots[group][:tokens] = slots
+            table = forward_input.block_tables[group]
+            space.block_tables[group][: table.shape[0], : table.shape[1]] = table
+        space.step[STEP_TOKENS], space.step[STEP_ROWS] = tokens, len(forward_input.rows)
+        space.step[STEP_SPLIT] = self._split(forward_input)
+
+    def _split(self, forward_input: ForwardInput) -> int:
+        """Segments per query where attention has too few units of work for the threads, else 0."""
+        assert self._team is not None
+        attentions = [layer.attention for layer in self._spec.layers]
+        units, longest = 0, 0
+        for row in forward_input.rows:
+            units += min(a.num_kv_heads * -(-row.num_tokens * (a.num_heads // a.num_kv_heads) // TILE) for a in attentions)
+            longest = max(longest, row.num_computed_tokens + row.num_tokens)
+        segments = -(-longest // SEGMENT)
+        floats = max(a.num_heads * (-(-a.head_size // 32) * 32 + 2) for a in attentions)
+        fits = len(forward_input.token_ids) * floats * segments <= _PARTIAL_FLOATS
+        return segments if units < 4 * self._team.size and segments > 1 and self._team.size > 1 and fits else 0
+
+    def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
+        """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time."""
+        wanted: list[tuple[int, int, int]] = []  # token, index of the row, index of the query or -1 for the choice
+        for index, row in enumerate(forward_input.rows):
+            wanted.extend((row.query_start + query.index, index, i) for i, query in enumerate(row.logprob_queries))
+            if row.sample and row.num_tokens:
+                wanted.append((row.query_start + row.num_tokens - 1, index, -1))
+        outputs = [RowOutput(row.row, ()) for row in forward_input.rows]
+        for first in range(0, len(wanted), _MAX_SELECTED):
+            part = wanted[first : first + _MAX_SELECTED]
+            logits = self._logits([token for token, _, _ in part])
+            for (_, index, query), values in zip(part, logits, strict=True):
+                outputs[index] = self._read(forward_input.rows[index], outputs[index], query, values, masks)
+        self._pending = None
+        return StepOutput(tuple(outputs))
+
+    def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        space = self._workspace
+        space.selected[: len(tokens)] = tokens
+        space.step[STEP_SELECTED] = len(tokens)
+        assert self._team is not None
+        self._team.run(self._tail.at, self._tail.count)
+        logits = space.buffers["logits"].values[: len(tokens), : self._spec.vocab_size]
+        if self._spec.logit_scale != 1.0:
+            logits *= np.float32(self._spec.logit_scale)
+        if self._spec.logit_soft_cap is not None:
+            cap = np.float32(self._spec.logit_soft_cap)
+            np.multiply(np.tanh(logits / cap), cap, out=logits)
+        return logits
+
+    def _read(
+        self, row: RowInput, output: RowOutput, query: int, logits: NDArray[np.float32],
+        masks: Mapping[int, NDArray[np.uint32]],
+    ) -> RowOutput:  # fmt: skip
+        if query >= 0:
+            asked = row.logprob_queries[query]
+            found = token_logprobs(logits, asked.target, asked.top_n)
+            return RowOutput(row.row, output.token_ids, output.logprobs, (*output.queried, found))
+        sampler = self._samplers[row.row]
+        chosen = sampler.sample(logits, row.num_computed_tokens + row.num_tokens, masks.get(row.row))
+        sampler.accept(chosen.token_id)
+        self._last[row.row] = chosen.token_id
+        logprobs = () if chosen.logprobs is None else (chosen.logprobs,)
+        return RowOutput(row.row, (chosen.token_id,), logprobs, output.queried)
+
+    def shutdown(self) -> None:
+        if self._team is not None:
+            self._team.close()
+            self._team = None

@@ -1,0 +1,121 @@
+"""All weights of a model on the CPU: matrices in tiles, vectors in float32, the embedding left in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.kernels.float_linear import CHAINS, FLOAT_TYPES
+from realizar.backends.cpu.pack import PackedMatrix, pack
+from realizar.backends.cpu.records import aligned_zeros
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
+from realizar.quantization import dequantize
+
+
+@dataclass(frozen=True, slots=True)
+class FloatMatrix:
+    """A float matrix in tiles [tiles, padded columns, lanes].
+
+    Attributes:
+        kind: `f32`, `f16` or `bf16`.
+        columns: padded to a multiple of 4.
+        weights: float32, or uint16 bits.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    tiles: int
+    weights: NDArray[np.generic]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.weights.nbytes)
+
+
+Matrix = PackedMatrix | FloatMatrix
+
+
+class Weights:
+    """Loads tensors of a spec from a checkpoint, one at a time, releasing each one's pages.
+
+    Args:
+        lanes: rows of a tile.
+    """
+
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int) -> None:
+        self._spec, self._checkpoint, self._lanes = spec, checkpoint, lanes
+        self.matrices: dict[TensorName, Matrix] = {}
+        self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
+
+    def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
+        """Pack the matrices; `progress` gets the bytes of each as it is done."""
+        for linear in linears:
+            if linear.weight not in self.matrices:
+                data, ggml_type = self._rows(linear.weight)
+                self.matrices[linear.weight] = self._pack(data, ggml_type, linear)
+                self._checkpoint.release(self._stored(linear.weight))
+                progress(data.size)
+
+    def vector(self, name: TensorName, offset: float = 0.0) -> NDArray[np.float32]:
+        """float32 values plus `offset`, padded with zeros to whole tiles; kept alive here."""
+        key = (name, offset)
+        if key not in self._vectors:
+            data, ggml_type = self._rows(name)
+            size = self._spec.tensors[name].shape[0]
+            padded = aligned_zeros(-(-size // 16) * 16, np.float32)
+            padded[:size] = dequantize(ggml_type, data, 1, size)[0] + np.float32(offset)
+            self._vectors[key] = padded  # type: ignore[assignment]
+        return self._vectors[key]
+
+    def length(self, name: TensorName) -> int:
+        """Values of a vector."""
+        return self._spec.tensors[name].shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self._spec.hidden_size
+
+    def norm_weight(self, norm: Norm) -> NDArray[np.float32]:
+        return self.vector(norm.weight, norm.weight_offset)
+
+    @property
+    def size_bytes(self) -> int:
+        """Packed bytes of all matrices."""
+        return sum(matrix.size_bytes for matrix in self.matrices.values())
+
+    def embed(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """float32 [len(ids), hidden_size], from the file's rows."""
+        stored = self._stored(self._spec.embedding)
+        rows = stored.data.reshape(self._spec.vocab_size, -1)[ids]
+        return dequantize(stored.ggml_type, rows.reshape(-1), len(ids), self._spec.hidden_size)
+
+    def _stored(self, name: TensorName) -> StoredTensor:
+        return self._checkpoint.tensors[self._spec.tensors[name].name]
+
+    def _rows(self, name: TensorName) -> tuple[NDArray[np.uint8], GGMLType]:
+        """The bytes of a canonical tensor: a run of rows of its checkpoint tensor."""
+        source, stored = self._spec.tensors[name], self._stored(name)
+        if not source.fused:
+            return stored.data, stored.ggml_type
+        row_bytes = stored.data.size // stored.shape[0]
+        first = source.first_row * row_bytes
+        return stored.data[first : first + source.shape[0] * row_bytes], stored.ggml_type
+
+    def _pack(self, data: NDArray[np.uint8], ggml_type: GGMLType, linear: Linear) -> Matrix:
+        if ggml_type.name.lower() not in FLOAT_TYPES:
+            return pack(ggml_type, data, linear.out_features, linear.in_features, self._lanes)
+        rows, cols, kind = linear.out_features, linear.in_features, ggml_type.name.lower()
+        values = data.view(np.float32 if kind == "f32" else np.uint16).reshape(rows, cols)
+        tiles, columns = -(-rows // self._lanes), -(-cols // CHAINS) * CHAINS
+        out = aligned_zeros(tiles * columns * self._lanes, values.dtype)  # type: ignore[arg-type]
+        shaped = out.reshape(tiles, columns, self._lanes)
+        for tile in range(tiles):
+            part = values[tile * self._lanes : (tile + 1) * self._lanes]
+            shaped[tile, :cols, : len(part)] = part.T
+        return FloatMatrix(kind, rows, columns, tiles, out)
