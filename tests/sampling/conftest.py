@@ -84,16 +84,16 @@ class SamplerTwin:
         return {token_id: weight / total for token_id, weight in weights.items()}
 
     def prefix(self, order: list[int], probabilities: dict[int, float], mass: float) -> set[int]:
-        kept: list[float] = []
+        reached = 0.0
         for count, token_id in enumerate(order, start=1):
-            kept.append(probabilities[token_id])
-            if self.reaches(math.fsum(kept), mass):
+            reached += probabilities[token_id]
+            if self.reaches(reached, mass):
                 return set(order[:count])
         return set(order)
 
     def distribution(self, sampling: SamplingParams, adjusted: Sequence[float], xtc_acts: bool) -> dict[int, float]:
         """Id to probability after temperature and truncations. Not for mirostat, nor for temperature 0."""
-        scaled = {i: value / sampling.temperature for i, value in enumerate(adjusted) if value > -math.inf}
+        scaled = {i: value for i, value in enumerate(adjusted) if value > -math.inf}
 
         def ranked() -> list[int]:
             return sorted(scaled, key=lambda i: (-scaled[i], i))
@@ -109,6 +109,9 @@ class SamplerTwin:
             restrict({i for i in scaled if self.reaches(sampling.top_n_sigma * sigma, scaled[ranked()[0]] - scaled[i])})
         if sampling.top_k > 0:
             restrict(set(ranked()[: sampling.top_k]))
+        top = max(scaled.values())
+        for token_id, value in scaled.items():
+            scaled[token_id] = (value - top) / sampling.temperature
         if sampling.typical_p < 1:
             probabilities = {i: p for i, p in self.softmax(scaled).items() if p > 0}
             restrict(set(probabilities))

@@ -71,10 +71,7 @@ def test_support_and_probabilities_equal_twin(name: str, twin: Any) -> None:
         reference = twin()
         expected = {i: p for i, p in reference.distribution(sampling, row, False).items() if p > 1e-280}
         assume(not reference.doubtful)
-        these = truncation.candidates(np.array(row, np.float32), temperature, sampling.top_n_sigma, sampling.top_k)
-        these = truncation.min_p(
-            truncation.top_p(truncation.typical(these, sampling.typical_p), sampling.top_p), sampling.min_p
-        )
+        these = truncation.truncate(np.array(row, np.float32), sampling)
         shares = these.weights / these.weights.sum()
         got = {int(i): float(p) for i, p in zip(these.ids, shares, strict=True) if p > 1e-280}
         assert got.keys() == expected.keys()
@@ -85,10 +82,7 @@ def test_support_and_probabilities_equal_twin(name: str, twin: Any) -> None:
 
 
 def kept(row: list[float], **options: Any) -> list[int]:
-    sampling = SamplingParams(**options)
-    these = truncation.candidates(np.array(row, np.float32), 1.0, sampling.top_n_sigma, sampling.top_k)
-    these = truncation.top_p(truncation.typical(these, sampling.typical_p), sampling.top_p)
-    return truncation.min_p(these, sampling.min_p).ids.tolist()
+    return truncation.truncate(np.array(row, np.float32), SamplingParams(**options)).ids.tolist()
 
 
 def test_ties_go_to_lower_ids_and_limits_are_inclusive() -> None:
@@ -105,9 +99,18 @@ def test_ties_go_to_lower_ids_and_limits_are_inclusive() -> None:
 
 def test_xtc_keeps_the_least_probable_of_the_high_ones() -> None:
     probabilities = np.array([0.4, 0.05, 0.25, 0.25, 0.05])
-    these = truncation.candidates(np.log(probabilities).astype(np.float32), 1.0)
+    these = truncation.gather(np.log(probabilities).astype(np.float32), 1.0)
     assert truncation.exclude_top_choices(these, 0.2).ids.tolist() == [1, 3, 4]
     assert truncation.exclude_top_choices(these, 0.3).ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_lowest_draw_never_falls_on_a_forbidden_id() -> None:
+    row = np.full(40_000, -np.inf, np.float32)
+    row[[20_000, 30_000]] = 1.0, 2.0
+    assert truncation.draw_untruncated(row, 1.0, 0.0) == 20_000
+    assert truncation.draw_untruncated(row, 1.0, 1 - 2**-24) == 30_000
+    these = truncation.gather(row, 1.0)
+    assert these.ids[truncation.draw(these, 0.0)] == 20_000
 
 
 def big_rows() -> list[NDArray[np.float32]]:
@@ -133,10 +136,10 @@ def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) ->
     for mass in (1e-9, 0.1, 0.5, 0.9, 0.95, 0.999):
         order = sorted(range(row.size), key=lambda i: (-finite[i], i))
         cumulated = np.cumsum(weights[order])
-        got = shortest_prefix(-finite, weights, mass)
+        target = mass * math.fsum(weights)
+        got = shortest_prefix(-finite, weights, target)
         count = int(got.sum())
         assert set(np.flatnonzero(got).tolist()) == set(order[:count])
-        target = mass * math.fsum(weights)
         assert cumulated[count - 1] >= target * (1 - 1e-12)
         assert count == 1 or cumulated[count - 2] < target * (1 + 1e-12)
 
@@ -170,3 +173,46 @@ def test_bias_beyond_the_vocabulary_is_refused() -> None:
         with pytest.raises(InvalidRequestError, match="logit_bias") as caught:
             RowSampler(SamplingParams(logit_bias={token_id: 1.0}), [], 0, 0, 10)
         assert caught.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("row", big_rows(), ids=["normal", "ties", "equal", "masked", "cauchy"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 0.9},
+        {"top_p": 0.999, "min_p": 0.01},
+        {"typical_p": 0.9},
+        {"typical_p": 0.2, "top_p": 0.7},
+        {"min_p": 0.2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_truncation_of_large_rows_equals_twin(
+    row: NDArray[np.float32], options: dict[str, float], temperature: float, twin: Any
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=8, **options)
+    reference = twin()
+    expected = {i: p for i, p in reference.distribution(sampling, row.tolist(), False).items() if p > 1e-290}
+    these = truncation.truncate(row, sampling)
+    differing = set(these.ids.tolist()) ^ expected.keys()
+    assert len(differing) <= (1 if reference.doubtful else 0)
+    shares = dict(zip(these.ids.tolist(), (these.weights / these.weights.sum()).tolist(), strict=True))
+    for token_id in expected.keys() - differing:
+        assert shares[token_id] == pytest.approx(expected[token_id], rel=1e-3 if differing else 1e-9)
+
+
+@pytest.mark.parametrize("row", big_rows(), ids=["normal", "ties", "equal", "masked", "cauchy"])
+def test_untruncated_choice_of_large_rows_equals_twin(row: NDArray[np.float32], twin: Any) -> None:
+    reference = twin()
+    distribution = reference.distribution(SamplingParams(temperature=1.3), row.tolist(), False)
+    ids = sorted(distribution)
+    ends = np.cumsum([distribution[i] for i in ids])
+    for uniform in [0.0, 1 - 2**-24, *np.random.default_rng(4).random(200)]:
+        index = int(np.searchsorted(ends, uniform, side="right"))
+        near = (
+            {ids[max(index - 1, 0)], ids[min(index + 1, len(ids) - 1)]}
+            if np.abs(ends - uniform).min() < 1e-12
+            else set()
+        )
+        assert truncation.draw_untruncated(row, 1.3, float(uniform)) in {ids[min(index, len(ids) - 1)], *near}
