@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from realizar import __version__
+from realizar.cli.bench import bench_command
 from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
 from realizar.cli.pull import pull_command
@@ -31,6 +32,7 @@ app.command(pull_command, name="pull")
 app.command(list_command, name="list")
 app.command(inspect_model, name="inspect")
 app.command(tokenize_command, name="tokenize")
+app.command(bench_command, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

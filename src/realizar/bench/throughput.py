@@ -1,0 +1,118 @@
+"""`realizar bench`: prefill and decode of one model at several batch sizes, several times each."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from realizar.backends.base import Capacity
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.loading import load_core
+from realizar.engine.measure import PhaseTimes, measure
+from realizar.scheduler.policy import Policy
+
+_WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Tokens per second over the repeats."""
+
+    median: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One batch size. Fields are those of the JSON that `realizar bench --json` promises.
+
+    Attributes:
+        prefill_tokens_per_s, decode_tokens_per_s: of all rows together.
+        load_s: seconds that packing the weights took.
+        peak_memory_bytes: largest resident size of the process so far.
+        weight_bytes_per_token: packed bytes that one step reads.
+        achieved_gb_per_s: those bytes times decode steps per second, in 10^9 bytes.
+    """
+
+    batch: int
+    prefill_tokens_per_s: Spread
+    decode_tokens_per_s: Spread
+    load_s: float
+    peak_memory_bytes: int
+    weight_bytes_per_token: int
+    achieved_gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What to time: P tokens from nothing, then G after them, `repeats` times for each number of rows."""
+
+    prompt_tokens: int
+    gen_tokens: int
+    batches: tuple[int, ...]
+    repeats: int
+
+
+def measure_throughput(
+    checkpoint: Checkpoint, config: EngineConfig, work: Work, log: Callable[[str], None]
+) -> list[BatchResult]:
+    """Load the weights and time the work.
+
+    Args:
+        config: `context_length`, `max_running` and `max_step_tokens` are set to what the work needs.
+        log: told what is running.
+
+    Raises:
+        UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
+        InvalidRequestError: a number out of range, or a context that the model does not have.
+    """
+    most = max(work.batches)
+    needed = replace(
+        config,
+        context_length=max(work.prompt_tokens, _WARM_PROMPT_TOKENS) + max(work.gen_tokens, _WARM_GEN_TOKENS) + 1,
+        max_running=most,
+        max_step_tokens=max(config.max_step_tokens, most),
+    )
+    log("loading")
+    core = load_core(checkpoint, needed, policy=Policy("prefill"))
+    try:
+        return [_measure_batch(core, batch, work, log) for batch in work.batches]
+    finally:
+        core.close()
+
+
+def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str], None]) -> BatchResult:
+    log(f"batch {batch}: warming up")
+    measure(core, batch=batch, prompt_tokens=_WARM_PROMPT_TOKENS, gen_tokens=_WARM_GEN_TOKENS)
+    runs: list[PhaseTimes] = []
+    for repeat in range(work.repeats):
+        log(f"batch {batch}: run {repeat + 1} of {work.repeats}")
+        run = measure(core, batch=batch, prompt_tokens=work.prompt_tokens, gen_tokens=work.gen_tokens, seed=repeat)
+        runs.append(run)
+    decode = _spread([run.decode_tokens_per_s for run in runs])
+    capacity: Capacity = core.capacity
+    return BatchResult(
+        batch=batch,
+        prefill_tokens_per_s=_spread([run.prefill_tokens_per_s for run in runs]),
+        decode_tokens_per_s=decode,
+        load_s=capacity.load_s,
+        peak_memory_bytes=peak_memory_bytes(),
+        weight_bytes_per_token=capacity.weight_bytes_per_token,
+        achieved_gb_per_s=decode.median / batch * capacity.weight_bytes_per_token / 1e9,
+    )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in kilobytes

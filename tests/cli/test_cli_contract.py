@@ -1,0 +1,146 @@
+"""What scripts rely on: exit statuses, one message for an error, quiet pipes, light start-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import App
+
+from realizar.cli.main import app, run_app
+from realizar.errors import HubError
+
+COMMANDS = tuple(app[name].name[0] for name in app if not name.startswith("-"))
+
+
+def test_every_promised_command_is_there() -> None:
+    promised = {"run", "chat", "pull", "list", "inspect", "tokenize", "score", "perplexity", "bench", "doctor"}
+    assert set(COMMANDS) == promised
+
+
+@pytest.mark.parametrize("arguments", [[], *([command] for command in COMMANDS)])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from realizar.cli.main import app, run_app; status = run_app(app, sys.argv[1:]);"
+        "heavy = {'numpy', 'numba', 'torch', 'tokenizers', 'jinja2', 'huggingface_hub'} & set(sys.modules);"
+        "sys.exit(f'{status} {heavy}' if status or heavy else 0)"
+    )
+    command = [sys.executable, "-c", code, *arguments, "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "Usage: realizar" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonesuch",), ("list", "--nonesuch"), ("pull",), ("bench", "m", "--threads", "two"), ("inspect", "a", "b")],
+)
+def test_a_wrong_command_line_is_status_2_and_one_line(
+    realizar: Callable[..., Any], arguments: tuple[str, ...]
+) -> None:
+    result = realizar(*arguments)
+    assert result.status == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("realizar: ")
+
+
+MALFORMED = {
+    "empty": (b"", "offset 0"),
+    "bad magic": (b"GGML" + bytes(100), "offset 0"),
+    "version 99": (b"GGUF" + (99).to_bytes(4, "little") + bytes(100), "offset 4"),
+    "too many tensors": (b"GGUF" + (3).to_bytes(4, "little") + (1 << 60).to_bytes(8, "little") + bytes(8), "offset 8"),
+}
+USES = {
+    "run": ("hello",),
+    "chat": (),
+    "inspect": (),
+    "tokenize": ("hello",),
+    "score": ("--input", os.devnull),
+    "perplexity": (os.devnull,),
+    "bench": (),
+}
+
+
+@pytest.mark.parametrize("command", USES)
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_file_is_status_1_and_one_message(
+    realizar: Callable[..., Any], tmp_path: Path, command: str, kind: str
+) -> None:
+    content, place = MALFORMED[kind]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    result = realizar(command, path, *USES[command])
+    assert result.status == 1
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"realizar: {path}: {place}")
+
+
+@pytest.mark.parametrize("command", USES)
+def test_a_missing_file_is_status_1(realizar: Callable[..., Any], tmp_path: Path, command: str) -> None:
+    path = tmp_path / "nonesuch.gguf"
+    result = realizar(command, path, *USES[command])
+    assert (result.status, result.stderr) == (1, f"realizar: {path}: no such file or folder\n")
+
+
+def raising(error: BaseException) -> App:
+    application = App(result_action="return_value", suppress_keyboard_interrupt=False)
+
+    @application.default
+    def command() -> None:
+        raise error
+
+    return application
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (HubError("two\nlines"), 1, "realizar: two lines\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "in.jsonl"),
+            1,
+            "realizar: in.jsonl: No such file or directory\n",
+        ),
+        (MemoryError(), 1, "realizar: out of memory\n"),
+        (KeyboardInterrupt(), 130, "\n"),
+    ],
+)
+def test_errors_become_statuses(
+    capsys: pytest.CaptureFixture[str], error: BaseException, status: int, message: str
+) -> None:
+    assert run_app(raising(error), []) == status
+    assert capsys.readouterr().err == message
+
+
+def test_a_bug_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_app(raising(ZeroDivisionError()), [])
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(weights_only: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "realizar", "inspect", str(weights_only)]
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write_end)
+    assert (result.returncode, result.stderr) == (141, b"")
+
+
+def test_pull_prints_the_path_last(realizar: Callable[..., Any], weights_only: Path) -> None:
+    assert realizar("pull", weights_only).stdout.splitlines()[-1] == str(weights_only)
+    record = json.loads(realizar("pull", weights_only, "--json").stdout)
+    assert record == {"name": str(weights_only), "path": str(weights_only)}
+
+
+def test_list_names_the_two_small_models(realizar: Callable[..., Any]) -> None:
+    models = json.loads(realizar("list", "--json").stdout)["models"]
+    assert {"smollm2:135m", "gemma3:270m"} <= {model["name"] for model in models}
+    assert "gemma3:270m" in realizar("list").stdout

@@ -1,0 +1,92 @@
+"""`realizar inspect`: what it shows, and whether a model will run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+
+
+def inspected(realizar: Callable[..., Any], path: Path) -> dict[str, Any]:
+    result = realizar("inspect", path, "--json")
+    assert result.status == 0, result.stderr
+    record: dict[str, Any] = json.loads(result.stdout)
+    return record
+
+
+def test_a_real_model_runs_and_shows_everything(realizar: Callable[..., Any], smollm2_path: Path) -> None:
+    record = inspected(realizar, smollm2_path)
+    assert record["runs"] is True
+    assert record["reason"] is None
+    assert record["architecture"] == "llama"
+    assert len(record["tensors"]) == 272
+    assert sum(tensor["size_bytes"] for tensor in record["tensors"]) == record["size_bytes"] == 96_576_768
+    assert record["types"]["Q4_1"]["tensors"] > 200
+    assert record["metadata"]["llama.block_count"] == 30
+    assert record["metadata"]["tokenizer.ggml.tokens"] == {"length": 49152}
+    assert "<|im_start|>" in record["chat_template"]
+
+    text = realizar("inspect", smollm2_path).stdout
+    assert "will run      yes" in text
+    assert "blk.29.ffn_down.weight" in text
+    assert "llama.block_count = 30" in text
+    assert "<|im_start|>" in text
+
+
+def test_a_vocabulary_alone_will_not_run(realizar: Callable[..., Any], vocabulary_only: Path) -> None:
+    record = inspected(realizar, vocabulary_only)
+    assert record["runs"] is False
+    assert "no weights" in record["reason"]
+
+
+def test_weights_alone_will_not_run(realizar: Callable[..., Any], weights_only: Path) -> None:
+    record = inspected(realizar, weights_only)
+    assert record["runs"] is False
+    assert "vocab" in record["reason"]
+
+
+def test_an_unknown_architecture_is_shown_with_the_reason(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "new.gguf"
+    tensor = NewTensor("a.weight", GGMLType.F32, (4, 8), np.zeros((4, 8), np.float32))
+    write_gguf(path, {"general.architecture": "hypothetical", "hypothetical.block_count": 3}, [tensor])
+    record = inspected(realizar, path)
+    assert record["runs"] is False
+    assert "hypothetical" in record["reason"]
+    assert record["tensors"][0]["shape"] == [4, 8]
+    assert "will run      no: " in realizar("inspect", path).stdout
+
+
+def test_a_missing_tensor_is_an_error(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "part.gguf"
+    tensor = NewTensor("token_embd.weight", GGMLType.F32, (8, 32), np.zeros((8, 32), np.float32))
+    metadata = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": 32,
+        "llama.feed_forward_length": 64,
+        "llama.attention.head_count": 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": 8,
+    }
+    write_gguf(path, metadata, [tensor])
+    result = realizar("inspect", path)
+    assert result.status == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith(f"realizar: {path}: ")
+    assert "blk.0.attn_q.weight" in result.stderr
+
+
+@pytest.mark.parametrize("hostile", ["\x1b]0;owned\x07", "\x9b31m", "a\nb", "\u202e"])
+def test_a_file_can_not_steer_the_terminal(realizar: Callable[..., Any], tmp_path: Path, hostile: str) -> None:
+    path = tmp_path / "hostile.gguf"
+    write_gguf(path, {"general.architecture": hostile, "general.name": hostile, "tokenizer.chat_template": hostile})
+    text = realizar("inspect", path).stdout
+    assert all(character.isprintable() for line in text.split("\n") for character in line)
