@@ -91,7 +91,7 @@ CASES: dict[str, tuple[bytes, str, str]] = {
     "more tensors than bytes": (build(num_tensors=1 << 33), "offset 8", "tensors would run past the end"),
     "largest tensor count": (build(num_tensors=HUGE), "offset 8", "tensors would run past the end"),
     "tensor missing": (build(num_tensors=1), f"offset {len(build())}", "past the end"),
-    "too many tensors": (build([], [bytes(4 << 20)], num_tensors=1 << 17 | 1), "offset 8", "at most 131072"),
+    "too many tensors": (build([], [bytes(4 << 20)], num_tensors=1 << 16 | 1), "offset 8", "at most 65536"),
     "key longer than file": (
         build([struct.pack("<Q", 1 << 62) + b"key......................"]),
         f"offset {AFTER_ARCHITECTURE}",
@@ -293,10 +293,10 @@ CASES: dict[str, tuple[bytes, str, str]] = {
 
 def refused(path: Path, open_file: Callable[[Path], object]) -> str:
     """The message, after checking that saying it took little time and memory."""
-    peak_before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    peak_before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(CheckpointError) as refusal:
         open_file(path)
-    assert time.perf_counter() - started < MAX_SECONDS
+    assert time.process_time() - started < MAX_SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < MAX_RSS
     tracemalloc.start()
     try:

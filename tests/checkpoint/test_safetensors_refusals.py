@@ -56,6 +56,8 @@ CASES: dict[str, tuple[bytes, str, str]] = {
     "number overflows": (build(b'{"w": 1e999}'), "offset 8", "the number 1e999 overflows"),
     "number of 5000 digits": (build(b'{"w": ' + b"9" * 5000 + b"}"), "offset 8", "bad JSON"),
     "100,000 deep": (build(b'{"w": ' + b"[" * 100_000), "offset 8", "nested too deep"),
+    "2.6 million lists": (build(b'{"w": [' + b"[]," * 2_600_000), "offset 8", "too many values"),
+    "lists up to the limit": (build(b'{"w": [' + b"[]," * 299_990), "offset", "bad JSON: Expecting value"),
     "duplicate tensor": (build(b'{"w": 1, "w": 2}'), "offset 8", "duplicate key 'w'"),
     "duplicate field": (build(b'{"w": {"dtype": "F32", "dtype": "F16"}}'), "offset 8", "duplicate key 'dtype'"),
     "metadata of numbers": (build({"__metadata__": {"a": 1}}, 0), "key '__metadata__'", "object of strings"),
@@ -98,10 +100,10 @@ CASES: dict[str, tuple[bytes, str, str]] = {
 
 def refused(path: Path) -> str:
     """The message, after checking that saying it took little time and memory."""
-    peak_before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    peak_before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(CheckpointError) as refusal:
         open_checkpoint(path)
-    assert time.perf_counter() - started < MAX_SECONDS
+    assert time.process_time() - started < MAX_SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < MAX_RSS
     tracemalloc.start()
     try:
@@ -128,7 +130,7 @@ def test_refused(tmp_path: Path, case: str) -> None:
 
 def test_sparse_file_with_a_header_of_holes(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(build(b"{", size=15 << 20))
+    path.write_bytes(build(b"{", size=7 << 20))
     os.truncate(path, 1 << 33)
     assert "bad JSON" in refused(path)
 
@@ -153,14 +155,14 @@ def open_and_compare(folder: Path, data: bytes) -> None:
     """Whatever opens must be what the `safetensors` library reads from the same bytes."""
     path = folder / "mutant.safetensors"
     path.write_bytes(data)
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         checkpoint = open_checkpoint(path)
     except CheckpointError as error:
         assert str(error).startswith(f"{path}: ")  # noqa: PT017 - both outcomes are allowed
-        assert time.perf_counter() - started < MAX_SECONDS
+        assert time.process_time() - started < MAX_SECONDS
         return
-    assert time.perf_counter() - started < MAX_SECONDS
+    assert time.process_time() - started < MAX_SECONDS
     if data.startswith(b"GGUF"):
         return
     theirs = dict(safetensors.deserialize(data))

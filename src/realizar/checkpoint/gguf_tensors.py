@@ -12,7 +12,9 @@ from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError
 
 MAX_DIMENSIONS = 4
-MAX_TENSORS = 1 << 17
+MAX_TENSORS = 1 << 16
+"""Known models have a few thousand; parsing more than this would take over a second."""
+
 _SMALLEST_TENSOR = 8 + 1 + 4 + 4 + 8
 _LARGEST_INT64 = (1 << 63) - 1
 _DIMENSIONS = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))

@@ -17,8 +17,8 @@ from realizar.checkpoint.naming import shown
 from realizar.checkpoint.strict_json import parse_json_object
 from realizar.errors import CheckpointError
 
-MAX_HEADER_BYTES = 16 << 20
-"""Stricter than the format's 100 MB, because parsing that much would cost a second and a gigabyte. 150,000 tensors."""
+MAX_HEADER_BYTES = 8 << 20
+"""Stricter than the format's 100 MB, because parsing that much would cost seconds and gigabytes. Holds 75,000 tensors."""
 
 _PREFIX_BYTES = 8
 _METADATA_KEY = "__metadata__"

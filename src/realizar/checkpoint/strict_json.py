@@ -10,6 +10,10 @@ from typing import Any, NoReturn
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError
 
+MAX_CONTAINERS = 300_000
+MAX_VALUES = 1 << 20
+"""Brackets, and commas, that a text may hold: what parsing costs in time and memory hangs on these, not on its size."""
+
 
 class _RefusedError(ValueError):
     """JSON that Python would take and we do not."""
@@ -22,8 +26,11 @@ def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
         path: file that `data` comes from, and `base` the offset of its first byte there: for messages.
 
     Raises:
-        CheckpointError: not UTF-8, not JSON, not an object, nested too deep, NaN or an infinity, a duplicate key.
+        CheckpointError: not UTF-8, not JSON, not an object, nested too deep, too many values, NaN or an infinity, a
+            duplicate key.
     """
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS or data.count(b",") > MAX_VALUES:
+        raise CheckpointError(path, f"offset {base}", "bad JSON: too many values")
     try:
         text = str(data, "utf-8")
         value = json.loads(
