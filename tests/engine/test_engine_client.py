@@ -1,0 +1,270 @@
+"""Streams and whole outputs through the in-process client, with a vocabulary that spells numbers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from realizar.config import EngineConfig
+from realizar.engine.client import EngineClient
+from realizar.engine.core import EngineCore
+from realizar.engine.interrupts import interrupts_deferred
+from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError
+from realizar.sampling_params import SamplingParams
+from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+class NumberText:
+    """Token 17 is the text `17 `; the last character is held back for a while. The stop string `?` breaks it."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.stop_string: str | None = None
+        self._stops, self._whole, self._given = sampling.stop, "", 0
+
+    def add(self, token_id: int) -> str:
+        if "?" in self._stops:
+            raise ValueError("no such number")
+        self._whole += f"{token_id} "
+        for stop in self._stops:
+            if stop in self._whole:
+                self.stop_string = stop
+                self._whole = self._whole[: self._whole.index(stop)]
+                return self._give(len(self._whole))
+        return self._give(len(self._whole) - 1)
+
+    def finish(self) -> str:
+        return self._give(len(self._whole))
+
+    def _give(self, end: int) -> str:
+        text, self._given = self._whole[self._given : end], max(end, self._given)
+        return text
+
+
+def make_client(backend: ScriptedBackend | None = None, end_ids: tuple[int, ...] = ()) -> EngineClient:
+    backend = backend or ScriptedBackend()
+    core = EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+    return EngineClient(core, NumberText, end_ids)
+
+
+def spelled(tokens: list[int]) -> str:
+    return "".join(f"{token_id} " for token_id in tokens)
+
+
+def test_pieces_concatenate_to_the_whole() -> None:
+    client = make_client()
+    wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
+    with client.submit([1, 2], GREEDY, prompt="one two") as stream:
+        pieces = list(stream)
+        output = stream.result()
+    assert "".join(piece.text for piece in pieces) == output.outputs[0].text == spelled(wanted)
+    assert [token for piece in pieces for token in piece.token_ids] == list(output.outputs[0].token_ids) == wanted
+    assert [piece.finish_reason for piece in pieces] == [None] * 7 + ["length"]
+    assert (output.prompt, output.prompt_token_ids) == ("one two", (1, 2))
+    assert output.timings.arrival_s <= output.timings.scheduled_s <= output.timings.first_token_s
+    assert output.timings.decode_s > 0
+    assert output.decode_tokens_per_s == pytest.approx(7 / output.timings.decode_s)
+    assert output.prompt_tokens_per_s == pytest.approx(2 / output.timings.prefill_s)
+
+
+def test_a_stop_string_ends_the_row_too() -> None:
+    wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
+    stop = f"{wanted[3]} "
+    backend = ScriptedBackend()
+    client = make_client(backend)
+    output = client.submit([1, 2], SamplingParams(temperature=0.0, stop=(stop,))).result().outputs[0]
+    assert output.text == spelled(wanted[:3])
+    assert (output.finish_reason, output.stop_reason, list(output.token_ids)) == ("stop", stop, wanted[:4])
+    client.submit([5], GREEDY).result()
+    assert backend.num_steps == 4 + 8
+    assert list(backend.rows) in ([], [0])
+
+
+def test_a_stop_token_has_no_text() -> None:
+    wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
+    client = make_client(end_ids=(wanted[2],))
+    output = client.submit([1, 2], GREEDY).result().outputs[0]
+    assert output.text == spelled(wanted[:2])
+    assert (output.finish_reason, output.stop_reason, list(output.token_ids)) == ("stop", wanted[2], wanted[:3])
+    ignoring = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    assert client.submit([1, 2], ignoring).result().outputs[0].text == spelled(wanted)
+
+
+def test_every_choice_has_its_own_text() -> None:
+    sampling = SamplingParams(seed=5, max_tokens=6, n=3, logprobs=1)
+    stream = make_client().submit([4], sampling)
+    pieces = list(stream)
+    for index, output in enumerate(stream.result().outputs):
+        wanted = expected_tokens([4], (None,), sampling, 6, index)
+        assert (output.index, output.text) == (index, spelled(wanted))
+        assert "".join(piece.text for piece in pieces if piece.choice == index) == output.text
+        assert output.logprobs is not None
+        assert [entry.token_id for entry in output.logprobs] == wanted
+
+
+def test_without_a_seed_every_request_draws_its_own() -> None:
+    client = make_client()
+    texts = {client.submit([4], SamplingParams(max_tokens=6)).result().outputs[0].text for _ in range(5)}
+    assert len(texts) == 5
+
+
+def test_scoring_generates_nothing() -> None:
+    prompt = [3, 1, 4, 1, 5]
+    output = make_client().submit(prompt, SamplingParams(prompt_logprobs=3), score_only=True).result()
+    states = history_states(prompt, (None,))
+    assert output.prompt_logprobs == (None, *(logprobs_of(states[at], prompt[at + 1], 3) for at in range(4)))
+    assert output.outputs[0].token_ids == ()
+    assert output.num_generated_tokens == 0
+    assert output.decode_tokens_per_s == 0
+
+
+def test_max_tokens_defaults_to_the_rest_of_the_context() -> None:
+    client = make_client(ScriptedBackend(context_length=40))
+    assert len(client.submit([1] * 10, SamplingParams(temperature=0.0)).result().outputs[0].token_ids) == 30
+    with pytest.raises(ContextLengthError, match="40 tokens and 1 are to be generated"):
+        client.submit([1] * 40, SamplingParams())
+
+
+def test_a_small_cache_bounds_the_default_of_max_tokens() -> None:
+    client = make_client(ScriptedBackend(num_blocks=[5]))
+    assert len(client.submit([1] * 10, SamplingParams(temperature=0.0)).result().outputs[0].token_ids) == 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param"),
+    [
+        ([], SamplingParams(), "prompt"),
+        ([97], SamplingParams(), "prompt"),
+        ([1, -1], SamplingParams(), "prompt"),
+        ([1], SamplingParams(logit_bias={97: 1.0}), "logit_bias"),
+        ([1], SamplingParams(stop_token_ids=(97,)), "stop_token_ids"),
+        ([1], SamplingParams(dry_sequence_breakers=(-1,)), "dry_sequence_breakers"),
+        ([1], SamplingParams(logprobs=98), "logprobs"),
+        ([1], SamplingParams(prompt_logprobs=98), "prompt_logprobs"),
+    ],
+)
+def test_refusals_name_the_field(prompt: list[int], sampling: SamplingParams, param: str) -> None:
+    client = make_client()
+    with pytest.raises(InvalidRequestError) as caught:
+        client.submit(prompt, sampling)
+    assert caught.value.param == param
+    assert len(client.submit([1], GREEDY).result().outputs[0].token_ids) == 8
+
+
+def test_a_dead_engine_reaches_every_waiter() -> None:
+    client = make_client(ScriptedBackend(fail_at=4))
+    streams = [client.submit([index], GREEDY) for index in range(3)]
+    pieces = []
+    with pytest.raises(EngineDeadError, match="fell off the bus"):
+        pieces.extend(streams[0])
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="fell off the bus"):
+            stream.result()
+    with pytest.raises(EngineDeadError, match="fell off the bus"):
+        client.submit([1], GREEDY)
+
+
+def test_a_waiting_thread_is_told_that_the_engine_closed() -> None:
+    client = make_client(ScriptedBackend(context_length=4000, num_blocks=[1000]))
+    caught: list[Exception] = []
+    started = threading.Event()
+
+    def wait() -> None:
+        try:
+            for _ in client.submit([1], SamplingParams(temperature=0.0)):
+                started.set()
+        except RealizarError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert started.wait(10)
+    client.close()
+    thread.join(10)
+    assert [str(error) for error in caught] == ["the engine was closed"]
+    assert isinstance(caught[0], EngineDeadError)
+
+
+def test_threads_share_one_engine() -> None:
+    backend = ScriptedBackend(num_blocks=[200])
+    client = make_client(backend)
+    texts: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        stream = client.submit([index], SamplingParams(temperature=0.0, max_tokens=30))
+        texts[index] = "".join(piece.text for piece in stream)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert texts == {index: spelled(expected_tokens([index], (None,), GREEDY, 30)) for index in range(8)}
+
+
+def test_a_thread_that_drives_on_and_on_lets_others_in() -> None:
+    """While one thread generates 400 tokens, another's request of 5 comes and goes."""
+    client = make_client(ScriptedBackend(num_blocks=[300], context_length=500))
+    order: list[str] = []
+
+    def ask(name: str, max_tokens: int) -> None:
+        client.submit([1], SamplingParams(temperature=0.0, max_tokens=max_tokens)).result()
+        order.append(name)
+
+    first = client.submit([2], GREEDY)
+    pieces = iter(first)
+    next(pieces)
+    threads = [threading.Thread(target=ask, args=("long", 400)), threading.Thread(target=ask, args=("short", 5))]
+    for thread in threads:
+        thread.start()
+    list(pieces)
+    for thread in threads:
+        thread.join(30)
+    assert order == ["short", "long"]
+
+
+def test_closing_a_stream_frees_its_row() -> None:
+    backend = ScriptedBackend(num_blocks=[64], max_rows=1)
+    client = make_client(backend)
+    with client.submit([1], SamplingParams(temperature=0.0)) as stream:
+        next(iter(stream))
+    with pytest.raises(RealizarError, match="the request was closed"):
+        stream.result()
+    assert client.submit([2], GREEDY).result().outputs[0].finish_reason == "length"
+
+
+def test_text_that_fails_costs_only_its_own_request() -> None:
+    client = make_client()
+    good = client.submit([1], GREEDY)
+    bad = client.submit([1, 2], SamplingParams(stop=("?",)))
+    with pytest.raises(RealizarError, match="no such number"):
+        bad.result()
+    assert good.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 8))
+
+
+def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
+    steps = []
+
+    def step() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert steps == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_handler_is_left_alone() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
