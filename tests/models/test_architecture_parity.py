@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from architectures import CASES, FORMS, Form, build_case, check_logits, expected_logits
-from reference_model import ReferenceModel
-from reference_tensors import load_tensors
 
+from architectures import CASES, FORMS, Form, build_case, check_logits
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
+from reference_model import ReferenceModel
+from reference_tensors import load_tensors
 
 pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
 pytest.importorskip("transformers", reason="parity is against transformers")

@@ -76,7 +76,7 @@ def _read_gguf(settings: Settings, sizes: Dimensions, pairing: Pairing, default_
     magnitude = attention_factor or 1.0
     long, short = (_factor_tensor(settings, f"rope_factors_{name}.weight", size // 2) for name in ("long", "short"))
     divisors = _factor_tensor(settings, "rope_freqs.weight", size // 2)
-    if kind in ("", "longrope") and (long is not None or short is not None):
+    if kind == "longrope" or (kind == "" and (long is not None or short is not None)):
         chosen, missing = (long, "long") if sizes.context_length > original else (short, "short")
         if chosen is None:
             raise CheckpointError(settings.path, f"tensor 'rope_factors_{missing}.weight'", "missing")

@@ -1,0 +1,108 @@
+"""Strict loading both ways: missing, left over and mis-shaped tensors are listed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_spec
+
+
+def _problems(checkpoint: Checkpoint) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        check_tensors(build_spec(checkpoint), checkpoint)
+    return str(caught.value)
+
+
+def test_complete_checkpoints_pass() -> None:
+    for checkpoint in (gguf_checkpoint(), config_checkpoint()):
+        check_tensors(build_spec(checkpoint), checkpoint)
+
+
+def test_missing_tensors_are_listed() -> None:
+    message = _problems(gguf_checkpoint(blk__1__attn_k=None, output_norm=None))
+    assert "missing blk.1.attn_k.weight, output_norm.weight" in message
+
+
+def test_left_over_tensors_are_listed() -> None:
+    message = _problems(config_checkpoint(score=(2, HIDDEN)))
+    assert "unexpected score.weight" in message
+    assert message.startswith("tiny: tensor 'score.weight': ")
+
+
+def test_mis_shaped_tensors_are_listed_with_both_shapes() -> None:
+    message = _problems(gguf_checkpoint(blk__0__ffn_up=(WIDTH + 1, HIDDEN), blk__0__ffn_norm=(1, HIDDEN)))
+    assert f"blk.0.ffn_norm.weight (1, {HIDDEN}) in place of ({HIDDEN},)" in message
+    assert f"misshaped blk.0.ffn_up.weight ({WIDTH + 1}, {HIDDEN}) in place of ({WIDTH}, {HIDDEN})" in message
+
+
+def test_long_lists_are_cut() -> None:
+    message = _problems(gguf_checkpoint(**{f"extra{index}": (1,) for index in range(20)}))
+    assert "extra7.weight and 12 more" in message
+
+
+def test_all_kinds_come_in_one_message() -> None:
+    message = _problems(config_checkpoint(extra=(1,), lm_head=(VOCABULARY + 1, HIDDEN), model__norm=None))
+    assert all(word in message for word in ("missing model.norm", "unexpected extra", "misshaped lm_head"))
+
+
+def test_fused_tensor_must_hold_all_rows() -> None:
+    fused = {f"blk__{layer}__attn_{part}": None for layer in range(2) for part in "qkv"}
+    whole = gguf_checkpoint(**fused, blk__0__attn_qkv=(2 * HIDDEN, HIDDEN), blk__1__attn_qkv=(2 * HIDDEN, HIDDEN))
+    spec = build_spec(whole)
+    check_tensors(spec, whole)
+    source = spec.tensors["model.layers.1.self_attn.v_proj.weight"]
+    assert (source.name, source.first_row, source.fused) == ("blk.1.attn_qkv.weight", HIDDEN + HIDDEN // 2, True)
+    short = gguf_checkpoint(**fused, blk__0__attn_qkv=(2 * HIDDEN, HIDDEN), blk__1__attn_qkv=(2 * HIDDEN - 1, HIDDEN))
+    assert "misshaped blk.1.attn_qkv.weight" in _problems(short)
+
+
+def test_vocabulary_only_files_have_no_weights() -> None:
+    checkpoint = dataclasses.replace(gguf_checkpoint(), tensors={})
+    with pytest.raises(UnsupportedModelError, match="no weights"):
+        build_spec(checkpoint)
+    with pytest.raises(UnsupportedModelError, match="no weights"):
+        check_tensors(build_spec(gguf_checkpoint()), checkpoint)
+
+
+def test_element_type_without_ggml_id_is_named() -> None:
+    checkpoint = config_checkpoint(model__norm=None)
+    checkpoint = dataclasses.replace(checkpoint, unsupported={"model.norm.weight": "F8_E4M3", "scale_inv": "F8_E4M3"})
+    with pytest.raises(UnsupportedModelError, match=r"model\.norm\.weight.*F8_E4M3"):
+        check_tensors(build_spec(checkpoint), checkpoint)
+
+
+def test_tied_and_untied_heads() -> None:
+    assert not build_spec(gguf_checkpoint()).tied
+    assert build_spec(gguf_checkpoint(output=None)).tied
+    assert not build_spec(config_checkpoint()).tied
+    tied = config_checkpoint({"tie_word_embeddings": True})
+    spec = build_spec(tied)
+    assert spec.tied
+    check_tensors(spec, tied)  # a copy of the embedding under the head's name is not needed
+
+
+def test_known_tables_are_not_left_over() -> None:
+    checkpoint = gguf_checkpoint()
+    extra = {name: stored(name, (2,), [1.0, 2.0]) for name in ("rope_freqs.weight", "blk.0.attn_rot_embd")}
+    checkpoint = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, **extra})
+    check_tensors(build_spec(checkpoint), checkpoint)
+
+
+@pytest.mark.parametrize("values", [[1.0, 0.0], [1.0, float("nan")], [1.0]])
+def test_bad_rope_factors_are_named(values: list[float]) -> None:
+    checkpoint = gguf_checkpoint()
+    table = stored("rope_freqs.weight", (len(values),), values)
+    checkpoint = dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, table.name: table})
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
+        build_spec(checkpoint)
+
+
+def test_longrope_without_the_chosen_factors_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"rope_factors_short\.weight.*missing"):
+        build_spec(gguf_checkpoint({"llama.rope.scaling.type": "longrope"}))
