@@ -205,27 +205,6 @@ def test_threads_share_one_engine() -> None:
     assert texts == {index: spelled(expected_tokens([index], (None,), GREEDY, 30)) for index in range(8)}
 
 
-def test_a_thread_that_drives_on_and_on_lets_others_in() -> None:
-    """While one thread generates 400 tokens, another's request of 5 comes and goes."""
-    client = make_client(ScriptedBackend(num_blocks=[300], context_length=500))
-    order: list[str] = []
-
-    def ask(name: str, max_tokens: int) -> None:
-        client.submit([1], SamplingParams(temperature=0.0, max_tokens=max_tokens)).result()
-        order.append(name)
-
-    first = client.submit([2], GREEDY)
-    pieces = iter(first)
-    next(pieces)
-    threads = [threading.Thread(target=ask, args=("long", 400)), threading.Thread(target=ask, args=("short", 5))]
-    for thread in threads:
-        thread.start()
-    list(pieces)
-    for thread in threads:
-        thread.join(30)
-    assert order == ["short", "long"]
-
-
 def test_closing_a_stream_frees_its_row() -> None:
     backend = ScriptedBackend(num_blocks=[64], max_rows=1)
     client = make_client(backend)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from realizar.engine.core import EngineCore
-from realizar.engine.fair_lock import FairLock
 from realizar.engine.interrupts import interrupts_deferred
 from realizar.engine.output_processor import ChoiceText, OutputProcessor
 from realizar.engine.prepare import prepare_request
@@ -111,7 +111,7 @@ class EngineClient:
         self._processor = OutputProcessor(new_text)
         self._end_ids = frozenset(end_ids)
         self._streams: dict[str, RequestStream] = {}
-        self._lock = FairLock()
+        self._lock = threading.Lock()
         self._numbers = itertools.count()
 
     def submit(
