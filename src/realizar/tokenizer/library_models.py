@@ -1,0 +1,278 @@
+"""A vocabulary as a function from a piece of text to token ids, on the tokenizers library.
+
+A piece holds no special token that should be matched whole: those are cut out before. The library is imported when a
+tokenizer is built, not before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import CheckpointError, TokenizerError
+from realizar.tokenizer.pre_tokenizers import PreTokenizer
+from realizar.tokenizer.score_merges import merge_by_score, ranked_merges
+from realizar.tokenizer.special_tokens import SpecialTokens
+from realizar.tokenizer.vocabulary import TokenType, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+Encode = Callable[[str], list[int]]
+
+SPACE = "▁"  # U+2581, how SentencePiece writes a space
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+# Above this many tokens the part for Latin text is built first.
+_LARGE_VOCABULARY = 100_000
+_LATIN = re.compile("[\0-\u024f\u2000-\u206f▁]*")
+# BERT's own limit; a longer word is unknown. The library's search takes quadratic time in it.
+_LONGEST_WORD = 100
+
+
+def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
+    """Byte-pair encoding by the file's merges."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    ids = dict(vocabulary.ids)
+    merges = vocabulary.merges
+    if len(merges) != len(distinct := dict.fromkeys(merges)):
+        merges = list(distinct)  # the first rank of a pair counts; the library would take the last
+    try:
+        model = models.BPE(vocab=ids, merges=merges, byte_fallback=not pre.byte_level, ignore_merges=pre.ignore_merges)
+    except ValueError as error:
+        raise CheckpointError(vocabulary.path, "key 'tokenizer.ggml.merges'", f"names no token: {error}") from None
+    tokenizer = Tokenizer(model)
+    steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+    if pre.byte_level:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    encode = _encoder(tokenizer)
+    if vocabulary.model == "whitespace":
+        return _whitespace_words(encode, lowercase=vocabulary.flags.get("normalizer.lowercase", False))
+    if pre.prefix_words:
+        encode = _prefixed_lines(encode)
+    if pre.whole_newlines:
+        encode = _whole_newlines(encode, vocabulary.ids)
+    if pre.escape_spaces:
+        escaped = encode
+        return lambda text: escaped(text.replace(" ", SPACE))
+    return encode
+
+
+def by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
+    """SentencePiece's byte-pair encoding by score. Spaces in the text are U+2581 already."""
+    # Text that spells a user-defined token is cut out before, except for spaces, which are escaped after that.
+    mergeable = np.isin(special.types, (TokenType.NORMAL, TokenType.UNUSED))
+    for index in np.flatnonzero(special.types == TokenType.USER_DEFINED).tolist():
+        mergeable[index] = SPACE in vocabulary.tokens[index]
+    unknown = special.ids.get("unknown")
+    if any(token not in vocabulary.ids for token in BYTE_TOKENS) and unknown is None:
+        raise TokenizerError(f"{vocabulary.path}: the vocabulary has neither all bytes nor an unknown token")
+    ids = _with_lone_characters(vocabulary, mergeable.tolist())
+    extra = len(ids) - len(vocabulary.tokens)
+    tokens = list(ids)
+    scores = np.concatenate([vocabulary.scores, np.zeros(extra, np.float32)])
+    mergeable = np.concatenate([mergeable, np.zeros(extra, np.bool_)])
+
+    def build(kept: Sequence[str]) -> Encode | None:
+        index = np.fromiter((ids[token] for token in kept), np.int64, len(kept))
+        merges = ranked_merges(kept, scores[index], mergeable[index])
+        if merges is None:
+            return None
+        fallback = None if unknown is None else vocabulary.tokens[unknown]
+        return _score_model({token: ids[token] for token in kept}, merges, fallback)
+
+    encode = _in_two_parts(tokens, build) if len(tokens) > _LARGE_VOCABULARY else build(tokens)
+    if encode is None:
+        encode = _merged_here(ids, scores, mergeable, unknown)
+    return _spelled_out(encode, tokens, len(vocabulary.tokens), vocabulary.ids, unknown) if extra else encode
+
+
+def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
+    """SentencePiece's unigram model, with its compiled normalisation and its treatment of spaces."""
+    from tokenizers import Tokenizer, models, normalizers
+
+    unknown = special.ids.get("unknown")
+    if unknown is None:
+        raise TokenizerError(f"{vocabulary.path}: a unigram vocabulary needs an unknown token")
+    pieces: list[tuple[str, float]] = []
+    kinds = special.types.tolist()
+    for index, (token, score) in enumerate(zip(vocabulary.tokens, vocabulary.scores.tolist(), strict=True)):
+        if kinds[index] == TokenType.USER_DEFINED:
+            pieces.append((token, 0.0))
+        elif kinds[index] in (TokenType.NORMAL, TokenType.UNUSED):
+            pieces.append((token, score))
+        else:
+            pieces.append((f"\0{index}", 0.0))  # never spelled by text: normalisation drops \0
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
+    normalizer = None
+    if vocabulary.charsmap:
+        try:
+            normalizer = normalizers.Precompiled(vocabulary.charsmap)
+        except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
+            where = "key 'tokenizer.ggml.precompiled_charsmap'"
+            raise CheckpointError(vocabulary.path, where, f"is malformed: {error}") from None
+    prefix = vocabulary.flags.get("add_space_prefix", False)
+    merge_spaces = vocabulary.flags.get("remove_extra_whitespaces", False)
+    encode_piece = _encoder(tokenizer)
+
+    def encode(text: str) -> list[int]:
+        text = text.replace("\0", "")
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        if merge_spaces:
+            text = "".join(SPACE + word for word in text.split(" ") if word)
+        elif prefix and text.strip(" "):
+            spaces = len(text) - len(text.lstrip(" "))
+            text = text[:spaces] + " " + text[spaces:]
+        return encode_piece(text.replace(" ", SPACE)) if text else []
+
+    return encode
+
+
+def word_pieces(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
+    """BERT's longest-match pieces. GGUF marks the start of a word (U+2581) and not its continuation (`##`)."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    unknown = special.ids.get("unknown")
+    if unknown is None:
+        raise TokenizerError(f"{vocabulary.path}: a WordPiece vocabulary needs an unknown token")
+    lowercase = vocabulary.flags.get("normalizer.lowercase", True)
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            vocab=dict(vocabulary.ids),
+            unk_token=vocabulary.tokens[unknown],
+            continuing_subword_prefix="",
+            max_input_chars_per_word=_LONGEST_WORD + 1,
+        )
+    )
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=vocabulary.flags.get("normalizer.strip_accents", lowercase),
+        lowercase=lowercase,
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.BertPreTokenizer(),
+            pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=False),
+        ]
+    )
+    return _encoder(tokenizer)
+
+
+def _encoder(tokenizer: LibraryTokenizer) -> Encode:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def _score_model(ids: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: str | None) -> Encode:
+    from tokenizers import Tokenizer, models
+
+    return _encoder(
+        Tokenizer(models.BPE(vocab=ids, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=True))
+    )
+
+
+def _with_lone_characters(vocabulary: Vocabulary, mergeable: Iterable[bool]) -> dict[str, int]:
+    """The vocabulary, and ids above it for characters that occur in tokens and are none.
+
+    Merging starts from characters, tokens or not; the library merges tokens only.
+    """
+    ids = dict(vocabulary.ids)
+    characters = set("".join(token for token, use in zip(vocabulary.tokens, mergeable, strict=True) if use))
+    for character in sorted(characters.difference(ids)):
+        ids[character] = len(ids)
+    return ids
+
+
+def _in_two_parts(tokens: Sequence[str], build: Callable[[Sequence[str]], Encode | None]) -> Encode | None:
+    """Builds what Latin text needs now and the rest when a text asks for it.
+
+    Merging makes only tokens that are spelled with the text's own characters, so leaving out all others changes
+    nothing; and a quarter of a million tokens take a second to build, of the two until the first answer.
+    """
+    latin = build([token for token in tokens if _LATIN.fullmatch(token)])
+    if latin is None:
+        return None
+    complete: Encode | None = None
+
+    def encode(text: str) -> list[int]:
+        nonlocal complete
+        if complete is not None:
+            return complete(text)
+        if _LATIN.fullmatch(text):
+            return latin(text)
+        complete = build(tokens)
+        if complete is None:
+            raise TokenizerError("the vocabulary's scores allow no ranking of its merges")
+        return complete(text)
+
+    return encode
+
+
+def _merged_here(
+    ids: Mapping[str, int], scores: NDArray[np.float32], mergeable: NDArray[np.bool_], unknown: int | None
+) -> Encode:
+    """Merging without the library, for vocabularies whose different tokens share scores."""
+    allowed = {token: index for (token, index), use in zip(ids.items(), mergeable.tolist(), strict=True) if use}
+    by_id: list[float] = scores.tolist()
+
+    def encode(text: str) -> list[int]:
+        found: list[int] = []
+        for piece in merge_by_score(text, allowed, by_id):
+            if piece in ids:
+                found.append(ids[piece])
+            else:
+                found.extend(_as_bytes(piece, ids, unknown))
+        return found
+
+    return encode
+
+
+def _spelled_out(
+    encode: Encode, tokens: Sequence[str], count: int, ids: Mapping[str, int], unknown: int | None
+) -> Encode:
+    """Writes ids above the vocabulary, of characters that stayed alone, as bytes."""
+    bytes_of = {index: _as_bytes(tokens[index], ids, unknown) for index in range(count, len(tokens))}
+
+    def spelled(text: str) -> list[int]:
+        return [part for index in encode(text) for part in (bytes_of[index] if index >= count else (index,))]
+
+    return spelled
+
+
+def _as_bytes(character: str, ids: Mapping[str, int], unknown: int | None) -> list[int]:
+    found = [ids.get(BYTE_TOKENS[byte], unknown) for byte in character.encode()]
+    return [index for index in found if index is not None]
+
+
+def _whole_newlines(encode: Encode, ids: Mapping[str, int]) -> Encode:
+    def split(text: str) -> list[int]:
+        if "\n" not in text:
+            return encode(text)
+        found: list[int] = []
+        for piece in re.split("(\n+)", text):
+            if piece.startswith("\n") and piece in ids:
+                found.append(ids[piece])
+            elif piece:
+                found.extend(encode(piece))
+        return found
+
+    return split
+
+
+def _prefixed_lines(encode: Encode) -> Encode:
+    start = re.compile(rf"^(?=[^\n{SPACE}])", re.MULTILINE)
+    return lambda text: encode(start.sub(SPACE, text))
+
+
+def _whitespace_words(encode: Encode, *, lowercase: bool) -> Encode:
+    return lambda text: [index for word in (text.lower() if lowercase else text).split() for index in encode(word)]

@@ -1,0 +1,214 @@
+"""Which tokens of a vocabulary are special, which end a generation, and finding them in text. numpy only.
+
+The lists of texts, and the corrections of types, are those by which llama.cpp repairs files whose metadata is poorer
+than their vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.tokenizer.vocabulary import TokenType, Vocabulary
+
+END_OF_GENERATION = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+)
+_FILL_IN_MIDDLE: Mapping[str, tuple[str, ...]] = {
+    "fim_prefix": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suffix": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_middle": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_repo": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_separator": ("<|file_sep|>",),
+}
+# gpt-oss writes its channels with these: they are text of the answer, to be shown and parsed.
+_HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+# Models that end a channel, not the answer, with <|end|>, know one of these pairs.
+_CHANNEL_MODELS = tuple({end, call} for end in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>"))
+_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "unknown": 100, "separator": 102, "padding": 0, "mask": 103},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
+}
+
+_ASCII_SPACE = " \t\n\v\f\r"
+_SPACE_RUN = re.compile(f"[{_ASCII_SPACE}]*")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """What is special in a vocabulary.
+
+    Attributes:
+        types: int32 [tokens], of `TokenType`, corrected.
+        ids: role (`bos`, `eos`, ...) to id, defaults of the model kind included.
+        end_of_generation: ids after which an answer is over.
+    """
+
+    types: NDArray[np.int32]
+    ids: Mapping[str, int]
+    end_of_generation: frozenset[int]
+
+
+def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
+    """Reads roles and ends of generation from metadata and, where that is silent, from the texts of tokens."""
+    known = vocabulary.ids
+    types = vocabulary.types.copy()
+    ids = {role: index for role, index in _DEFAULT_IDS.get(vocabulary.model, {}).items() if index < len(types)}
+    ids.update(vocabulary.special)
+    for role, texts in _FILL_IN_MIDDLE.items():
+        found = next((known[text] for text in texts if text in known), None)
+        if role not in ids and found is not None:
+            ids[role] = found
+            types[found] = TokenType.CONTROL
+    by_text = [known[text] for text in END_OF_GENERATION if text in known]
+    types[by_text] = TokenType.CONTROL
+    types[[known[text] for text in _HARMONY_MARKS if text in known]] = TokenType.USER_DEFINED
+    roles = ("fim_pad", "fim_repo", "fim_separator", "eos", "eot", "eom")
+    ends = {*by_text, *(ids[role] for role in roles if role in ids)}
+    _drop(ends, types, known, "<|end|>", TokenType.USER_DEFINED, _CHANNEL_MODELS)
+    _drop(ends, types, known, "</s>", TokenType.NORMAL, ({"<|tool_response>"},))
+    return SpecialTokens(types, ids, frozenset(ends))
+
+
+def _drop(
+    ends: set[int],
+    types: NDArray[np.int32],
+    known: Mapping[str, int],
+    text: str,
+    kind: TokenType,
+    witnesses: Iterable[set[str]],
+) -> None:
+    """Takes `text` out of the ends where a set of witnesses shows that the model uses it within an answer."""
+    if known.get(text) in ends and any(all(known.get(witness) in ends for witness in group) for group in witnesses):
+        ends.discard(known[text])
+        types[known[text]] = kind
+
+
+class SpecialTokenFinder:
+    """Cuts text into tokens that are matched whole and the pieces between them.
+
+    A longer token wins over a shorter one that it overlaps, wherever they start; otherwise the first one wins.
+
+    Args:
+        tokens: text to id.
+        strip_left, strip_right: ids that swallow the white space before or after them.
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, int],
+        strip_left: frozenset[int] = frozenset(),
+        strip_right: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokens = tokens
+        self._strip_left, self._strip_right = strip_left, strip_right
+        lengths: dict[str, set[int]] = {}
+        for text in tokens:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
+        self._firsts = re.compile("[" + re.escape("".join(lengths)) + "]") if lengths else None
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """Pieces of text and ids, in order; empty pieces are left out."""
+        end = 0
+        for start, stop, token in self._matches(text):
+            if start < end:
+                continue
+            piece = text[end:start]
+            if token in self._strip_left:
+                piece = piece.rstrip(_ASCII_SPACE)
+            if piece:
+                yield piece
+            yield token
+            end = stop
+            if token in self._strip_right:
+                spaces = _SPACE_RUN.match(text, end)
+                end = spaces.end() if spaces else end
+        if end < len(text):
+            yield text[end:]
+
+    def _matches(self, text: str) -> Iterator[tuple[int, int, int]]:
+        position = 0
+        while found := self._next(text, position, len(text), 0):
+            start, size = found
+            # A longer token that starts inside this one takes its place, and so on along the chain.
+            longer: tuple[int, int] | None = found
+            while longer := self._next(text, longer[0] + 1, longer[0] + longer[1], longer[1]):
+                start, size = longer
+            if start > found[0]:
+                yield from self._before(text, position, start)
+            yield start, start + size, self._tokens[text[start : start + size]]
+            position = start + size
+
+    def _before(self, text: str, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Matches that end before a longer one begins."""
+        head = text[position:end]
+        for start, stop, token in self._matches(head):
+            yield position + start, position + stop, token
+
+    def _next(self, text: str, position: int, end: int, above: int) -> tuple[int, int] | None:
+        """The first place in [position, end) where a token of more than `above` characters starts, and its length."""
+        if self._firsts is None:
+            return None
+        for candidate in self._firsts.finditer(text, position, end):
+            start = candidate.start()
+            for size in self._lengths[candidate.group()]:
+                if size <= above:
+                    break
+                if text[start : start + size] in self._tokens:
+                    return start, size
+        return None

@@ -1,0 +1,226 @@
+"""The vocabulary that a GGUF file carries (`tokenizer.ggml.*`), read and checked. numpy only.
+
+Key names and defaults are those of the GGUF specification and llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError, TokenizerError
+
+_PREFIX = "tokenizer.ggml."
+_MODELS = ("gpt2", "gemma4", "whitespace", "llama", "t5", "bert")
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A checked vocabulary.
+
+    Attributes:
+        path: the file, for messages.
+        model: `gpt2`, `gemma4`, `whitespace` (byte-pair with merges), `llama` (by score), `t5` (unigram), `bert`.
+        pre: name of the pre-tokenizer; `default` where the file has none.
+        tokens: text by id; no two are equal.
+        ids: id by text.
+        types: int32 [tokens], of `TokenType`.
+        scores: float32 [tokens].
+        merges: pairs in order of rank, not looked up yet; empty where the model has none.
+        special: `bos`, `eos`, `eot`, `eom`, `unknown`, `separator`, `padding`, `mask`, `fim_*` -> id, where named.
+        flags: the file's `add_bos_token`, `add_eos_token`, `add_space_prefix`, ... that it has.
+        charsmap: SentencePiece's compiled normalisation, or nothing.
+        name, architecture: `general.*`.
+    """
+
+    path: Path
+    model: str
+    pre: str
+    tokens: Sequence[str]
+    ids: Mapping[str, int]
+    types: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    merges: Sequence[tuple[str, str]]
+    special: Mapping[str, int]
+    flags: Mapping[str, bool]
+    charsmap: bytes
+    name: str
+    architecture: str
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
+    """The vocabulary in a GGUF file's metadata.
+
+    Raises:
+        TokenizerError: there is none, or it is of a kind that is not known.
+        CheckpointError: its lists disagree, or name tokens that do not exist.
+    """
+    return _Reader(checkpoint.path, checkpoint.metadata).vocabulary()
+
+
+class _Reader:
+    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+        self.path, self.metadata = path, metadata
+
+    def refuse(self, key: str, reason: str) -> NoReturn:
+        raise CheckpointError(self.path, f"key '{key}'", reason)
+
+    def vocabulary(self) -> Vocabulary:
+        model = self._model()
+        tokens = self._tokens()
+        ids = {text: index for index, text in enumerate(tokens)}
+        if len(ids) != len(tokens):
+            twice = next(text for index, text in enumerate(tokens) if ids[text] != index)
+            self.refuse(_PREFIX + "tokens", f"token {twice!r} appears twice")
+        return Vocabulary(
+            path=self.path,
+            model=model,
+            pre="gemma4" if model == "gemma4" else self._text(_PREFIX + "pre") or "default",
+            tokens=tokens,
+            ids=ids,
+            types=self._numbers("token_type", len(tokens), np.int32, TokenType.NORMAL),
+            scores=self._numbers("scores", len(tokens), np.float32, 0),
+            merges=self._merges() if model in ("gpt2", "gemma4", "whitespace") else (),
+            special=self._special(len(tokens)),
+            flags=self._flags(),
+            charsmap=self._charsmap(),
+            name=self._text("general.name"),
+            architecture=self._text("general.architecture"),
+        )
+
+    def _model(self) -> str:
+        model = self.metadata.get(_PREFIX + "model")
+        if model is None:
+            raise TokenizerError(f"{self.path} has no vocabulary (no tokenizer.ggml.model)")
+        if model in ("no_vocab", "none"):
+            raise TokenizerError(f"{self.path} has no vocabulary (tokenizer.ggml.model is {model!r})")
+        if model not in _MODELS:
+            raise TokenizerError(f"{self.path}: tokenizer.ggml.model {model!r} is not supported")
+        return str(model)
+
+    def _tokens(self) -> list[str]:
+        key = _PREFIX + "tokens"
+        tokens = self.metadata.get(key)
+        if tokens is None:
+            raise TokenizerError(f"{self.path} has no vocabulary (no {key})")
+        if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+            self.refuse(key, "is no list of strings")
+        if "" in tokens:
+            return [text or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
+        return tokens
+
+    def _numbers(self, name: str, count: int, dtype: type[np.generic], default: int) -> NDArray[Any]:
+        key = _PREFIX + name
+        values = self.metadata.get(key)
+        if values is None:
+            return np.full(count, default, dtype)
+        values = np.asarray(values)
+        if values.ndim != 1 or values.dtype.kind not in "iuf":
+            self.refuse(key, "is no list of numbers")
+        if len(values) != count:
+            self.refuse(key, f"has {len(values)} entries for {count} tokens")
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            self.refuse(key, "holds NaN")
+        return values.astype(dtype)
+
+    def _merges(self) -> list[tuple[str, str]]:
+        key = _PREFIX + "merges"
+        lines = self.metadata.get(key)
+        if lines is None:
+            raise TokenizerError(f"{self.path} has no merges ({key})")
+        if not isinstance(lines, list) or (lines and not isinstance(lines[0], str)):
+            self.refuse(key, "is no list of strings")
+        merges: list[tuple[str, str]] = []
+        for rank, line in enumerate(lines):
+            left, space, right = line.partition(" ")
+            if not space:
+                self.refuse(key, f"merge {rank}, {line!r}, is no pair")
+            merges.append((left, right))
+        return merges
+
+    def _special(self, count: int) -> dict[str, int]:
+        special: dict[str, int] = {}
+        for name, keys in _SPECIAL_KEYS.items():
+            for stem in keys:
+                key = f"{_PREFIX}{stem}_token_id"
+                value = self.metadata.get(key)
+                if value is None:
+                    continue
+                if isinstance(value, bool) or not isinstance(value, int):
+                    self.refuse(key, f"is {value!r}, no id")
+                if not 0 <= value < count:
+                    self.refuse(key, f"is {value}, beyond the {count} tokens")
+                special[name] = value
+        return special
+
+    def _flags(self) -> dict[str, bool]:
+        flags: dict[str, bool] = {}
+        for name in _FLAGS:
+            value = self.metadata.get(_PREFIX + name)
+            if value is None:
+                continue
+            if not isinstance(value, bool):
+                self.refuse(_PREFIX + name, f"is {value!r}, neither true nor false")
+            flags[name] = value
+        return flags
+
+    def _charsmap(self) -> bytes:
+        key = _PREFIX + "precompiled_charsmap"
+        value = self.metadata.get(key)
+        if value is None:
+            return b""
+        values = np.asarray(value)
+        if values.ndim != 1 or values.dtype.kind not in "iu" or values.dtype.itemsize != 1:
+            self.refuse(key, "is no list of bytes")
+        return values.tobytes()
+
+    def _text(self, key: str) -> str:
+        value = self.metadata.get(key, "")
+        if not isinstance(value, str):
+            self.refuse(key, "is no text")
+        return value
+
+
+# Later names win: the old `prefix`, `suffix` and `middle` come last, as in llama.cpp.
+_SPECIAL_KEYS: Mapping[str, tuple[str, ...]] = {
+    "bos": ("bos",),
+    "eos": ("eos",),
+    "eot": ("eot",),
+    "eom": ("eom",),
+    "unknown": ("unknown",),
+    "separator": ("seperator",),
+    "padding": ("padding",),
+    "mask": ("mask",),
+    "fim_prefix": ("fim_pre", "prefix"),
+    "fim_suffix": ("fim_suf", "suffix"),
+    "fim_middle": ("fim_mid", "middle"),
+    "fim_pad": ("fim_pad",),
+    "fim_repo": ("fim_rep",),
+    "fim_separator": ("fim_sep",),
+}
+_FLAGS = (
+    "add_bos_token",
+    "add_eos_token",
+    "add_space_prefix",
+    "remove_extra_whitespaces",
+    "normalizer.lowercase",
+    "normalizer.strip_accents",
+)
