@@ -78,17 +78,20 @@ def stored(name: str, shape: tuple[int, ...], values: object = None) -> StoredTe
     return StoredTensor(name, GGMLType.F32, shape, data, GGUF_PATH, 0)
 
 
-def gguf_checkpoint(metadata: dict[str, Any] | None = None, **shapes: tuple[int, ...] | None) -> Checkpoint:
+def gguf_checkpoint(
+    metadata: dict[str, Any] | None = None, architecture: str = "llama", **shapes: tuple[int, ...] | None
+) -> Checkpoint:
     """A tiny Llama as from a GGUF file.
 
     Args:
         metadata: keys to set, or to remove where the value is None.
+        architecture: that the keys are renamed to (the tensors remain a Llama's).
         shapes: tensors to add or change by name, without `.weight` and with `__` for a dot; None removes.
     """
     tensors = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,), "output": (VOCABULARY, HIDDEN)}
-    return Checkpoint(
-        GGUF_PATH, "gguf", _changed(GGUF_METADATA, metadata), _tensors(tensors, "blk.{}.", _GGUF_LAYER, shapes)
-    )
+    keys = {key.replace("llama.", f"{architecture}."): value for key, value in GGUF_METADATA.items()}
+    keys |= {"general.architecture": architecture}
+    return Checkpoint(GGUF_PATH, "gguf", _changed(keys, metadata), _tensors(tensors, "blk.{}.", _GGUF_LAYER, shapes))
 
 
 def config_checkpoint(config: dict[str, Any] | None = None, **shapes: tuple[int, ...] | None) -> Checkpoint:

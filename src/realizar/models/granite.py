@@ -15,7 +15,7 @@ def build(settings: Settings) -> ModelSpec:
     decoder = Decoder(settings, sizes)
     # A GGUF file says with this key that there are no positions at all.
     has_rope = settings.boolean("rope.scaling.finetuned", None, default=True)
-    rope = read_rope(settings, sizes, pairing="interleaved") if has_rope else None
+    rope = read_rope(settings, sizes, pairing="interleaved")
     scale = settings.optional_number("attention.scale", "attention_multiplier")
     if scale is None and not settings.is_gguf:
         scale = 1.0
@@ -28,7 +28,9 @@ def build(settings: Settings) -> ModelSpec:
     mlp_bias = decoder.bias("mlp_bias", "mlp.down_proj")
     layers = [
         Layer(
-            attention=decoder.attention(index, rope=rope, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias),
+            attention=decoder.attention(
+                index, rope=rope if has_rope else None, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias
+            ),
             feed_forward=decoder.feed_forward(index, activation, bias=mlp_bias),
             input_norm=decoder.norm(f"model.layers.{index}.input_layernorm"),
             pre_feedforward_norm=decoder.norm(f"model.layers.{index}.post_attention_layernorm"),

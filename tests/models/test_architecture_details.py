@@ -1,0 +1,230 @@
+"""What single architectures take from their keys, or assume where keys are missing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from handmade_checkpoint import HEADS, HIDDEN, LAYERS, VOCABULARY, config_checkpoint, gguf_checkpoint, stored
+from realizar.errors import UnsupportedModelError
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_spec
+from realizar.models.spec import ModelSpec, Rope
+
+
+def _windows(spec: ModelSpec) -> list[int | None]:
+    return [layer.attention.window for layer in spec.layers]
+
+
+def _rope(spec: ModelSpec, layer: int = 0) -> Rope:
+    rope = spec.layers[layer].attention.rope
+    assert rope is not None
+    return rope
+
+
+def test_pairs_are_neighbours_only_in_gguf_files_of_llama_and_granite() -> None:
+    for architecture in ("llama", "granite"):
+        assert _rope(build_spec(gguf_checkpoint(architecture=architecture))).pairing == "interleaved"
+        assert _rope(build_spec(config_checkpoint({"model_type": architecture}))).pairing == "neox"
+    for architecture in ("qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"):
+        assert _rope(build_spec(gguf_checkpoint(architecture=architecture))).pairing == "neox"
+
+
+def test_gemma_norm_weights_are_around_zero_only_from_hugging_face() -> None:
+    for architecture in ("gemma2", "gemma3"):
+        assert build_spec(gguf_checkpoint(architecture=architecture)).final_norm.weight_offset == 0.0
+        spec = build_spec(config_checkpoint({"model_type": architecture}))
+        assert spec.final_norm.weight_offset == 1.0
+        assert spec.embedding_scale == pytest.approx(HIDDEN**0.5)
+    third = build_spec(config_checkpoint({"model_type": "gemma3_text"})).layers[0].attention
+    assert third.q_norm is not None
+    assert third.q_norm.weight_offset == 1.0
+
+
+OLD_GEMMA3 = {
+    "rope_theta": 2e6,
+    "rope_local_base_freq": 5000.0,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window_pattern": 2,
+}
+NEW_GEMMA3 = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+    },
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+def test_gemma3_configurations_old_and_new_mean_the_same() -> None:
+    common: dict[str, Any] = {"model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window": 8}
+    old = build_spec(config_checkpoint({**common, **OLD_GEMMA3}))
+    assert old.layers == build_spec(config_checkpoint({**common, **NEW_GEMMA3})).layers
+    assert _windows(old) == [8, None, 8, None]
+    assert _rope(old, 0).inverse_frequencies[1] == pytest.approx(5000 ** (-2 / _rope(old).size))
+    assert _rope(old, 1).inverse_frequencies[1] == pytest.approx(2e6 ** (-2 / _rope(old).size) / 8)
+
+
+def test_gemma3_keeps_the_local_rope_where_the_window_is_wider_than_the_context() -> None:
+    spec = build_spec(config_checkpoint({"model_type": "gemma3_text", "sliding_window": 512}))
+    assert _windows(spec) == [None] * LAYERS
+    assert _rope(spec).inverse_frequencies[1] == pytest.approx(10000 ** (-2 / _rope(spec).size))
+
+
+def test_gemma3_inside_a_multi_modal_checkpoint() -> None:
+    config = {"model_type": "gemma3", "text_config": {"hidden_size": 2304, "num_hidden_layers": 1}}
+    plain = build_spec(
+        config_checkpoint(
+            {
+                **config["text_config"],
+                "model_type": "gemma3_text",
+                "head_dim": 256,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "intermediate_size": 9216,
+                "vocab_size": 262208,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": True,
+            }
+        )
+    )
+    for before, head in (("language_model.model.", "language_model."), ("model.language_model.", "")):
+        names = {source.name.replace("model.", before, 1): source.shape for source in plain.tensors.values()}
+        names |= {"vision_tower.post_layernorm.weight": (7,), "multi_modal_projector.norm.weight": (7,)}
+        names |= {f"{head}lm_head.weight": (262208, 2304)}
+        checkpoint = dataclasses.replace(
+            config_checkpoint(),
+            metadata={"config": config},
+            tensors={name: stored(name, s) for name, s in names.items()},
+        )
+        spec = build_spec(checkpoint)
+        check_tensors(spec, checkpoint)
+        assert spec.layers == plain.layers
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_largest_gemmas_scale_by_the_width_of_a_head_in_the_hidden_state(architecture: str, layers: int) -> None:
+    keys = {f"{architecture}.attention.key_length": 8, f"{architecture}.attention.value_length": 8}
+    small = build_spec(gguf_checkpoint(keys, architecture))
+    assert small.layers[0].attention.scale == pytest.approx(8**-0.5)
+    large = build_spec(gguf_checkpoint({**keys, f"{architecture}.block_count": layers}, architecture))
+    assert large.layers[0].attention.scale == pytest.approx((HIDDEN / HEADS) ** -0.5)
+    stated = build_spec(gguf_checkpoint({**keys, f"{architecture}.attention.scale": 0.25}, architecture))
+    assert stated.layers[0].attention.scale == 0.25
+
+
+def test_gemma2_assumes_windows_and_caps() -> None:
+    keys = {"gemma2.context_length": 8192}
+    for checkpoint in (
+        gguf_checkpoint(keys, "gemma2"),
+        config_checkpoint({"model_type": "gemma2", "max_position_embeddings": 8192, "tie_word_embeddings": None}),
+    ):
+        spec = build_spec(checkpoint)
+        assert _windows(spec) == [4096, None]
+        assert spec.layers[0].attention.soft_cap == 50.0
+        assert spec.logit_soft_cap == 30.0
+        assert spec.tied == (checkpoint.format == "safetensors")
+    config: dict[str, Any] = config_checkpoint({"model_type": "gemma2"}).metadata["config"]
+    uncapped = {**config, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    spec = build_spec(dataclasses.replace(config_checkpoint(), metadata={"config": uncapped}))
+    assert spec.layers[0].attention.soft_cap is None
+    assert spec.logit_soft_cap is None
+
+
+def test_mistral_window_is_assumed_only_where_the_key_is_missing() -> None:
+    config = config_checkpoint({"model_type": "mistral", "max_position_embeddings": 8192}).metadata["config"]
+    for change, window in (({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 12}, 12)):
+        checkpoint = dataclasses.replace(config_checkpoint(), metadata={"config": {**config, **change}})
+        assert _windows(build_spec(checkpoint)) == [window] * LAYERS
+    assert _windows(build_spec(gguf_checkpoint({"llama.attention.sliding_window": 12}))) == [12] * LAYERS
+    assert _windows(build_spec(gguf_checkpoint())) == [None] * LAYERS
+
+
+def test_qwen_window_needs_its_switch() -> None:
+    off = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False, "max_window_layers": 1}
+    assert _windows(build_spec(config_checkpoint(off))) == [None, None]
+    assert _windows(build_spec(config_checkpoint({**off, "use_sliding_window": True}))) == [None, 8]
+    with pytest.raises(UnsupportedModelError, match=r"qwen2\.attention\.sliding_window"):
+        build_spec(gguf_checkpoint({"qwen2.attention.sliding_window": 8}, "qwen2"))
+    pattern = {"qwen2.attention.sliding_window": 8, "qwen2.attention.sliding_window_pattern": [True, False]}
+    assert _windows(build_spec(gguf_checkpoint(pattern, "qwen2"))) == [8, None]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [(1, [None] * 4), (2, [8, None, 8, None]), (0, [8] * 4)])
+def test_gguf_window_pattern_is_a_period(pattern: int, expected: list[int | None]) -> None:
+    keys = {"gemma2.attention.sliding_window": 8, "gemma2.block_count": 4}
+    spec = build_spec(gguf_checkpoint({**keys, "gemma2.attention.sliding_window_pattern": pattern}, "gemma2"))
+    assert _windows(spec) == expected
+    flags = np.asarray([window is not None for window in expected])
+    assert (
+        spec.layers
+        == build_spec(gguf_checkpoint({**keys, "gemma2.attention.sliding_window_pattern": flags}, "gemma2")).layers
+    )
+
+
+def test_unknown_layer_type_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="layer_types"):
+        build_spec(config_checkpoint({"model_type": "gemma2", "layer_types": ["full_attention", "chunked_attention"]}))
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
+def test_phi3_chooses_factors_by_the_configured_context(kind: str) -> None:
+    config = {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 16,
+        "rope_scaling": {"type": kind, "short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]},
+    }
+    short, long = (build_spec(config_checkpoint(config), length) for length in (16, 17))
+    assert _rope(short).inverse_frequencies == pytest.approx((1.0, 0.01 / 2))
+    assert _rope(long).inverse_frequencies == pytest.approx((1 / 4, 0.01 / 8))
+    assert _rope(short).magnitude == _rope(long).magnitude == pytest.approx((1 + np.log(4) / np.log(16)) ** 0.5)
+
+
+def test_dynamic_scaling_changes_nothing_within_the_models_context() -> None:
+    dynamic = config_checkpoint({"rope_scaling": {"type": "dynamic", "factor": 4.0}})
+    assert build_spec(dynamic).layers == build_spec(config_checkpoint()).layers
+
+
+def test_gguf_yarn_and_linear_scaling() -> None:
+    linear = build_spec(gguf_checkpoint({"llama.rope.scaling.factor": 4.0}))
+    assert _rope(linear).inverse_frequencies == pytest.approx((0.25, 0.0025))
+    older = build_spec(gguf_checkpoint({"llama.rope.scale_linear": 4.0}))
+    assert linear.layers == older.layers
+    keys = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 16,
+    }
+    assert _rope(build_spec(gguf_checkpoint(keys))).magnitude == pytest.approx(1 + 0.1 * np.log(4))
+    stated = {**keys, "llama.rope.scaling.yarn_attn_factor": 1.5, "llama.rope.scaling.attn_factor": 2.0}
+    assert _rope(build_spec(gguf_checkpoint(stated))).magnitude == pytest.approx(3.0)
+    with pytest.raises(UnsupportedModelError, match="yarn_ext_factor"):
+        build_spec(gguf_checkpoint({**keys, "llama.rope.scaling.yarn_ext_factor": 0.5}))
+
+
+def test_granite_without_positions() -> None:
+    spec = build_spec(gguf_checkpoint({"granite.rope.scaling.finetuned": False}, "granite"))
+    assert spec.layers[0].attention.rope is None
+
+
+def test_granite_multipliers() -> None:
+    keys = {"attention.scale": 0.3, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
+    spec = build_spec(gguf_checkpoint({f"granite.{key}": value for key, value in keys.items()}, "granite"))
+    assert spec.layers[0].attention.scale == 0.3
+    assert (spec.embedding_scale, spec.layers[0].residual_scale, spec.logit_scale) == (12.0, 0.22, 0.125)
+
+
+def test_gguf_biases_show_in_the_first_layer() -> None:
+    checkpoint = gguf_checkpoint()
+    biases = {f"blk.{i}.attn_{part}.bias": (16 if part == "q" else 8,) for i in range(LAYERS) for part in "qkv"}
+    tensors = {**checkpoint.tensors, **{name: stored(name, shape) for name, shape in biases.items()}}
+    biased = dataclasses.replace(checkpoint, tensors=tensors)
+    spec = build_spec(biased)
+    check_tensors(spec, biased)
+    assert spec.layers[1].attention.k.bias == "model.layers.1.self_attn.k_proj.bias"
+    assert spec.layers[1].attention.o.bias is None
+    assert spec.tensors[spec.embedding].shape == (VOCABULARY, HIDDEN)
