@@ -18,7 +18,7 @@ from realizar.checkpoint.strict_json import parse_json_object
 from realizar.errors import CheckpointError
 
 MAX_HEADER_BYTES = 8 << 20
-"""Stricter than the format's 100 MB, because parsing that much would cost seconds and gigabytes. Holds 75,000 tensors."""
+"""Stricter than the format's 100 MB, because parsing that costs seconds and gigabytes. 75,000 tensors fit."""
 
 _PREFIX_BYTES = 8
 _METADATA_KEY = "__metadata__"
