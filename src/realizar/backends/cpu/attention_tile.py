@@ -20,6 +20,11 @@ from realizar.backends.cpu.vector_math import VectorMath
 NEVER = -1e30  # a score that takes no part
 
 
+def vectors_of(lanes: int) -> int:
+    """Vectors of keys, or of dimensions, per pass: 16 or 32 lanes in all."""
+    return 2 if lanes > 4 else 4
+
+
 def _load_kv(e: Emitter, dtype: str, address: Value) -> Value:
     """Lanes of cache elements as float32, without scale."""
     if dtype == "f16":
@@ -36,21 +41,21 @@ def _literals(*values: Any) -> bool:
 
 @intrinsic(prefer_literal=True)
 def score_keys(
-    typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, vectors: Any, query: Any, query_stride: Any,
+    typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, query: Any, query_stride: Any,
     groups: Any, keys: Any, key_stride: Any, scales: Any, scale_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[q][key] = query[q] . key for `queries` queries and `vectors` vectors of keys.
+    """out[q][key] = query[q] . key for `queries` queries and `vectors_of(lanes)` vectors of keys.
 
     `groups` of 32 dimensions; `keys` at the first key's dimension 0, `key_stride` bytes to the next dimension; int8
     `scales` at the first key's group 0, `scale_stride` bytes to the next group.
     """
-    if not _literals(instruction_set, dtype, queries, vectors):
+    if not _literals(instruction_set, dtype, queries):
         return None
     lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
-    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors.literal_value
+    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors_of(lanes)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        query, query_stride, groups, keys, key_stride, scales, scale_stride, out, out_stride = arguments[4:]
+        query, query_stride, groups, keys, key_stride, scales, scale_stride, out, out_stride = arguments[3:]
         e = Emitter(builder, lanes)
         zeros = [e.const_f32(0.0)] * (rows * width)
         starts = [e.scaled(query, e.const(r), query_stride) for r in range(rows)]
@@ -84,27 +89,27 @@ def score_keys(
                 e.store(sums[r * width + v], e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4))
         return context.get_dummy_value()
 
-    return types.void(instruction_set, dtype, queries, vectors, *[types.int64] * 9), codegen
+    return types.void(instruction_set, dtype, queries, *[types.int64] * 9), codegen
 
 
 @intrinsic(prefer_literal=True)
 def add_values(
-    typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, vectors: Any, weights: Any,
+    typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, weights: Any,
     weight_stride: Any, count: Any, values: Any, value_stride: Any, scales: Any, scale_stride: Any, out: Any,
     out_stride: Any,
 ) -> Any:  # fmt: skip
     """out[q][dims] += sum over `count` tokens of weights[q][token] * values[token][dims].
 
-    `vectors` vectors of dimensions from `values`; all of them lie in one group of 32, whose int8 scale for the first
-    token is at `scales`.
+    `vectors_of(lanes)` vectors of dimensions from `values`; all of them lie in one group of 32, whose int8 scale for
+    the first token is at `scales`.
     """
-    if not _literals(instruction_set, dtype, queries, vectors):
+    if not _literals(instruction_set, dtype, queries):
         return None
     lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
-    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors.literal_value
+    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors_of(lanes)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        weights, weight_stride, count, values, value_stride, scales, scale_stride, out, out_stride = arguments[4:]
+        weights, weight_stride, count, values, value_stride, scales, scale_stride, out, out_stride = arguments[3:]
         e = Emitter(builder, lanes)
         targets = [
             e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4) for r in range(rows) for v in range(width)
@@ -128,7 +133,7 @@ def add_values(
             e.store(value, target)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, dtype, queries, vectors, *[types.int64] * 9), codegen
+    return types.void(instruction_set, dtype, queries, *[types.int64] * 9), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -11,7 +11,7 @@ from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
-from realizar.backends.cpu.kernels.attention import ATTEND, STEP_SELECTED, STEP_TOKENS, scratch_bytes
+from realizar.backends.cpu.kernels.attention import ATTEND, STEP_SELECTED, STEP_TOKENS
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.linear import LINEAR
 from realizar.backends.cpu.kernels.normalize import LAYER_NORM, NO_NORM, NORMALIZE, RMS_NORM
@@ -49,13 +49,11 @@ class Binder:
 
     def __init__(
         self, instructions: InstructionSet, kernels: KernelLibrary, weights: Weights, workspace: Workspace,
-        kv: KVMemory, ropes: RopeTables, threads: int, partial: NDArray[np.float32],
+        kv: KVMemory, ropes: RopeTables, scratch: NDArray[np.uint8], partial: NDArray[np.float32],
     ) -> None:  # fmt: skip
         self.instructions, self.kernels, self.weights = instructions, kernels, weights
-        self.workspace, self.kv, self.ropes, self.partial = workspace, kv, ropes, partial
-        padded = max(layout.padded_head_size for layout in kv.layouts)
-        self._scratch_bytes = -(-scratch_bytes(padded) // 64) * 64
-        self._scratch = aligned_zeros(threads * self._scratch_bytes, np.uint8)
+        self.workspace, self.kv, self.ropes = workspace, kv, ropes
+        self.scratch, self.partial = scratch, partial  # a row per thread; segments of split attention
 
     def bind(self, operations: tuple[Operation, ...], selected: bool) -> BoundProgram:
         self._count = STEP_SELECTED if selected else STEP_TOKENS
@@ -106,7 +104,9 @@ class Binder:
                 tile_stride=matrix.size_bytes // matrix.tiles, input=source.at, input_stride=source.stride,
             )  # fmt: skip
             return self.kernels.float_linear(matrix.kind, add), record
-        return self.kernels.linear(matrix.weight_format, add), self._linear(matrix, shared, source.records_at, source.records_stride)
+        return self.kernels.linear(matrix.weight_format, add), self._linear(
+            matrix, shared, source.records_at, source.records_stride
+        )
 
     def _linear(
         self, matrix: PackedMatrix, shared: dict[str, int | float], records: int, stride: int
@@ -171,7 +171,7 @@ class Binder:
             cache=self.kv.address_of(operation.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
-            scratch=address(self._scratch), scratch_bytes=self._scratch_bytes, out=attended.at,
+            scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
             out_stride=attended.stride, partial=address(self.partial),
             records=attended.records_at if self._quantised(attention) else 0, records_stride=attended.records_stride,
         )  # fmt: skip

@@ -14,7 +14,15 @@ from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, R
 from realizar.backends.cpu.bind import Binder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
-from realizar.backends.cpu.kernels.attention import SEGMENT, STEP_ROWS, STEP_SELECTED, STEP_SPLIT, STEP_TOKENS, TILE
+from realizar.backends.cpu.kernels.attention import (
+    SEGMENT,
+    STEP_ROWS,
+    STEP_SELECTED,
+    STEP_SPLIT,
+    STEP_TOKENS,
+    TILE,
+    scratch_bytes,
+)
 from realizar.backends.cpu.kv_memory import KVMemory
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
@@ -82,9 +90,12 @@ class CPUBackend:
         self._ropes = RopeTables(spec, config.max_step_tokens)
         self._partial = aligned_zeros(_PARTIAL_FLOATS, np.float32)
         kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))
+        padded = max(layout.padded_head_size for layout in self._kv.layouts)
+        scratch_stride = -(-scratch_bytes(padded) // 64) * 64
+        self._scratch = aligned_zeros(threads * scratch_stride, np.uint8).reshape(threads, scratch_stride)
         binder = Binder(
-            instructions, kernels, self._weights, self._workspace, self._kv, self._ropes, threads,
-            self._partial,  # type: ignore[arg-type]
+            instructions, kernels, self._weights, self._workspace, self._kv, self._ropes,
+            self._scratch, self._partial,  # type: ignore[arg-type]
         )  # fmt: skip
         self._body, self._tail = binder.bind(program.body, False), binder.bind(program.tail, True)
         self._team = ThreadTeam(threads)
@@ -154,7 +165,9 @@ class CPUBackend:
         attentions = [layer.attention for layer in self._spec.layers]
         units, longest = 0, 0
         for row in forward_input.rows:
-            units += min(a.num_kv_heads * -(-row.num_tokens * (a.num_heads // a.num_kv_heads) // TILE) for a in attentions)
+            units += min(
+                a.num_kv_heads * -(-row.num_tokens * (a.num_heads // a.num_kv_heads) // TILE) for a in attentions
+            )
             longest = max(longest, row.num_computed_tokens + row.num_tokens)
         segments = -(-longest // SEGMENT)
         floats = max(a.num_heads * (-(-a.head_size // 32) * 32 + 2) for a in attentions)

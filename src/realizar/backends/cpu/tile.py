@@ -159,9 +159,7 @@ class TileEmitter:
             result = e.b.insert_element(result, e.b.extract_element(table, index), ir.Constant(I32, i))
         return e.b.bitcast(result, e.i32)
 
-    def _scales(
-        self, small: Value, part: int, supers: tuple[Value | None, Value | None]
-    ) -> tuple[Value, Value | None]:
+    def _scales(self, small: Value, part: int, supers: tuple[Value | None, Value | None]) -> tuple[Value, Value | None]:
         """float32 lanes: scale and minimum of one part of a group."""
         e, form = self.e, self.format
         size = e.lanes * SMALL_BYTES[form.small]

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, literally, njit, types
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.attention_tile import NEVER, add_values, score_keys, softmax_row
@@ -73,138 +73,267 @@ def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
         out[i] = total[i] * factor
 
 
-def make_segment(instruction_set: int, dtype: int) -> Any:
-    """The function that computes one segment for one tile of queries."""
-    lanes = INSTRUCTION_SETS[instruction_set].lanes
-    vectors = 2 if lanes > 4 else 4  # keys, or dimensions, per pass
-    step = vectors * lanes
-    size = ELEMENT_BYTES[KV_DTYPES[dtype]]
+@njit
+def scores_of(
+    instruction_set: int,
+    dtype: int,
+    size: int,
+    variant: int,
+    query: int,
+    padded: int,
+    keys: int,
+    block_size: int,
+    scales: int,
+    out: int,
+) -> None:
+    _ = literally(instruction_set), literally(dtype)
+    stride, key_stride, groups = padded * 4, block_size * size, padded // GROUP
+    if variant == 8:
+        score_keys(
+            instruction_set, dtype, 8, query, stride, groups, keys, key_stride, scales, block_size * 4, out, SEGMENT * 4
+        )
+    elif variant == 4:
+        score_keys(
+            instruction_set, dtype, 4, query, stride, groups, keys, key_stride, scales, block_size * 4, out, SEGMENT * 4
+        )
+    else:
+        score_keys(
+            instruction_set, dtype, 1, query, stride, groups, keys, key_stride, scales, block_size * 4, out, SEGMENT * 4
+        )
 
-    @njit(cache=True)
-    def scores_of(
-        variant: int, query: int, padded: int, keys: int, block_size: int, scales: int, out: int
-    ) -> None:
-        stride, key_stride, groups = padded * 4, block_size * size, padded // GROUP
-        if variant == 8:
-            score_keys(instruction_set, dtype, 8, vectors, query, stride, groups, keys, key_stride, scales, block_size * 4, out, SEGMENT * 4)
-        elif variant == 4:
-            score_keys(instruction_set, dtype, 4, vectors, query, stride, groups, keys, key_stride, scales, block_size * 4, out, SEGMENT * 4)
+
+@njit
+def values_of(
+    instruction_set: int,
+    dtype: int,
+    size: int,
+    variant: int,
+    weights: int,
+    count: int,
+    values: int,
+    padded: int,
+    scales: int,
+    scale_stride: int,
+    out: int,
+) -> None:
+    _ = literally(instruction_set), literally(dtype)
+    stride = padded * size
+    if variant == 8:
+        add_values(
+            instruction_set,
+            dtype,
+            8,
+            weights,
+            SEGMENT * 4,
+            count,
+            values,
+            stride,
+            scales,
+            scale_stride,
+            out,
+            padded * 4,
+        )
+    elif variant == 4:
+        add_values(
+            instruction_set,
+            dtype,
+            4,
+            weights,
+            SEGMENT * 4,
+            count,
+            values,
+            stride,
+            scales,
+            scale_stride,
+            out,
+            padded * 4,
+        )
+    else:
+        add_values(
+            instruction_set,
+            dtype,
+            1,
+            weights,
+            SEGMENT * 4,
+            count,
+            values,
+            stride,
+            scales,
+            scale_stride,
+            out,
+            padded * 4,
+        )
+
+
+@njit
+def segment_of(
+    instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, table: int, kv_head: int, variant: int, count: int, first_position: int, tile: int, group: int,
+    segment: int, padded: int, query: int, scores: int, sums: int, states: int,
+) -> None:  # fmt: skip
+    """Maximum, sum and weighted values of `count` queries with the keys of one segment."""
+    _ = literally(instruction_set), literally(dtype)
+    step = 32 if lanes > 8 else 16  # vectors_of(lanes) * lanes
+    block_size, window = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _WINDOW)
+    plane, scale_bytes = load_i64(arguments, _PLANE_BYTES), load_i64(arguments, _SCALE_BYTES)
+    cap = load_f32(arguments, _SOFT_CAP)
+    last_position = first_position + (tile + count - 1) // group
+    begin = segment * SEGMENT
+    low = begin
+    if window > 0:
+        low = max(begin, first_position + tile // group - window + 1)
+    high = min(begin + SEGMENT, last_position + 1)
+    head_at = load_i64(arguments, _CACHE) + kv_head * load_i64(arguments, _HEAD_BYTES)
+    blocks = view(table, high // block_size + 1, np.int32)
+    for start in range(low // step * step, high, step):
+        at = head_at + blocks[start // block_size] * load_i64(arguments, _BLOCK_BYTES)
+        place = start % block_size
+        scores_of(
+            instruction_set,
+            dtype,
+            size,
+            variant,
+            query,
+            padded,
+            at + place * size,
+            block_size,
+            at + 2 * plane + place * 4,
+            scores + (start - begin) * 4,
+        )
+    for i in range(count):
+        position = first_position + (tile + i) // group
+        key_low = begin if window <= 0 else max(begin, position - window + 1)
+        key_high = min(begin + SEGMENT, position + 1)
+        row = scores + i * SEGMENT * 4
+        if key_low >= key_high:
+            state = view(states + i * 8, 2, np.float32)
+            state[0], state[1] = NEVER, 0.0
+            view(row, SEGMENT, np.float32)[:] = 0.0
+        elif cap > 0:
+            softmax_row(instruction_set, 1, row, key_low - begin, key_high - begin, cap, states + i * 8)
         else:
-            score_keys(instruction_set, dtype, 1, vectors, query, stride, groups, keys, key_stride, scales, block_size * 4, out, SEGMENT * 4)
+            softmax_row(instruction_set, 0, row, key_low - begin, key_high - begin, cap, states + i * 8)
+        used = min(SEGMENT, (max(key_high - begin, 0) + lanes - 1) // lanes * lanes)
+        view(row, SEGMENT, np.float32)[used:] = 0.0
+    view(sums, variant * padded, np.float32)[:] = 0.0
+    low = low // block_size * block_size
+    groups = padded // GROUP
+    for start in range(low, high, block_size):
+        at = head_at + blocks[start // block_size] * load_i64(arguments, _BLOCK_BYTES) + plane
+        scale_at = at + plane + scale_bytes
+        tokens = min(block_size, high - start)
+        for dimension in range(0, padded, step):
+            values_of(instruction_set, dtype, size, variant, scores + (start - begin) * 4, tokens, at + dimension * size, padded,
+                      scale_at + dimension // GROUP * 4, groups * 4, sums + dimension * 4)  # fmt: skip
 
-    @njit(cache=True)
-    def values_of(
-        variant: int, weights: int, count: int, values: int, padded: int, scales: int, scale_stride: int, out: int
-    ) -> None:
-        stride = padded * size
-        if variant == 8:
-            add_values(instruction_set, dtype, 8, vectors, weights, SEGMENT * 4, count, values, stride, scales, scale_stride, out, padded * 4)
-        elif variant == 4:
-            add_values(instruction_set, dtype, 4, vectors, weights, SEGMENT * 4, count, values, stride, scales, scale_stride, out, padded * 4)
-        else:
-            add_values(instruction_set, dtype, 1, vectors, weights, SEGMENT * 4, count, values, stride, scales, scale_stride, out, padded * 4)
 
-    @njit(cache=True)
-    def segment_of(
-        arguments: int, table: int, kv_head: int, variant: int, count: int, first_position: int, tile: int, group: int,
-        segment: int, padded: int, query: int, scores: int, sums: int, states: int,
-    ) -> None:  # fmt: skip
-        """Maximum, sum and weighted values of `count` queries with the keys of one segment."""
-        block_size, window = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _WINDOW)
-        plane, scale_bytes = load_i64(arguments, _PLANE_BYTES), load_i64(arguments, _SCALE_BYTES)
-        cap = load_f32(arguments, _SOFT_CAP)
-        last_position = first_position + (tile + count - 1) // group
-        begin = segment * SEGMENT
-        low = begin
-        if window > 0:
-            low = max(begin, first_position + tile // group - window + 1)
-        high = min(begin + SEGMENT, last_position + 1)
-        head_at = load_i64(arguments, _CACHE) + kv_head * load_i64(arguments, _HEAD_BYTES)
-        blocks = view(table, high // block_size + 1, np.int32)
-        for start in range(low // step * step, high, step):
-            at = head_at + blocks[start // block_size] * load_i64(arguments, _BLOCK_BYTES)
-            place = start % block_size
-            scores_of(variant, query, padded, at + place * size, block_size, at + 2 * plane + place * 4, scores + (start - begin) * 4)
+@njit
+def unit_of(
+    instruction_set: int,
+    dtype: int,
+    lanes: int,
+    size: int,
+    arguments: int,
+    thread: int,
+    row: int,
+    kv_head: int,
+    tile: int,
+    only_segment: int,
+    split: int,
+) -> None:
+    _ = literally(instruction_set), literally(dtype)
+    heads, kv_heads, head_size = (
+        load_i64(arguments, _HEADS),
+        load_i64(arguments, _KV_HEADS),
+        load_i64(arguments, _HEAD_SIZE),
+    )
+    group, padded = heads // kv_heads, (head_size + GROUP - 1) // GROUP * GROUP
+    rows = load_i64(arguments, _ROWS) + row * ROW_FIELDS * 8
+    first_token, num_tokens, computed = load_i64(rows, 0), load_i64(rows, 1), load_i64(rows, 2)
+    count = min(TILE, num_tokens * group - tile)
+    variant = 8 if count > 4 else (4 if count > 1 else 1)
+    scratch = load_i64(arguments, _SCRATCH) + thread * load_i64(arguments, _SCRATCH_BYTES)
+    scores = scratch + TILE * padded * 4
+    sums = scores + TILE * SEGMENT * 4
+    totals = sums + TILE * padded * 4
+    states = totals + TILE * padded * 4
+    running_at = states + TILE * 8
+    scale = load_f32(arguments, _SCALE)
+    view(scratch, variant * padded, np.float32)[:] = 0.0
+    for i in range(count):
+        token, head = first_token + (tile + i) // group, kv_head * group + (tile + i) % group
+        source = view(
+            load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * head_size * 4,
+            head_size,
+            np.float32,
+        )
+        target = view(scratch + i * padded * 4, head_size, np.float32)
+        for d in range(head_size):
+            target[d] = source[d] * scale
+        running = view(running_at + i * 8, 2, np.float32)
+        running[0], running[1] = NEVER, 0.0
+        view(totals + i * padded * 4, padded, np.float32)[:] = 0.0
+    table = load_i64(arguments, _BLOCK_TABLE) + row * load_i64(arguments, _TABLE_STRIDE)
+    first_segment, last_segment = segments_of(computed, tile, count, group, load_i64(arguments, _WINDOW))
+    if split > 0:
+        first_segment, last_segment = only_segment, only_segment
+    for segment in range(first_segment, last_segment + 1):
+        segment_of(
+            instruction_set,
+            dtype,
+            lanes,
+            size,
+            arguments,
+            table,
+            kv_head,
+            variant,
+            count,
+            computed,
+            tile,
+            group,
+            segment,
+            padded,
+            scratch,
+            scores,
+            sums,
+            states,
+        )
         for i in range(count):
-            position = first_position + (tile + i) // group
-            key_low = begin if window <= 0 else max(begin, position - window + 1)
-            key_high = min(begin + SEGMENT, position + 1)
-            row = scores + i * SEGMENT * 4
-            if key_low >= key_high:
-                state = view(states + i * 8, 2, np.float32)
-                state[0], state[1] = NEVER, 0.0
-                view(row, SEGMENT, np.float32)[:] = 0.0
-            elif cap > 0:
-                softmax_row(instruction_set, 1, row, key_low - begin, key_high - begin, cap, states + i * 8)
+            state = view(states + i * 8, 2, np.float32)
+            part = view(sums + i * padded * 4, padded, np.float32)
+            if split > 0:
+                token, head = first_token + (tile + i) // group, kv_head * group + (tile + i) % group
+                at = load_i64(arguments, _PARTIAL) + ((token * heads + head) * split + segment) * (padded + 2) * 4
+                kept = view(at, padded + 2, np.float32)
+                kept[:2] = state
+                kept[2:] = part
             else:
-                softmax_row(instruction_set, 0, row, key_low - begin, key_high - begin, cap, states + i * 8)
-            used = min(SEGMENT, (max(key_high - begin, 0) + lanes - 1) // lanes * lanes)
-            view(row, SEGMENT, np.float32)[used:] = 0.0
-        view(sums, variant * padded, np.float32)[:] = 0.0
-        low = low // block_size * block_size
-        groups = padded // GROUP
-        for start in range(low, high, block_size):
-            at = head_at + blocks[start // block_size] * load_i64(arguments, _BLOCK_BYTES) + plane
-            scale_at = at + plane + scale_bytes
-            tokens = min(block_size, high - start)
-            for dimension in range(0, padded, step):
-                values_of(variant, scores + (start - begin) * 4, tokens, at + dimension * size, padded,
-                          scale_at + dimension // GROUP * 4, groups * 4, sums + dimension * 4)  # fmt: skip
-
-    return segment_of
+                join(
+                    view(running_at + i * 8, 2, np.float32),
+                    view(totals + i * padded * 4, padded, np.float32),
+                    state[0],
+                    state[1],
+                    part,
+                )
+    if split == 0:
+        for i in range(count):
+            token, head = first_token + (tile + i) // group, kv_head * group + (tile + i) % group
+            out = view(
+                load_i64(arguments, _OUT) + token * load_i64(arguments, _OUT_STRIDE) + head * head_size * 4,
+                head_size,
+                np.float32,
+            )
+            finish(
+                view(running_at + i * 8, 2, np.float32),
+                view(totals + i * padded * 4, padded, np.float32),
+                load_i64(arguments, _SINKS),
+                head,
+                out,
+            )
 
 
 def make_attend(instruction_set: int, dtype: int) -> Any:
     """The kernel for one KV element type. Units: (row, KV head, tile of queries), and the segment where split."""
-    segment_of = make_segment(instruction_set, dtype)
-
-    @njit(cache=True)
-    def unit_of(arguments: int, thread: int, row: int, kv_head: int, tile: int, only_segment: int, split: int) -> None:
-        heads, kv_heads, size = load_i64(arguments, _HEADS), load_i64(arguments, _KV_HEADS), load_i64(arguments, _HEAD_SIZE)
-        group, padded = heads // kv_heads, (size + GROUP - 1) // GROUP * GROUP
-        rows = load_i64(arguments, _ROWS) + row * ROW_FIELDS * 8
-        first_token, num_tokens, computed = load_i64(rows, 0), load_i64(rows, 1), load_i64(rows, 2)
-        count = min(TILE, num_tokens * group - tile)
-        variant = 8 if count > 4 else (4 if count > 1 else 1)
-        scratch = load_i64(arguments, _SCRATCH) + thread * load_i64(arguments, _SCRATCH_BYTES)
-        scores = scratch + TILE * padded * 4
-        sums = scores + TILE * SEGMENT * 4
-        totals = sums + TILE * padded * 4
-        states = totals + TILE * padded * 4
-        running_at = states + TILE * 8
-        scale = load_f32(arguments, _SCALE)
-        view(scratch, variant * padded, np.float32)[:] = 0.0
-        for i in range(count):
-            token, head = first_token + (tile + i) // group, kv_head * group + (tile + i) % group
-            source = view(load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4, size, np.float32)
-            target = view(scratch + i * padded * 4, size, np.float32)
-            for d in range(size):
-                target[d] = source[d] * scale
-            running = view(running_at + i * 8, 2, np.float32)
-            running[0], running[1] = NEVER, 0.0
-            view(totals + i * padded * 4, padded, np.float32)[:] = 0.0
-        table = load_i64(arguments, _BLOCK_TABLE) + row * load_i64(arguments, _TABLE_STRIDE)
-        first_segment, last_segment = segments_of(computed, tile, count, group, load_i64(arguments, _WINDOW))
-        if split > 0:
-            first_segment, last_segment = only_segment, only_segment
-        for segment in range(first_segment, last_segment + 1):
-            segment_of(arguments, table, kv_head, variant, count, computed, tile, group, segment, padded, scratch, scores, sums, states)
-            for i in range(count):
-                state = view(states + i * 8, 2, np.float32)
-                part = view(sums + i * padded * 4, padded, np.float32)
-                if split > 0:
-                    token, head = first_token + (tile + i) // group, kv_head * group + (tile + i) % group
-                    at = load_i64(arguments, _PARTIAL) + ((token * heads + head) * split + segment) * (padded + 2) * 4
-                    kept = view(at, padded + 2, np.float32)
-                    kept[:2] = state
-                    kept[2:] = part
-                else:
-                    join(view(running_at + i * 8, 2, np.float32), view(totals + i * padded * 4, padded, np.float32), state[0], state[1], part)
-        if split == 0:
-            for i in range(count):
-                token, head = first_token + (tile + i) // group, kv_head * group + (tile + i) % group
-                out = view(load_i64(arguments, _OUT) + token * load_i64(arguments, _OUT_STRIDE) + head * size * 4, size, np.float32)
-                finish(view(running_at + i * 8, 2, np.float32), view(totals + i * padded * 4, padded, np.float32), load_i64(arguments, _SINKS), head, out)
+    lanes, size = INSTRUCTION_SETS[instruction_set].lanes, ELEMENT_BYTES[KV_DTYPES[dtype]]
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def attend(arguments: int, thread: int, threads: int) -> None:
@@ -220,10 +349,24 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
                 for tile in range(0, queries, TILE):
                     first, last = 0, 0
                     if split > 0:
-                        first, last = segments_of(computed, tile, min(TILE, queries - tile), group, load_i64(arguments, _WINDOW))
+                        first, last = segments_of(
+                            computed, tile, min(TILE, queries - tile), group, load_i64(arguments, _WINDOW)
+                        )
                     for segment in range(first, last + 1):
                         if unit % threads == thread:
-                            unit_of(arguments, thread, row, kv_head, tile, segment, split)
+                            unit_of(
+                                instruction_set,
+                                dtype,
+                                lanes,
+                                size,
+                                arguments,
+                                thread,
+                                row,
+                                kv_head,
+                                tile,
+                                segment,
+                                split,
+                            )
                         unit += 1
 
     return attend
@@ -262,10 +405,15 @@ def combine(arguments: int, thread: int, threads: int) -> None:
                     running[0], running[1] = NEVER, 0.0
                     total[:] = 0.0
                     for segment in range(first, last + 1):
-                        kept_at = load_i64(arguments, _PARTIAL) + ((token * heads + head) * split + segment) * (padded + 2) * 4
+                        kept_at = (
+                            load_i64(arguments, _PARTIAL)
+                            + ((token * heads + head) * split + segment) * (padded + 2) * 4
+                        )
                         kept = view(kept_at, padded + 2, np.float32)
                         join(running, total, kept[0], kept[1], kept[2:])
-                    finish(running, total, load_i64(arguments, _SINKS), head, view(out + head * size * 4, size, np.float32))
+                    finish(
+                        running, total, load_i64(arguments, _SINKS), head, view(out + head * size * 4, size, np.float32)
+                    )
             if records != 0:
                 record = records + token * load_i64(arguments, _RECORDS_STRIDE)
                 for group in range((width + GROUP - 1) // GROUP):

@@ -22,7 +22,9 @@ TOKEN_BLOCK = 64
 WIDTHS = (4, 2, 1)  # tokens at once
 
 # weights [tiles, columns, lanes]; columns padded with zeros to a multiple of 4, as the input's rows are
-FLOAT_LINEAR = Record("step count_field weights tile_stride tiles columns input input_stride out out_stride residual_scale bias")
+FLOAT_LINEAR = Record(
+    "step count_field weights tile_stride tiles columns input input_stride out out_stride residual_scale bias"
+)
 _STEP, _COUNT, _WEIGHTS, _TILE_STRIDE, _TILES, _COLUMNS, _IN, _IN_STRIDE, _OUT, _OUT_STRIDE, _SCALE, _BIAS = range(12)
 
 
@@ -97,13 +99,49 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
                     x = load_i64(arguments, _IN) + token * in_stride
                     y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
                     if block_end - token >= first:
-                        float_tile(instruction_set, weight_type, first, add, weights, columns, x, in_stride, y, out_stride, factor)
+                        float_tile(
+                            instruction_set,
+                            weight_type,
+                            first,
+                            add,
+                            weights,
+                            columns,
+                            x,
+                            in_stride,
+                            y,
+                            out_stride,
+                            factor,
+                        )
                         token += first
                     elif block_end - token >= second:
-                        float_tile(instruction_set, weight_type, second, add, weights, columns, x, in_stride, y, out_stride, factor)
+                        float_tile(
+                            instruction_set,
+                            weight_type,
+                            second,
+                            add,
+                            weights,
+                            columns,
+                            x,
+                            in_stride,
+                            y,
+                            out_stride,
+                            factor,
+                        )
                         token += second
                     else:
-                        float_tile(instruction_set, weight_type, third, add, weights, columns, x, in_stride, y, out_stride, factor)
+                        float_tile(
+                            instruction_set,
+                            weight_type,
+                            third,
+                            add,
+                            weights,
+                            columns,
+                            x,
+                            in_stride,
+                            y,
+                            out_stride,
+                            factor,
+                        )
                         token += third
         if load_i64(arguments, _BIAS) != 0:
             add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT), out_stride, tokens,

@@ -50,8 +50,6 @@ def narrow_group(typing_context: Any, dtype: Any, source: Any, target: Any) -> A
     return types.void(dtype, types.int64, types.int64), codegen
 
 
-
-
 @njit
 def rotate_head(x: Any, cosine: Any, sine: Any, interleaved: int) -> None:
     """Rotate the first 2 * cosine.size dimensions of one head in place."""
@@ -86,7 +84,11 @@ def make_rotate(dtype: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def rotate(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), 0)
-        heads, kv_heads, size = load_i64(arguments, _HEADS), load_i64(arguments, _KV_HEADS), load_i64(arguments, _HEAD_SIZE)
+        heads, kv_heads, size = (
+            load_i64(arguments, _HEADS),
+            load_i64(arguments, _KV_HEADS),
+            load_i64(arguments, _HEAD_SIZE),
+        )
         half = load_i64(arguments, _ROTARY) // 2
         interleaved = load_i64(arguments, _INTERLEAVED)
         kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
@@ -103,10 +105,18 @@ def make_rotate(dtype: int) -> Any:
             cosine = view(load_i64(arguments, _COSINE) + token * half * 4, half, np.float32)
             sine = view(load_i64(arguments, _SINE) + token * half * 4, half, np.float32)
             if head < heads:
-                x = view(load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4, size, np.float32)
+                x = view(
+                    load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4,
+                    size,
+                    np.float32,
+                )
                 norm, bias = load_i64(arguments, _QUERY_NORM), load_i64(arguments, _QUERY_BIAS)
             else:
-                x = view(load_i64(arguments, _KEY) + token * load_i64(arguments, _KV_STRIDE) + (head - heads) * size * 4, size, np.float32)
+                x = view(
+                    load_i64(arguments, _KEY) + token * load_i64(arguments, _KV_STRIDE) + (head - heads) * size * 4,
+                    size,
+                    np.float32,
+                )
                 norm, bias = load_i64(arguments, _KEY_NORM), load_i64(arguments, _KEY_BIAS)
             if norm != 0:
                 normalize_row(x, x, kind, eps, view(norm, size, np.float32), view(bias, size, np.float32), bias != 0)
@@ -118,11 +128,18 @@ def make_rotate(dtype: int) -> Any:
             keys = load_i64(arguments, _CACHE) + slot // block_size * load_i64(arguments, _BLOCK_BYTES)
             keys += head * load_i64(arguments, _HEAD_BYTES)
             place = slot % block_size
-            value = view(load_i64(arguments, _VALUE) + token * load_i64(arguments, _KV_STRIDE) + head * size * 4, size, np.float32)
+            value = view(
+                load_i64(arguments, _VALUE) + token * load_i64(arguments, _KV_STRIDE) + head * size * 4,
+                size,
+                np.float32,
+            )
             if int8:
                 scales = keys + 2 * plane
                 groups = padded // GROUP
-                key_out, value_out = view(keys, padded * block_size, np.int8), view(keys + plane, padded * block_size, np.int8)
+                key_out, value_out = (
+                    view(keys, padded * block_size, np.int8),
+                    view(keys + plane, padded * block_size, np.int8),
+                )
                 key_scales = view(scales, groups * block_size, np.float32)
                 value_scales = view(scales + load_i64(arguments, _SCALE_BYTES), groups * block_size, np.float32)
                 for group in range(groups):

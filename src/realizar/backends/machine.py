@@ -1,0 +1,91 @@
+"""What the machine is: processor, physical cores, caches, memory. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_CPU_FOLDER = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine, as the system reports it; None or 0 where it does not.
+
+    Attributes:
+        processor: name.
+        physical_cores: that this process may run on. logical_cores: hardware threads of those.
+        cache_bytes: `L1d`, `L2`, `L3` ... of one core's view (the first core's).
+        memory_bytes, available_bytes: RAM, and what is free for a new process.
+    """
+
+    processor: str
+    physical_cores: int
+    logical_cores: int
+    cache_bytes: dict[str, int]
+    memory_bytes: int
+    available_bytes: int
+
+
+def read_machine() -> Machine:
+    """The machine as it is now."""
+    memory = _memory()
+    return Machine(
+        processor=_processor(),
+        physical_cores=physical_cores(),
+        logical_cores=len(_allowed()),
+        cache_bytes=_caches(),
+        memory_bytes=memory.get("MemTotal", 0),
+        available_bytes=memory.get("MemAvailable", 0),
+    )
+
+
+def physical_cores() -> int:
+    """Cores this process may run on, hardware threads of one core counted once."""
+    cores = set()
+    for cpu in _allowed():
+        siblings = _read(_CPU_FOLDER / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+        cores.add(siblings or str(cpu))
+    return max(len(cores), 1)
+
+
+def _allowed() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _processor() -> str:
+    info = _read(Path("/proc/cpuinfo"))
+    match = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _caches() -> dict[str, int]:
+    """Bytes by level of the caches that the first core sees; instruction caches left out."""
+    found = {}
+    for folder in sorted((_CPU_FOLDER / "cpu0" / "cache").glob("index*")):
+        kind, level, size = (_read(folder / name) for name in ("type", "level", "size"))
+        match = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if match and kind != "Instruction":
+            factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[match.group(2)]
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(match.group(1)) * factor
+    return found
+
+
+def _memory() -> dict[str, int]:
+    """Bytes by name of /proc/meminfo."""
+    return {
+        name: int(kilobytes) * 1024
+        for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", _read(Path("/proc/meminfo")), re.MULTILINE)
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
