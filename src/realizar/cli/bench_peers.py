@@ -46,7 +46,7 @@ def bench_peers(
 
     A model may be the name of a shape (llama-1b): a file of random Q4_K_M weights is made for it in the cache.
     """
-    from realizar.bench.machine import physical_cores
+    from realizar.backends.machine import physical_cores
     from realizar.bench.peer_report import as_markdown, as_record
     from realizar.bench.peer_runs import Workload
     from realizar.bench.peer_tools import find_tools

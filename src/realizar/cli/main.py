@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError
 
 from realizar import __version__
 from realizar.cli.bench import bench_command
+from realizar.cli.doctor import doctor_command
 from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
 from realizar.cli.pull import pull_command
@@ -33,6 +34,7 @@ app.command(list_command, name="list")
 app.command(inspect_model, name="inspect")
 app.command(tokenize_command, name="tokenize")
 app.command(bench_command, name="bench")
+app.command(doctor_command, name="doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
