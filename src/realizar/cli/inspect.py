@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,8 @@ def _jsonable(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return {"length": len(value)} if len(value) > 64 else [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
@@ -152,6 +155,8 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
 
 def _summary(value: Any) -> str:
     """One line for a metadata value."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
     if isinstance(value, str):
         shown = (
             value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}... ({len(value)} characters)"
