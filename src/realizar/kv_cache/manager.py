@@ -58,16 +58,20 @@ class _Group:
             self.tables[row, start:first] = 0
             self.first[row] = first
 
-    def fit(self, row: int, num_computed_tokens: int) -> int:
-        """Tokens after the computed ones that the row's blocks and the free ones hold."""
-        start, end = self.first[row], self.end[row]
+    def fit(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
+        """How many of the next `num_tokens` the row's blocks and the free ones hold; may be more, or below 0."""
+        end = self.end[row]
+        own = end * self.block_size - num_computed_tokens
+        if own >= num_tokens:
+            return own
+        start = self.first[row]
         left = min(max(self.first_needed(num_computed_tokens) - start, 0), end - start)
-        reach = end + self.pool.num_free + left
-        return reach * self.block_size - num_computed_tokens
+        return own + (self.pool.num_free + left) * self.block_size
 
     def extend(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
         """Free what left the window, then own the blocks of the next `num_tokens`."""
-        self.release(row, self.first_needed(num_computed_tokens))
+        if self.window is not None:
+            self.release(row, self.first_needed(num_computed_tokens))
         end = -(-(num_computed_tokens + num_tokens) // self.block_size)
         if end > self.end[row]:
             self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
@@ -150,18 +154,18 @@ class KVCacheManager:
             for group in self._groups
         )
 
-    def fit(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
-        """How many of the row's next `num_tokens` tokens `allocate` can take now."""
-        return max(0, min(num_tokens, *(group.fit(row, num_computed_tokens) for group in self._groups)))
+    def allocate(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
+        """Own the blocks of the row's next tokens, up to `num_tokens` of them, and free those that left a window.
 
-    def allocate(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
-        """Own the blocks that the row's next `num_tokens` are written to, and free those that left a window.
-
-        Raises:
-            CapacityError: more than `fit` tokens.
+        Returns:
+            The tokens whose blocks the row now owns; 0 when not even one fits.
         """
+        count = min(num_tokens, min([group.fit(row, num_computed_tokens, num_tokens) for group in self._groups]))
+        if count <= 0:
+            return 0
         for group in self._groups:
-            group.extend(row, num_computed_tokens, num_tokens)
+            group.extend(row, num_computed_tokens, count)
+        return count
 
     def free(self, row: int) -> None:
         """Free all blocks of the row."""

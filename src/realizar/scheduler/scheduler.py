@@ -155,8 +155,12 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide the next step; without rows when nothing can run before a submitted step is done."""
         plan = _Plan(self._max_step_tokens)
-        decoding = [sequence for sequence in self._running if sequence.decoding]
-        prefilling = [sequence for sequence in self._running if not sequence.decoding]
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self._running:
+            remaining = sequence.num_remaining_tokens
+            if remaining:  # else its last token is on its way
+                (decoding if remaining == 1 else prefilling).append(sequence)
         if self._policy.first == "prefill":
             self._schedule_running(prefilling, plan)
             self._admit(plan)
@@ -208,16 +212,15 @@ class Scheduler:
         for sequence in sequences:
             if plan.budget == 0:
                 break
-            wanted = min(sequence.num_remaining_tokens, plan.budget)
-            if sequence.running and wanted:  # else preempted a moment ago, or waiting for its last token
-                self._take_blocks(sequence, _row_of(sequence), wanted, plan)
+            if sequence.running:  # else preempted a moment ago
+                self._take_blocks(sequence, _row_of(sequence), plan)
 
-    def _take_blocks(self, sequence: Sequence, row: int, wanted: int, plan: _Plan) -> None:
-        """Schedule up to `wanted` tokens, preempting those that came later until at least one fits."""
+    def _take_blocks(self, sequence: Sequence, row: int, plan: _Plan) -> None:
+        """Schedule what the budget and the blocks allow, preempting those that came later until a token fits."""
+        wanted = min(sequence.num_remaining_tokens, plan.budget)
         while sequence.running:
-            count = self._cache.fit(row, sequence.num_computed_tokens, wanted)
+            count = self._cache.allocate(row, sequence.num_computed_tokens, wanted)
             if count:
-                self._cache.allocate(row, sequence.num_computed_tokens, count)
                 plan.add(sequence, count)
                 return
             victim = self._running[-1]
@@ -240,7 +243,7 @@ class Scheduler:
             self._waiting.pop(0)
             sequence.running = True
             bisect.insort(self._running, sequence, key=order)
-            self._take_blocks(sequence, sequence.row, min(sequence.num_remaining_tokens, plan.budget), plan)
+            self._take_blocks(sequence, sequence.row, plan)
 
     def _advance(self, sequence: Sequence, count: int) -> ScheduledRow:
         """The sequence's part of the batch; from now on its tokens count as computed."""
@@ -269,16 +272,17 @@ class Scheduler:
             for token_id in result.token_ids:
                 gained.append(token_id)
                 sequence.token_ids.append(token_id)
-                num_output = len(sequence.token_ids) - request.num_prompt_tokens
-                if token_id in sequence.stop_token_ids and num_output > request.sampling.min_tokens:
+                num_tokens = len(sequence.token_ids)
+                least = sequence.num_prompt_tokens + request.sampling.min_tokens
+                if token_id in sequence.stop_token_ids and num_tokens > least:
                     finish, stop_token_id = "stop", token_id
-                elif num_output >= request.max_tokens:
+                elif num_tokens >= sequence.most_tokens:
                     finish = "length"
                 if finish is not None:
                     break
         elif request.max_tokens == 0:
             end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-            finish = "length" if end == request.num_prompt_tokens else None
+            finish = "length" if end == sequence.num_prompt_tokens else None
         if finish is not None:
             self._remove(sequence)
         if not gained and not result.queried and finish is None:

@@ -15,6 +15,7 @@ class Sequence:
     Attributes:
         sequence_id: never used twice.
         token_ids: prompt and output, as far as known.
+        most_tokens: number of tokens at which no further choice is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         running: whether it holds blocks.
         num_computed_tokens: in the KV cache once every submitted step is done.
@@ -26,6 +27,8 @@ class Sequence:
     request: Request
     choice: int
     token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    most_tokens: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
     row: int | None = None
     running: bool = False
@@ -36,6 +39,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.most_tokens = self.num_prompt_tokens + max(self.request.max_tokens, 1)  # scoring never gets there
         self.stop_token_ids = frozenset(self.request.sampling.stop_token_ids)
 
     @property
@@ -44,21 +49,10 @@ class Sequence:
         return len(self.token_ids) + self.num_pending
 
     @property
-    def num_output_tokens(self) -> int:
-        """Known and pending tokens after the prompt."""
-        return self.num_tokens - self.request.num_prompt_tokens
-
-    @property
     def num_remaining_tokens(self) -> int:
-        """Tokens to compute before, or for, the next choice; 0 when no further choice is wanted."""
-        if self.num_output_tokens >= self.request.max_tokens > 0:
-            return 0
-        return self.num_tokens - self.num_computed_tokens
-
-    @property
-    def decoding(self) -> bool:
-        """Whether only the last choice is left to compute."""
-        return self.num_output_tokens > 0 and self.num_remaining_tokens == 1
+        """Tokens to compute for the next choice; 0 when none is wanted."""
+        num_tokens = len(self.token_ids) + self.num_pending
+        return 0 if num_tokens >= self.most_tokens else num_tokens - self.num_computed_tokens
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens to compute."""
@@ -83,6 +77,6 @@ class Sequence:
             row=row,
             sampling=self.request.sampling,
             history=tuple(self.token_ids),
-            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
             choice=self.choice,
         )
