@@ -16,7 +16,7 @@ from cyclopts import App
 from realizar.cli.main import app, run_app
 from realizar.errors import HubError
 
-COMMANDS = tuple(app[name].name[0] for name in app if not name.startswith("-"))
+COMMANDS = tuple(name for name in app if not name.startswith("-"))
 
 
 def test_every_promised_command_is_there() -> None:

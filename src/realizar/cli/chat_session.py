@@ -1,0 +1,122 @@
+"""A conversation and its commands, apart from the terminal that shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from realizar.cli.sampling_options import describe, parse_assignments
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import SamplingParams
+
+HELP = """\
+/help            this list
+/system [TEXT]   set the system message, or drop it; the conversation starts over
+/clear           start the conversation over
+/regen           answer the last message again
+/params [N=V]    show the sampling parameters, or set some: /params temperature=0.5 top_k=40
+/save FILE       write the conversation as JSON
+/quit            leave (also Ctrl-D)
+A line that ends with a backslash goes on. Ctrl-C stops an answer."""
+
+Message = dict[str, str]
+Answer = Callable[[list[Message], SamplingParams], Iterator[str]]
+
+
+@dataclass
+class ChatSession:
+    """Messages so far, and what a line from the user does to them.
+
+    Attributes:
+        answer: streams the pieces of an answer to messages.
+        params: sampling parameters of the next answer.
+        system: system message, or None.
+        finished: whether the user has left.
+    """
+
+    answer: Answer
+    params: SamplingParams
+    system: str | None = None
+    finished: bool = False
+    _messages: list[Message] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The system message, if there is one, and the conversation."""
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        return [*start, *self._messages]
+
+    def handle(self, line: str) -> Iterator[str]:
+        """What to show for a line: pieces of an answer, or a command's result.
+
+        An answer that is interrupted or fails before its first piece takes its question back; what was said of it
+        otherwise stays in the conversation.
+
+        Raises:
+            InvalidRequestError: a command that can't be followed; the conversation stays as it was.
+        """
+        line = line.strip()
+        if line.startswith("/"):
+            name, _, rest = line[1:].partition(" ")
+            command = getattr(self, f"_command_{name}", None)
+            if command is None or not name.isalpha():
+                raise InvalidRequestError(f"/{name}: no such command; /help lists them")
+            yield from command(rest.strip())
+        elif line:
+            self._messages.append({"role": "user", "content": line})
+            yield from self._answer()
+
+    def _answer(self) -> Iterator[str]:
+        said: list[str] = []
+        try:
+            for piece in self.answer(self.messages, self.params):
+                said.append(piece)
+                yield piece
+        finally:
+            if said:
+                self._messages.append({"role": "assistant", "content": "".join(said)})
+            else:
+                self._messages.pop()
+
+    def _command_help(self, _rest: str) -> Iterator[str]:
+        yield HELP
+
+    def _command_clear(self, _rest: str) -> Iterator[str]:
+        self._messages.clear()
+        yield "(the conversation starts over)"
+
+    def _command_system(self, rest: str) -> Iterator[str]:
+        self.system = rest or None
+        self._messages.clear()
+        yield "(system message set)" if rest else "(no system message)"
+
+    def _command_regen(self, _rest: str) -> Iterator[str]:
+        if self._messages and self._messages[-1]["role"] == "assistant":
+            self._messages.pop()
+        if not self._messages:
+            raise InvalidRequestError("/regen: nothing was asked yet")
+        yield from self._answer()
+
+    def _command_params(self, rest: str) -> Iterator[str]:
+        if rest:
+            self.params = parse_assignments(rest, self.params)
+        yield describe(self.params)
+
+    def _command_save(self, rest: str) -> Iterator[str]:
+        if not rest:
+            raise InvalidRequestError("/save takes the name of a file")
+        record: dict[str, Any] = {"messages": self.messages}
+        try:
+            Path(rest).expanduser().write_text(
+                json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+            )
+        except OSError as error:
+            raise InvalidRequestError(f"/save: {rest}: {error.strerror}") from error
+        yield f"(saved {len(self.messages)} messages to {rest})"
+
+    def _command_quit(self, _rest: str) -> Iterator[str]:
+        self.finished = True
+        yield from ()

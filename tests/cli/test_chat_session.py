@@ -1,0 +1,139 @@
+"""The conversation of `realizar chat`, with a scripted model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from realizar.cli.chat_session import ChatSession, Message
+from realizar.errors import ContextLengthError, InvalidRequestError
+from realizar.sampling_params import SamplingParams
+
+
+class Model:
+    """Repeats the last message, piece by piece, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[Message]] = []
+        self.params: list[SamplingParams] = []
+        self.fails_after: int | None = None
+
+    def __call__(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
+        self.asked.append([dict(message) for message in messages])
+        self.params.append(params)
+        for number, word in enumerate(messages[-1]["content"].split()):
+            if number == self.fails_after:
+                raise ContextLengthError("too long")
+            yield f"{word}. "
+        if self.fails_after is not None:
+            raise ContextLengthError("too long")
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def session(model: Model) -> ChatSession:
+    return ChatSession(model, SamplingParams(max_tokens=9))
+
+
+def say(session: ChatSession, line: str) -> str:
+    return "".join(session.handle(line))
+
+
+def contents(messages: list[Message]) -> list[str]:
+    return [f"{message['role']}: {message['content']}" for message in messages]
+
+
+def test_history_grows_and_is_sent(session: ChatSession, model: Model) -> None:
+    assert say(session, "one two") == "one. two. "
+    say(session, "three")
+    assert contents(model.asked[-1]) == ["user: one two", "assistant: one. two. ", "user: three"]
+
+
+def test_system_message_comes_first_and_starts_over(session: ChatSession, model: Model) -> None:
+    say(session, "one")
+    say(session, "/system Be brief.")
+    say(session, "two")
+    assert contents(model.asked[-1]) == ["system: Be brief.", "user: two"]
+    say(session, "/system")
+    assert session.messages == []
+
+
+def test_clear_keeps_the_system_message(session: ChatSession) -> None:
+    session.system = "Be brief."
+    say(session, "one")
+    say(session, "/clear")
+    assert contents(session.messages) == ["system: Be brief."]
+
+
+def test_regen_asks_again_without_the_old_answer(session: ChatSession, model: Model) -> None:
+    say(session, "one")
+    assert say(session, "/regen") == "one. "
+    assert contents(model.asked[-1]) == ["user: one"]
+    assert contents(session.messages) == ["user: one", "assistant: one. "]
+
+
+def test_regen_needs_a_question(session: ChatSession) -> None:
+    with pytest.raises(InvalidRequestError, match="nothing was asked"):
+        say(session, "/regen")
+
+
+def test_params_are_shown_set_and_used(session: ChatSession, model: Model) -> None:
+    assert "temperature=1.0" in say(session, "/params")
+    assert "top_k=40" in say(session, "/params temperature=0.5 top-k=40 seed=7")
+    say(session, "one")
+    assert (model.params[-1].temperature, model.params[-1].top_k, model.params[-1].seed) == (0.5, 40, 7)
+    assert model.params[-1].max_tokens == 9
+
+
+@pytest.mark.parametrize("words", ["heat=1", "temperature", "temperature=hot", "top_k=1.5", "top_p=2", "stop=x"])
+def test_wrong_params_change_nothing(session: ChatSession, words: str) -> None:
+    before = session.params
+    with pytest.raises(InvalidRequestError):
+        say(session, f"/params {words}")
+    assert session.params == before
+
+
+def test_save_writes_what_was_said(session: ChatSession, tmp_path: Path) -> None:
+    say(session, "/system Ünïcode")
+    say(session, "one")
+    assert "3 messages" in say(session, f"/save {tmp_path / 'chat.json'}")
+    assert json.loads((tmp_path / "chat.json").read_text(encoding="utf-8")) == {"messages": session.messages}
+    with pytest.raises(InvalidRequestError, match="No such file"):
+        say(session, f"/save {tmp_path}/nonesuch/chat.json")
+
+
+def test_a_refused_question_is_taken_back(session: ChatSession, model: Model) -> None:
+    model.fails_after = 0
+    with pytest.raises(ContextLengthError):
+        say(session, "one")
+    assert session.messages == []
+
+
+def test_what_was_said_before_an_interruption_stays(session: ChatSession) -> None:
+    pieces = session.handle("one two")
+    assert isinstance(pieces, Iterator)
+    assert next(pieces) == "one. "
+    pieces.close()  # type: ignore[attr-defined]
+    assert contents(session.messages) == ["user: one two", "assistant: one. "]
+
+
+@pytest.mark.parametrize("line", ["/nonesuch", "/", "/_answer", "/__init__", "/save"])
+def test_wrong_commands_are_refused(session: ChatSession, line: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        say(session, line)
+
+
+def test_help_names_every_command_and_quit_ends(session: ChatSession) -> None:
+    text = say(session, "/help")
+    for command in ("/help", "/system", "/clear", "/regen", "/params", "/save", "/quit"):
+        assert command in text
+    assert say(session, "  ") == ""
+    say(session, "/quit")
+    assert session.finished
