@@ -5,6 +5,7 @@ Whatever computes logits is checked against transformers on them: see `check_log
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,12 +49,14 @@ class Case:
         options: of the configuration, beyond `_SIZES`.
         num_tokens: of the sequence, past every window and every original context.
         context_length: what the model is opened with; None for its own.
+        forms: the checkpoints that can say it.
     """
 
     family: str
     options: dict[str, Any] = field(default_factory=dict)
     num_tokens: int = 48
     context_length: int | None = None
+    forms: tuple[Form, ...] = FORMS
 
 
 CASES: dict[str, Case] = {
@@ -128,7 +131,11 @@ CASES: dict[str, Case] = {
     ),
     "olmo2": Case("Olmo2"),
     "starcoder2": Case("Starcoder2", {"sliding_window": 8}),
+    "starcoder2-plain": Case(
+        "Starcoder2", {"hidden_act": "gelu", "use_bias": False, "tie_word_embeddings": False}, forms=("safetensors",)
+    ),
 }
+ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
 
 
 class BuiltCase(NamedTuple):
@@ -143,7 +150,7 @@ class BuiltCase(NamedTuple):
 def build_case(name: str, folder: Path, form: Form) -> BuiltCase:
     """Make the model of a row, the same for both forms, and write it below `folder`."""
     case = CASES[name]
-    model = make_model(case)
+    model = make_model(name)
     path = folder / name
     if form == "gguf":
         from gguf_conversion import convert_to_gguf
@@ -157,11 +164,13 @@ def build_case(name: str, folder: Path, form: Form) -> BuiltCase:
     return BuiltCase(path, model, token_ids, case.context_length)
 
 
-def make_model(case: Case) -> Any:
+@functools.cache
+def make_model(name: str) -> Any:
     """Transformers' model in float32, with weights large enough for positions, windows and caps to matter."""
     import torch
     import transformers
 
+    case = CASES[name]
     options = {**_SIZES, **{key: _copied(value) for key, value in case.options.items()}}
     # Phi-3's configuration looks for this one at its top level first.
     if "original_max_position_embeddings" in options.get("rope_parameters", {}) and case.family == "Phi3":
@@ -172,13 +181,13 @@ def make_model(case: Case) -> Any:
     model = getattr(transformers, f"{case.family}ForCausalLM")(config).float().eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for path, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 2:
-                width = 1.0 if "embed_tokens" in name else parameter.shape[1] ** 0.5
+                width = 1.0 if "embed_tokens" in path else parameter.shape[1] ** 0.5
                 parameter.copy_(noise / width)
             else:
-                centre = 0.0 if name.endswith("bias") or case.family.startswith("Gemma") else 1.0
+                centre = 0.0 if path.endswith("bias") or case.family.startswith("Gemma") else 1.0
                 parameter.copy_(centre + 0.2 * noise)
     return model
 

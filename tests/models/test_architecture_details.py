@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from handmade_checkpoint import HEADS, HIDDEN, LAYERS, VOCABULARY, config_checkpoint, gguf_checkpoint, stored
+from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
@@ -204,6 +205,21 @@ def test_gguf_yarn_and_linear_scaling() -> None:
     assert _rope(build_spec(gguf_checkpoint(stated))).magnitude == pytest.approx(3.0)
     with pytest.raises(UnsupportedModelError, match="yarn_ext_factor"):
         build_spec(gguf_checkpoint({**keys, "llama.rope.scaling.yarn_ext_factor": 0.5}))
+
+
+def test_gguf_rope_factors_go_with_linear_scaling_and_no_other() -> None:
+    def with_table(name: str, metadata: dict[str, Any]) -> Checkpoint:
+        table = stored(name, (2,), [1.0, 2.0])
+        checkpoint = gguf_checkpoint(metadata)
+        return dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, name: table})
+
+    both = with_table("rope_freqs.weight", {"llama.rope.scaling.factor": 4.0})
+    assert _rope(build_spec(both)).inverse_frequencies == pytest.approx((0.25, 0.01 / 8))
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight"):
+        build_spec(with_table("rope_freqs.weight", yarn))
+    with pytest.raises(UnsupportedModelError, match=r"llama\.rope\.scaling\.factor"):
+        build_spec(with_table("rope_factors_long.weight", {"llama.rope.scaling.factor": 4.0}))
 
 
 def test_granite_without_positions() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from architectures import CASES, FORMS, Form, build_case, check_logits
+from architectures import ROWS, Form, build_case, check_logits
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
@@ -17,8 +17,7 @@ pytest.importorskip("torch", reason="parity is against transformers, which needs
 pytest.importorskip("transformers", reason="parity is against transformers")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "form"), ROWS)
 def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -> None:
     built = build_case(name, tmp_path, form)
     checkpoint = open_checkpoint(built.path)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.errors import CheckpointError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.rope import (
     Frequencies,
@@ -26,6 +26,7 @@ from realizar.models.spec import Rope
 
 Pairing = Literal["neox", "interleaved"]
 MAX_FACTOR = 1e6
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def read_rope(
@@ -74,27 +75,30 @@ def _read_gguf(settings: Settings, sizes: Dimensions, pairing: Pairing, default_
     )
     attention_factor = settings.optional_number("rope.scaling.attn_factor", None)
     magnitude = attention_factor or 1.0
-    long, short = (_factor_tensor(settings, f"rope_factors_{name}.weight", size // 2) for name in ("long", "short"))
-    divisors = _factor_tensor(settings, "rope_freqs.weight", size // 2)
-    if kind == "longrope" or (kind == "" and (long is not None or short is not None)):
-        chosen, missing = (long, "long") if sizes.context_length > original else (short, "short")
-        if chosen is None:
-            raise CheckpointError(settings.path, f"tensor 'rope_factors_{missing}.weight'", "missing")
+    if kind == "longrope" or (kind == "" and _LONG_FACTORS in settings.checkpoint.tensors):
+        if factor not in (None, 1.0):
+            raise settings.unsupported(factor_key, None, factor)
+        chosen = _LONG_FACTORS if sizes.context_length > original else _SHORT_FACTORS
+        chosen_divisors = _factor_tensor(settings, chosen, size // 2)
+        if chosen_divisors is None:
+            raise CheckpointError(settings.path, f"tensor '{chosen}'", "missing")
         if attention_factor is None:
             magnitude = longrope_magnitude(sizes.trained_context_length / original, max(original, 2))
-        return make_rope(divided_frequencies(base, size, chosen), pairing, magnitude)
+        return make_rope(divided_frequencies(base, size, chosen_divisors), pairing, magnitude)
+    divisors = _factor_tensor(settings, "rope_freqs.weight", size // 2)
     if kind == "yarn":
+        if divisors is not None:
+            raise UnsupportedModelError(f"{settings.path}: tensor 'rope_freqs.weight': unsupported together with YaRN")
         yarn_factor = settings.number("rope.scaling.factor", None, high=MAX_FACTOR)
         frequencies = _gguf_yarn(settings, yarn_factor, original).frequencies(base, size)
         total = settings.optional_number("rope.scaling.yarn_attn_factor", None)
         return make_rope(frequencies, pairing, magnitude * (total or yarn_magnitude(yarn_factor)))
     if kind not in ("", "none", "linear"):
         raise settings.unsupported("rope.scaling.type", None, kind)
+    linear = factor if factor is not None and kind != "none" else 1.0
     if divisors is not None:
-        return make_rope(divided_frequencies(base, size, divisors), pairing, magnitude)
-    if factor is not None and kind != "none":
-        return make_rope(linear_frequencies(base, size, factor), pairing, magnitude)
-    return make_rope(plain_frequencies(base, size), pairing, magnitude)
+        return make_rope(divided_frequencies(base, size, divisors * np.float32(linear)), pairing, magnitude)
+    return make_rope(linear_frequencies(base, size, linear), pairing, magnitude)
 
 
 def _gguf_yarn(settings: Settings, factor: float, original: int) -> Yarn:
@@ -137,35 +141,50 @@ def _read_config(settings: Settings, sizes: Dimensions, layer_type: str, default
     if kind == "su" or (kind == "yarn" and settings.architecture == "phi3"):
         kind = "longrope"  # the names that the first phi3 checkpoints used
     # "dynamic" changes frequencies only past max_position_embeddings, and no context here is longer.
-    if kind in ("default", "dynamic", "mrope"):
-        if kind == "mrope":
-            raise rope.unsupported(None, "rope_type", kind)
-        return make_rope(plain_frequencies(base, size))
+    if kind in ("default", "dynamic"):
+        return plain_rope(base, size)
     if kind == "linear":
         return make_rope(linear_frequencies(base, size, rope.number(None, "factor", high=MAX_FACTOR)))
-    original = _config_original_context(settings, rope, sizes)
     if kind == "llama3":
-        low = rope.number(None, "low_freq_factor", high=MAX_FACTOR)
-        high = rope.number(None, "high_freq_factor", above=low, high=MAX_FACTOR)
-        factor = rope.number(None, "factor", high=MAX_FACTOR)
-        return make_rope(llama3_frequencies(base, size, factor, low, high, original))
-    factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
-    magnitude = rope.optional_number(None, "attention_factor")
+        return _config_llama3(rope, base, size, _config_original_context(settings, rope, sizes))
     if kind == "yarn":
-        yarn = Yarn(
-            factor,
-            original,
-            rope.optional_number(None, "beta_fast") or 32.0,
-            rope.optional_number(None, "beta_slow") or 1.0,
-            rope.boolean(None, "truncate", default=True),
-        )
-        return make_rope(yarn.frequencies(base, size), "neox", magnitude or _config_yarn_magnitude(rope, factor))
+        return _config_yarn(rope, base, size, _config_original_context(settings, rope, sizes), sizes)
     if kind == "longrope":
-        name = "long_factor" if sizes.context_length > original else "short_factor"
-        divisors = _config_divisors(rope, name, size // 2)
-        magnitude = magnitude or longrope_magnitude(factor, max(original, 2))
-        return make_rope(divided_frequencies(base, size, divisors), "neox", magnitude)
+        return _config_longrope(rope, base, size, _config_original_context(settings, rope, sizes), sizes)
     raise rope.unsupported(None, "rope_type", kind)
+
+
+def _config_llama3(rope: Settings, base: float, size: int, original: int) -> Rope:
+    factor = rope.number(None, "factor", high=MAX_FACTOR)
+    low = rope.number(None, "low_freq_factor", high=MAX_FACTOR)
+    high = rope.number(None, "high_freq_factor", above=low, high=MAX_FACTOR)
+    return make_rope(llama3_frequencies(base, size, factor, low, high, original))
+
+
+def _config_yarn(rope: Settings, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
+    factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
+    yarn = Yarn(
+        factor,
+        original,
+        rope.optional_number(None, "beta_fast") or 32.0,
+        rope.optional_number(None, "beta_slow") or 1.0,
+        rope.boolean(None, "truncate", default=True),
+    )
+    magnitude = rope.optional_number(None, "attention_factor")
+    scale, scale_all = rope.optional_number(None, "mscale"), rope.optional_number(None, "mscale_all_dim")
+    if magnitude is None:
+        magnitude = yarn_magnitude(factor)
+        if scale and scale_all:
+            magnitude = yarn_magnitude(factor, scale) / yarn_magnitude(factor, scale_all)
+    return make_rope(yarn.frequencies(base, size), "neox", magnitude)
+
+
+def _config_longrope(rope: Settings, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
+    name = "long_factor" if sizes.context_length > original else "short_factor"
+    divisors = _config_divisors(rope, name, size // 2)
+    factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
+    magnitude = rope.optional_number(None, "attention_factor") or longrope_magnitude(factor, max(original, 2))
+    return make_rope(divided_frequencies(base, size, divisors), "neox", magnitude)
 
 
 def _config_parameters(settings: Settings, layer_type: str) -> Settings:
@@ -192,13 +211,6 @@ def _config_original_context(settings: Settings, rope: Settings, sizes: Dimensio
         None, "original_max_position_embeddings", high=MAX_CONTEXT, default=sizes.trained_context_length
     )
     return settings.integer(None, "original_max_position_embeddings", high=MAX_CONTEXT, default=inner)
-
-
-def _config_yarn_magnitude(rope: Settings, factor: float) -> float:
-    scale, scale_all = rope.optional_number(None, "mscale"), rope.optional_number(None, "mscale_all_dim")
-    if scale and scale_all:
-        return yarn_magnitude(factor, scale) / yarn_magnitude(factor, scale_all)
-    return yarn_magnitude(factor)
 
 
 def _config_divisors(rope: Settings, name: str, count: int) -> NDArray[np.float32]:

@@ -61,7 +61,7 @@ class Rope:
 
     Attributes:
         pairing: `neox` pairs dimension i with i + size/2, `interleaved` 2 i with 2 i + 1.
-        inverse_frequencies: radians per position, any scaling (linear, llama-3, YaRN, longrope) applied; float32 values.
+        inverse_frequencies: radians per position, scaling (linear, llama-3, YaRN, longrope) applied; float32 values.
         magnitude: multiplies cosine and sine (YaRN, longrope).
     """
 
