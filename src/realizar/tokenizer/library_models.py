@@ -173,7 +173,7 @@ def _encoder(tokenizer: LibraryTokenizer) -> Encode:
     return encode
 
 
-def _score_model(ids: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: str | None) -> Encode:
+def _score_model(ids: dict[str, int], merges: Sequence[tuple[str, str]], unknown: str | None) -> Encode:
     from tokenizers import Tokenizer, models
 
     return _encoder(

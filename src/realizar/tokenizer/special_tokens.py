@@ -186,8 +186,7 @@ class SpecialTokenFinder:
         while found := self._next(text, position, len(text), 0):
             start, size = found
             # A longer token that starts inside this one takes its place, and so on along the chain.
-            longer: tuple[int, int] | None = found
-            while longer := self._next(text, longer[0] + 1, longer[0] + longer[1], longer[1]):
+            while longer := self._next(text, start + 1, start + size, size):
                 start, size = longer
             if start > found[0]:
                 yield from self._before(text, position, start)

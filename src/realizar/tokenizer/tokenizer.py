@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from realizar.errors import InvalidRequestError
 
@@ -119,8 +118,3 @@ class Tokenizer(ABC):
         add_bos = self.add_bos and not (bos and text.startswith(bos))
         ids = self._encode(text, False, True, hidden)
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
-
-
-def texts_of(special: Mapping[str, Any]) -> dict[str, str]:
-    """Only what is text, of a mapping from `bos_token` and the like."""
-    return {name: value for name, value in special.items() if isinstance(value, str)}

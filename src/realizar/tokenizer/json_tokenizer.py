@@ -1,0 +1,192 @@
+"""A tokenizer from a `tokenizer.json`, run by the tokenizers library as it stands."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError
+from realizar.tokenizer.byte_alphabet import spelled_bytes
+from realizar.tokenizer.library_models import BYTE_TOKENS, SPACE
+from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
+from realizar.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+_MAX_FILE_BYTES = 256 << 20
+
+
+class JSONTokenizer(Tokenizer):
+    """The tokenizer of a folder with `tokenizer.json`.
+
+    Raises:
+        CheckpointError: the file is malformed, or the settings beside it name tokens that do not exist.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        path = checkpoint.tokenizer_path or checkpoint.path
+        self._library = _read(path)
+        self._lock = threading.Lock()
+        added = self._library.get_added_tokens_decoder()
+        self._special = frozenset(index for index, token in added.items() if token.special)
+        self._added = {index: token.content for index, token in added.items()}
+        decoder = self._library.decoder
+        self._decoder = json.loads(decoder.__getstate__()) if decoder is not None else {}
+        self._byte_level = _mentions(self._decoder, "ByteLevel")
+        self._byte_fallback = _mentions(self._decoder, "ByteFallback")
+        self._continuation = self._decoder.get("prefix", "##") if _mentions(self._decoder, "WordPiece") else None
+        metadata = checkpoint.metadata
+        # A model may have rows beyond its tokens; they have no text.
+        rows = _part(metadata, "config").get("vocab_size")
+        known = max(self._library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self.vocab_size = max(known, rows) if isinstance(rows, int) else known
+        settings = _part(metadata, "tokenizer_config")
+        self.special_texts = _special_texts(settings)
+        self.bos_id = self._id_of(self.special_texts.get("bos_token"))
+        self.eos_id = self._id_of(self.special_texts.get("eos_token"))
+        self._before, self._after = self._frame(settings)
+        self.add_bos = self.bos_id is not None and self.bos_id in self._before
+        self.add_eos = self.eos_id is not None and self.eos_id in self._after
+        self.eos_ids = self._ends(path, metadata)
+        self.chat_templates = _templates(metadata, settings)
+
+    def _id_of(self, text: str | None) -> int | None:
+        return None if text is None else self._library.token_to_id(text)
+
+    def _frame(self, settings: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Ids that go before and after every text; `add_bos_token` and `add_eos_token` are honoured."""
+        bare = self._library.encode("a", add_special_tokens=False).ids
+        framed = self._library.encode("a", add_special_tokens=True).ids
+        place = next((at for at in range(len(framed)) if framed[at : at + len(bare)] == bare), 0)
+        before, after = framed[:place], framed[place + len(bare) :]
+        add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
+        if self.bos_id is not None and isinstance(add_bos, bool) and add_bos != (self.bos_id in before):
+            before = [self.bos_id, *before] if add_bos else [index for index in before if index != self.bos_id]
+        if self.eos_id is not None and isinstance(add_eos, bool) and add_eos != (self.eos_id in after):
+            after = [*after, self.eos_id] if add_eos else [index for index in after if index != self.eos_id]
+        return before, after
+
+    def _ends(self, path: Path, metadata: Mapping[str, Any]) -> frozenset[int]:
+        ends = {index for index, text in self._added.items() if text in END_OF_GENERATION and index in self._special}
+        if self.eos_id is not None:
+            ends.add(self.eos_id)
+        for file in ("generation_config", "config"):
+            named = _part(metadata, file).get("eos_token_id")
+            for index in named if isinstance(named, list) else [named]:
+                if index is None:
+                    continue
+                if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+                    raise CheckpointError(path.parent / f"{file}.json", "key 'eos_token_id'", f"{index!r} is no id")
+                ends.add(index)
+        return frozenset(ends)
+
+    @property
+    def adds_space_prefix(self) -> bool:
+        tokens: list[str] = self._library.encode("a", add_special_tokens=False).tokens
+        return not self._byte_level and "".join(tokens).startswith(SPACE)
+
+    def token_bytes(self, index: int) -> bytes:
+        text = self.token_text(index)
+        if index in self._added:
+            return text.encode()
+        if self._byte_level:
+            return spelled_bytes(text)
+        if self._continuation is not None:
+            return (
+                text.removeprefix(self._continuation) if text.startswith(self._continuation) else " " + text
+            ).encode()
+        if self._byte_fallback and text in _BYTE_VALUES:
+            return bytes((_BYTE_VALUES[text],))
+        return text.replace(SPACE, " ").encode()
+
+    def token_text(self, index: int) -> str:
+        text = self._library.id_to_token(self.check_id(index))
+        return "" if text is None else text
+
+    def is_special(self, index: int) -> bool:
+        return self.check_id(index) in self._special
+
+    def control_texts(self) -> frozenset[str]:
+        return frozenset(self._added[index] for index in self._special)
+
+    def _encode(self, text: str, add_special: bool, parse_special: bool, hidden: str = "") -> list[int]:
+        marked = bool(hidden) and hidden in text
+        ids = self._encode_hidden(text, hidden) if marked else self._plain(text, parse_special)
+        return [*self._before, *ids, *self._after] if add_special else ids
+
+    def _plain(self, text: str, parse_special: bool) -> list[int]:
+        with self._lock:  # the library keeps this setting in the tokenizer
+            self._library.encode_special_tokens = not parse_special
+            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _encode_hidden(self, text: str, hidden: str) -> list[int]:
+        """Cuts at the control tokens that are parsed; what lies between holds control texts that are not."""
+        ids: list[int] = []
+        for piece in self._control_finder().split(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids.extend(self._plain(piece.replace(hidden, ""), parse_special=False))
+        return ids
+
+    def _control_finder(self) -> SpecialTokenFinder:
+        return SpecialTokenFinder({self._added[index]: index for index in self._special})
+
+
+_BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
+
+
+def _read(path: Path) -> LibraryTokenizer:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise CheckpointError(path, "offset 0", f"is larger than {_MAX_FILE_BYTES >> 20} MiB")
+    try:
+        library = LibraryTokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
+        raise CheckpointError(path, "tokenizer", f"is malformed: {error}") from None
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _part(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = metadata.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _mentions(decoder: Any, kind: str) -> bool:
+    """Whether a decoder, or one in a sequence of decoders, is of a kind."""
+    return decoder.get("type") == kind or any(_mentions(part, kind) for part in decoder.get("decoders", ()))
+
+
+def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
+        value = settings.get(name)
+        value = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(value, str):
+            texts[name] = value
+    return texts
+
+
+def _templates(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    listed = settings.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(listed, str):
+        templates["default"] = listed
+    elif isinstance(listed, list):
+        templates = {
+            item["name"]: item["template"]
+            for item in listed
+            if isinstance(item, Mapping) and isinstance(item.get("name"), str) and isinstance(item.get("template"), str)
+        }
+    if isinstance(text := metadata.get("chat_template"), str):
+        templates["default"] = text
+    return templates
