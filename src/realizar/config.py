@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from realizar.errors import InvalidRequestError
 
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How an engine runs a model.
+    """How an engine runs a model. A value out of range raises `InvalidRequestError`.
 
     Attributes:
         threads: CPU threads; None takes the physical cores.
-        kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA.
+        kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
+            a model whose matrices are all float32.
         context_length: tokens a request may hold, prompt and output; None takes the model's.
         max_running: requests that may be in one step.
         block_size: tokens per KV block.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
-        kv_cache_bytes: memory for the KV cache; None derives it from max_running and context_length, bounded by free memory.
+        kv_cache_bytes: memory for the KV cache; None derives it from max_running and context_length, bounded by free
+            memory.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
     """
@@ -32,3 +36,14 @@ class EngineConfig:
     max_step_tokens: int = 512
     kv_cache_bytes: int | None = None
     instruction_set: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context_length", "max_running", "block_size", "max_step_tokens", "kv_cache_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequestError(f"{name} must be at least 1, not {value}", name)
+        if self.kv_cache_dtype not in get_args(KVCacheDType):
+            known = ", ".join(get_args(KVCacheDType))
+            raise InvalidRequestError(
+                f"kv_cache_dtype must be one of {known}, not {self.kv_cache_dtype}", "kv_cache_dtype"
+            )

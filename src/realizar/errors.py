@@ -1,15 +1,15 @@
 """Every error a user of realizar can meet, in one tree. Standard library only.
 
-    RealizarError
-    ├── CheckpointError         a malformed file: names the file, the place in it, and the reason
-    ├── UnsupportedModelError   a well-formed model that this program can't run
-    ├── TokenizerError          a vocabulary that is missing or that we can't reproduce exactly
-    ├── ChatTemplateError       a template that fails, is refused, or runs over its bounds
-    ├── InvalidRequestError     a request whose field is out of range; `param` names the field
-    │   └── ContextLengthError  prompt and output do not fit the context
-    ├── HubError                a model that can't be found or fetched
-    ├── CapacityError           not enough memory for what was asked
-    └── EngineDeadError         the engine stopped; every open request gets this one
+RealizarError
+├── CheckpointError         a malformed file: names the file, the place in it, and the reason
+├── UnsupportedModelError   a well-formed model that this program can't run
+├── TokenizerError          a vocabulary that is missing or that we can't reproduce exactly
+├── ChatTemplateError       a template that fails, is refused, or runs over its bounds
+├── InvalidRequestError     a request whose field is out of range; `param` names the field
+│   └── ContextLengthError  prompt and output do not fit the context
+├── HubError                a model that can't be found or fetched
+├── CapacityError           not enough memory for what was asked
+└── EngineDeadError         the engine stopped; every open request gets this one
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ class SamplingParams:
         if any(not math.isfinite(bias) or abs(bias) > 100 for bias in self.logit_bias.values()):
             raise InvalidRequestError("logit_bias values must be between -100 and 100", "logit_bias")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", "min_tokens")
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", "min_tokens"
+            )
 
     @property
     def greedy(self) -> bool:

@@ -29,5 +29,5 @@ def cache_folder() -> Path:
 def use_cache_folder() -> Path:
     """Point Numba at the folder. Call before any kernel module is imported."""
     folder = cache_folder()
-    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(folder)
     return folder
