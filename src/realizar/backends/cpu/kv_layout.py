@@ -4,9 +4,10 @@ A layer is an array of blocks, a block an array of KV heads, a head:
 
     keys    [padded head size, block size]: transposed, so that a vector holds one dimension of several tokens
     values  [block size, padded head size]
-    for int8: key scales float32 [groups, block size], value scales float32 [block size, groups], groups of 32 dimensions
+    for int8: key scales float32 [groups, block size], value scales float32 [block size, groups], per 32 dimensions
 
-The head size is padded to whole groups of 32; padding is zero and stays so.
+The head size is padded to whole groups of 32; padding is zero and stays so. Scores are computed for 32 keys of a block
+at once, so a block holds whole runs of 32 tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GROUP = 32
-KV_DTYPES = ("f16", "bf16", "int8")
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "int8": 1}
+BLOCK_MULTIPLE = 32
+KV_DTYPES = ("f16", "bf16", "int8", "f32")  # f32 only by `auto`, for models whose weights are float32
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "int8": 1, "f32": 4}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from realizar.backends.cpu.kv_layout import KVLayout
+from realizar.backends.cpu.kv_layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
@@ -25,13 +25,16 @@ class KVMemory:
 
     Args:
         context_length: tokens that one request may hold.
+        automatic: the element type that `auto` means.
 
     Raises:
-        CapacityError: not even one request fits.
+        CapacityError: not even one request fits, or the block size is not a multiple of 32.
     """
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int) -> None:
-        self.dtype = "f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
+        if config.block_size % BLOCK_MULTIPLE:
+            raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
+        self.dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         self.block_size = config.block_size
         self.layouts = [
             KVLayout(layer.attention.num_kv_heads, layer.attention.head_size, config.block_size, self.dtype)

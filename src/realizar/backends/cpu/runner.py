@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,6 +30,7 @@ from realizar.backends.cpu.sampler_logprobs import token_logprobs
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights import Weights
 from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.machine import physical_cores
 from realizar.backends.program import Project, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
@@ -80,11 +80,12 @@ class CPUBackend:
         self._spec = spec
         instructions = select(config.instruction_set)
         context = min(config.context_length or spec.context_length, spec.context_length)
-        self._kv = KVMemory(spec, config, context)
-        threads = config.threads or os.cpu_count() or 1
+        threads = config.threads or physical_cores()
         program = build_program(spec)
+        linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
         self._weights = Weights(spec, checkpoint, instructions.lanes)
-        self._load_weights(checkpoint, [op.linear for op in program.body + program.tail if isinstance(op, Project)])
+        self._kv = KVMemory(spec, config, context, "f32" if self._weights.are_float32(linears) else "f16")
+        self._load_weights(checkpoint, linears)
         blocks = -(-context // config.block_size) + 1
         self._workspace = Workspace(spec, config.max_step_tokens, _MAX_SELECTED, config.max_running, blocks)
         self._ropes = RopeTables(spec, config.max_step_tokens)

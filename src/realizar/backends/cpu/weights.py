@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.kernels.float_linear import CHAINS, FLOAT_TYPES
 from realizar.backends.cpu.pack import PackedMatrix, pack
 from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.machine import physical_cores
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
@@ -46,21 +48,30 @@ class Weights:
 
     Args:
         lanes: rows of a tile.
+        threads: that pack; as many as there are cores if None.
     """
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int) -> None:
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int | None = None) -> None:
         self._spec, self._checkpoint, self._lanes = spec, checkpoint, lanes
+        self._threads = threads or physical_cores()
         self.matrices: dict[TensorName, Matrix] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
 
     def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each as it is done."""
-        for linear in linears:
-            if linear.weight not in self.matrices:
+        distinct = list({linear.weight: linear for linear in linears}.values())
+        with ThreadPoolExecutor(self._threads) as pool:
+            for linear, following in zip(distinct, [*distinct[1:], None], strict=True):
+                if following is not None:
+                    self._checkpoint.prefetch(self._stored(following.weight))
                 data, ggml_type = self._rows(linear.weight)
-                self.matrices[linear.weight] = self._pack(data, ggml_type, linear)
+                self.matrices[linear.weight] = self._pack(data, ggml_type, linear, pool)
                 self._checkpoint.release(self._stored(linear.weight))
                 progress(data.size)
+
+    def are_float32(self, linears: list[Linear]) -> bool:
+        """Whether every matrix is stored in float32."""
+        return all(self._stored(linear.weight).ggml_type.name == "F32" for linear in linears)
 
     def vector(self, name: TensorName, offset: float = 0.0) -> NDArray[np.float32]:
         """float32 values plus `offset`, padded with zeros to whole tiles; kept alive here."""
@@ -103,13 +114,24 @@ class Weights:
         source, stored = self._spec.tensors[name], self._stored(name)
         if not source.fused:
             return stored.data, stored.ggml_type
+        first = self._first_byte(name)
         row_bytes = stored.data.size // stored.shape[0]
-        first = source.first_row * row_bytes
         return stored.data[first : first + source.shape[0] * row_bytes], stored.ggml_type
 
-    def _pack(self, data: NDArray[np.uint8], ggml_type: GGMLType, linear: Linear) -> Matrix:
+    def _first_byte(self, name: TensorName) -> int:
+        """Where a canonical tensor starts in its checkpoint tensor."""
+        source, stored = self._spec.tensors[name], self._stored(name)
+        return source.first_row * (stored.data.size // stored.shape[0]) if source.fused else 0
+
+    def _pack(self, data: NDArray[np.uint8], ggml_type: GGMLType, linear: Linear, pool: Executor) -> Matrix:
         if ggml_type.name.lower() not in FLOAT_TYPES:
-            return pack(ggml_type, data, linear.out_features, linear.in_features, self._lanes)
+            stored, first = self._stored(linear.weight), self._first_byte(linear.weight)
+
+            def packed(start: int, stop: int) -> None:
+                part = replace(stored, data=data[start:stop], offset=stored.offset + first + start)
+                self._checkpoint.release(part)
+
+            return pack(ggml_type, data, linear.out_features, linear.in_features, self._lanes, pool, packed)
         rows, cols, kind = linear.out_features, linear.in_features, ggml_type.name.lower()
         values = data.view(np.float32 if kind == "f32" else np.uint16).reshape(rows, cols)
         tiles, columns = -(-rows // self._lanes), -(-cols // CHAINS) * CHAINS

@@ -11,8 +11,8 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import F16, I16, Emitter
 from realizar.backends.cpu.formats import GROUP
-from realizar.backends.cpu.kernels.normalize import RMS_NORM, normalize_row
-from realizar.backends.cpu.kv_layout import KV_DTYPES
+from realizar.backends.cpu.kernels.normalize import normalize_row
+from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
@@ -30,15 +30,17 @@ ROTATE = Record(
 
 @intrinsic(prefer_literal=True)
 def narrow_group(typing_context: Any, dtype: Any, source: Any, target: Any) -> Any:
-    """32 float32 at `source` to 32 uint16 (float16 or bfloat16, to nearest even) at `target`."""
+    """32 float32 at `source` to 32 elements at `target`: float16 or bfloat16 to nearest even, or float32."""
     if not isinstance(dtype, types.IntegerLiteral):
         return None
-    half = KV_DTYPES[dtype.literal_value] == "f16"
+    name = KV_DTYPES[dtype.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, GROUP)
         x = e.load(arguments[1], e.f32, 4)
-        if half:
+        if name == "f32":
+            e.store(x, arguments[2], 4)
+        elif name == "f16":
             e.store(builder.fptrunc(x, ir.VectorType(F16, GROUP)), arguments[2], 2)
         else:
             bits = builder.bitcast(x, e.i32)
@@ -80,6 +82,8 @@ def quantize_kv(x: Any, first: int, codes: Any) -> float:
 def make_rotate(dtype: int) -> Any:
     """The kernel for one KV element type. Units are (token, head), KV heads last."""
     int8 = KV_DTYPES[dtype] == "int8"
+    size_of = ELEMENT_BYTES[KV_DTYPES[dtype]]
+    element = np.float32 if KV_DTYPES[dtype] == "f32" else np.uint16
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def rotate(arguments: int, thread: int, threads: int) -> None:
@@ -96,7 +100,7 @@ def make_rotate(dtype: int) -> Any:
         slots = view(load_i64(arguments, _SLOTS), max(tokens, 1), np.int32)
         padded = (size + GROUP - 1) // GROUP * GROUP
         padded_row = np.zeros(padded, np.float32)
-        narrow = np.zeros(GROUP, np.uint16)
+        narrow = np.zeros(GROUP, element)
         codes = np.zeros(GROUP, np.int8)
         per_token = heads + kv_heads
         units = tokens * per_token
@@ -150,15 +154,15 @@ def make_rotate(dtype: int) -> Any:
                     for i in range(GROUP):
                         value_out[place * padded + group * GROUP + i] = codes[i]
             else:
-                key_half = view(keys, padded * block_size, np.uint16)
+                elements = view(keys, padded * block_size, element)
                 padded_row[:size] = x
                 for group in range(padded // GROUP):
                     narrow_group(dtype, padded_row.ctypes.data + group * GROUP * 4, narrow.ctypes.data)
                     for i in range(GROUP):
-                        key_half[(group * GROUP + i) * block_size + place] = narrow[i]
+                        elements[(group * GROUP + i) * block_size + place] = narrow[i]
                 padded_row[:size] = value
                 for group in range(padded // GROUP):
-                    target = keys + plane + (place * padded + group * GROUP) * 2
+                    target = keys + plane + (place * padded + group * GROUP) * size_of
                     narrow_group(dtype, padded_row.ctypes.data + group * GROUP * 4, target)
 
     return rotate
