@@ -13,7 +13,7 @@ from realizar.backends.cpu.sampler import RowSampler
 from realizar.sampling_params import SamplingParams
 
 VOCAB = 30
-DRAWS = 6_000
+DRAWS = 4_000
 
 
 def logits(seed: int, size: int = VOCAB) -> NDArray[np.float32]:
@@ -151,7 +151,7 @@ def test_without_a_seed_every_row_draws_its_own() -> None:
     first, second = (RowSampler(SamplingParams(), [], 0, 0, VOCAB) for _ in range(2))
     assert first.seed != second.seed
     assert tally(first, row, 40) != tally(second, row, 40)
-    again = RowSampler(SamplingParams(), [], 0, 0, VOCAB, seed=first.seed)
+    again = RowSampler(SamplingParams(seed=first.seed), [], 0, 0, VOCAB)
     assert tally(again, row, 40) == tally(first, row, 40)
 
 
@@ -186,13 +186,10 @@ def test_mirostat_settles_at_its_target_surprise(tau: float) -> None:
     assert np.mean(surprises[300:]) == pytest.approx(tau, abs=0.05)
 
 
-def test_mirostat_state_is_handed_over_and_ignores_foreign_tokens() -> None:
-    sampling = SamplingParams(seed=33, mirostat=2, mirostat_tau=2.0)
-    first = RowSampler(sampling, [0], 1, 0, VOCAB)
-    tokens = run(first, 0, 30)
-    second = RowSampler(sampling, [0, *tokens], 1, 0, VOCAB, mirostat_mu=first.mirostat_mu)
-    row = logits(100 + tokens[-1])
-    assert first.sample(row, 31) == second.sample(row, 31)
-    mu = first.mirostat_mu
-    first.accept(first.sample(row, 31).token_id + 1)
-    assert first.mirostat_mu == mu
+def test_mirostat_learns_nothing_from_a_token_it_did_not_choose() -> None:
+    sampler = RowSampler(SamplingParams(seed=33, mirostat=2, mirostat_tau=2.0), [0], 1, 0, VOCAB)
+    row = logits(5)
+    sampler.accept(sampler.sample(row, 1).token_id + 1)
+    assert sampler.mirostat_mu == 4.0
+    sampler.accept(sampler.sample(row, 2).token_id)
+    assert sampler.mirostat_mu != 4.0

@@ -115,7 +115,7 @@ def test_the_lowest_draw_never_falls_on_a_forbidden_id() -> None:
 
 def big_rows() -> list[NDArray[np.float32]]:
     random = np.random.default_rng(5)
-    size = 30_011
+    size = 20_011
     return [
         random.normal(0, 3, size).astype(np.float32),
         np.round(random.normal(0, 2, size)).astype(np.float32),
@@ -128,9 +128,9 @@ def big_rows() -> list[NDArray[np.float32]]:
 @pytest.mark.parametrize("row", big_rows(), ids=["normal", "ties", "equal", "masked", "cauchy"])
 def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) -> None:
     ranked = sorted(range(row.size), key=lambda i: (-row[i], i))
-    for count in (1, 2, 50, 200, 300, 5_000, row.size - 1, row.size, row.size + 5):
-        assert largest(row, count).tolist() == sorted(ranked[:count])
-        assert largest_ordered(row, count).tolist() == ranked[:count]
+    for count in (1, 2, 50, 200, 300, 600, 5_000, row.size - 1, row.size, row.size + 5):
+        assert np.array_equal(largest(row, count), np.sort(ranked[:count]))
+        assert np.array_equal(largest_ordered(row, count), ranked[:count])
     finite = np.where(np.isfinite(row), row, -1000).astype(np.float64)
     weights = np.exp(np.maximum(finite - finite.max(), -700))
     for mass in (1e-9, 0.1, 0.5, 0.9, 0.95, 0.999):
@@ -139,7 +139,7 @@ def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) ->
         target = mass * math.fsum(weights)
         got = shortest_prefix(-finite, weights, target)
         count = int(got.sum())
-        assert set(np.flatnonzero(got).tolist()) == set(order[:count])
+        assert np.array_equal(np.flatnonzero(got), np.sort(order[:count]))
         assert cumulated[count - 1] >= target * (1 - 1e-12)
         assert count == 1 or cumulated[count - 2] < target * (1 + 1e-12)
 
@@ -187,11 +187,8 @@ def test_bias_beyond_the_vocabulary_is_refused() -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_truncation_of_large_rows_equals_twin(
-    row: NDArray[np.float32], options: dict[str, float], temperature: float, twin: Any
-) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=8, **options)
+def test_truncation_of_large_rows_equals_twin(row: NDArray[np.float32], options: dict[str, float], twin: Any) -> None:
+    sampling = SamplingParams(temperature=1.4, **options)
     reference = twin()
     expected = {i: p for i, p in reference.distribution(sampling, row.tolist(), False).items() if p > 1e-290}
     these = truncation.truncate(row, sampling)

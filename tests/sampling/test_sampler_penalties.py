@@ -147,8 +147,8 @@ def test_mask_of_a_vocabulary_that_does_not_fill_its_last_word() -> None:
 
 
 def test_end_ids_wait_for_the_minimum_length() -> None:
-    sampling = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(3, 99))
-    sampler = RowSampler(sampling, [0, 0], 2, 0, 6, end_ids=[4, 1000])
+    sampling = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(3, 4, 99))
+    sampler = RowSampler(sampling, [0, 0], 2, 0, 6)
     row = np.array([0, 0, 1, 3, 4, 2], np.float32)
     for _ in range(2):
         assert sampler.sample(row, 0).token_id == 5
@@ -156,5 +156,5 @@ def test_end_ids_wait_for_the_minimum_length() -> None:
         assert sampler.sample(row, 0, packed({3, 4}, 6)).token_id == 4  # a finished grammar outranks the minimum
         sampler.accept(5)
     assert sampler.sample(row, 0).token_id == 4
-    assert RowSampler(sampling, [0, 0, 5, 5], 2, 0, 6, end_ids=[4]).sample(row, 0).token_id == 4
-    assert RowSampler(sampling, [0, 0, 5], 2, 0, 6, end_ids=[4]).sample(row, 0).token_id == 5
+    assert RowSampler(sampling, [0, 0, 5, 5], 2, 0, 6).sample(row, 0).token_id == 4
+    assert RowSampler(sampling, [0, 0, 5], 2, 0, 6).sample(row, 0).token_id == 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,18 +35,15 @@ class RowSampler:
     or in place of these truncations mirostat 2. Adjusted logits are float32, as on any device.
 
     Everything but two numbers is derived from token ids and so is rebuilt exactly from `history`. Those two are `seed`,
-    where the request names none, and `mirostat_mu`, which depends on logits that no longer exist. A preempted row
-    therefore best stays open; who must rebuild it elsewhere hands both over.
+    where the parameters name none, and `mirostat_mu` (bits, at first twice tau), which depends on logits that no longer
+    exist. So a preempted row stays open, and keeps them.
 
     Args:
-        sampling: the request's parameters.
+        sampling: the request's parameters; `stop_token_ids` may not be chosen before `min_tokens` tokens of output.
         history: prompt and any output so far.
         num_prompt_tokens: how many of `history` are prompt.
         choice: index among the request's n choices.
         vocab_size: logits per row.
-        end_ids: ids that may not be chosen before `min_tokens` tokens of output, besides `stop_token_ids`.
-        seed: overrides `sampling.seed`; with neither, a fresh one is drawn.
-        mirostat_mu: bits; None starts at twice tau.
 
     Raises:
         InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
@@ -59,19 +56,13 @@ class RowSampler:
         num_prompt_tokens: int,
         choice: int,
         vocab_size: int,
-        *,
-        end_ids: Iterable[int] = (),
-        seed: int | None = None,
-        mirostat_mu: float | None = None,
     ) -> None:
         self.sampling = sampling
         self.choice = choice
-        given = sampling.seed if seed is None else seed
-        self.seed = philox.fresh_seed() if given is None else given
-        self.mirostat_mu = 2.0 * sampling.mirostat_tau if mirostat_mu is None else mirostat_mu
+        self.seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
+        self.mirostat_mu = 2.0 * sampling.mirostat_tau
         self.num_output_tokens = len(history) - num_prompt_tokens
-        ending = {*end_ids, *sampling.stop_token_ids} if sampling.min_tokens > 0 else set()
-        self._end_ids = np.array(sorted(i for i in ending if 0 <= i < vocab_size), np.intp)
+        self._end_ids = np.array([i for i in sampling.stop_token_ids if 0 <= i < vocab_size], np.intp)
         self._bias = LogitBias(sampling, vocab_size)
         self._penalties = Penalties(sampling, history, num_prompt_tokens, vocab_size)
         self._dry = Dry(sampling, history)
