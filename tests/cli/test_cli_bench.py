@@ -1,0 +1,80 @@
+"""`realizar bench`: the JSON that scripts read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any], weights_only: Path) -> None:
+    words = (
+        "--prompt-tokens",
+        "40",
+        "--gen-tokens",
+        "6",
+        "--batch",
+        "1,3",
+        "--threads",
+        "1",
+        "--repeats",
+        "2",
+        "--json",
+    )
+    result = realizar("bench", weights_only, *words)
+    assert result.status == 0, result.stderr
+    results = json.loads(result.stdout)["results"]
+    assert [entry["batch"] for entry in results] == [1, 3]
+    for entry in results:
+        assert set(entry) == {
+            "batch",
+            "prefill_tokens_per_s",
+            "decode_tokens_per_s",
+            "load_s",
+            "peak_memory_bytes",
+            "weight_bytes_per_token",
+            "achieved_gb_per_s",
+        }
+        for phase in ("prefill_tokens_per_s", "decode_tokens_per_s"):
+            spread = entry[phase]
+            assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+        steps_per_s = entry["decode_tokens_per_s"]["median"] / entry["batch"]
+        assert entry["achieved_gb_per_s"] == pytest.approx(steps_per_s * entry["weight_bytes_per_token"] / 1e9)
+        assert entry["weight_bytes_per_token"] > 0.9 * 0.5 * 256 * 512  # at least the four-bit head
+        assert entry["peak_memory_bytes"] > 1 << 20
+
+
+def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> None:
+    result = realizar("bench", weights_only, "--prompt-tokens", "8", "--gen-tokens", "2", "--repeats", "1")
+    assert result.status == 0
+    assert "decode tok/s" in result.stdout
+    assert "peak memory" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--batch", "1,x"), "--batch takes numbers"),
+        (("--batch", "0"), "at least 1"),
+        (("--prompt-tokens", "0"), "at least 1"),
+        (("--gen-tokens", "-1"), "at least 1"),
+        (("--prompt-tokens", "99999"), "2048"),
+        (("--instruction-set", "mmx"), "mmx"),
+        (("--threads", "0"), "threads"),
+    ],
+)
+def test_impossible_work_is_refused(
+    realizar: Callable[..., Any], weights_only: Path, words: tuple[str, str], message: str
+) -> None:
+    result = realizar("bench", weights_only, *words, "--json")
+    assert (result.status, result.stdout) == (1, "")
+    assert message in result.error_lines[-1]
+
+
+def test_a_vocabulary_alone_is_refused(realizar: Callable[..., Any], vocabulary_only: Path) -> None:
+    result = realizar("bench", vocabulary_only)
+    assert result.status == 1
+    assert len(result.error_lines) == 1
