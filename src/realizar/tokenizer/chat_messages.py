@@ -1,0 +1,156 @@
+"""Messages as OpenAI's API has them, in the form that a template can take.
+
+Templates differ in what they expect: content as text or as parts, arguments of tool calls as text or as objects, a
+missing content as null or as empty text. What one expects is found by rendering small conversations. Standard library
+only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realizar.errors import ChatTemplateError, InvalidRequestError
+
+Message = Mapping[str, Any]
+_NEEDLE = "needle7"
+
+
+class TemplateBoundsError(ChatTemplateError):
+    """A template that takes more time or memory than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateTraits:
+    """What a template takes.
+
+    Attributes:
+        knows_developer: it has a role `developer`; otherwise that is `system`.
+        needs_parts: it shows content only where it is a list of parts.
+        takes_parts: it shows the text of parts.
+        takes_null: it can do without content where there are tool calls.
+        needs_argument_text: it shows arguments of tool calls rightly only where they are text.
+    """
+
+    knows_developer: bool
+    needs_parts: bool
+    takes_parts: bool
+    takes_null: bool
+    needs_argument_text: bool
+
+
+def with_texts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Copies of messages, checked.
+
+    Raises:
+        InvalidRequestError: a message without a role, or with content that is neither text nor parts of text.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty", "messages")
+    return [_checked(place, message) for place, message in enumerate(messages)]
+
+
+def _checked(place: int, message: Any) -> dict[str, Any]:
+    where = f"messages[{place}]"
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
+        raise InvalidRequestError(f"{where} must be an object with a role", "messages")
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return dict(message)
+    if not isinstance(content, list | tuple):
+        raise InvalidRequestError(f"{where}.content must be text or a list of parts", "messages")
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InvalidRequestError(f"{where}.content: a part of type {kind!r} is not supported", "messages")
+    return dict(message)
+
+
+def adapt_messages(messages: Sequence[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
+    """Messages in the form that a template takes."""
+    return [_adapt(message, traits) for message in messages]
+
+
+def _adapt(message: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
+    if message["role"] == "developer" and not traits.knows_developer:
+        message["role"] = "system"
+    content = message.get("content")
+    if isinstance(content, str) and traits.needs_parts:
+        message["content"] = [{"type": "text", "text": content}]
+    elif isinstance(content, list | tuple) and not traits.takes_parts:
+        message["content"] = "\n".join(part["text"] for part in content)
+    elif content is None and not traits.takes_null:
+        message["content"] = ""
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_with_arguments(call, as_text=traits.needs_argument_text) for call in calls]
+    return message
+
+
+def _with_arguments(call: Any, *, as_text: bool) -> Any:
+    """A tool call whose arguments are text, or an object; text that is no JSON object stays."""
+    if not isinstance(call, Mapping):
+        return call
+    holder = call.get("function", call)
+    if not isinstance(holder, Mapping) or "arguments" not in holder:
+        return call
+    arguments = holder["arguments"]
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not as_text and isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    changed = {**holder, "arguments": arguments}
+    return {**call, "function": changed} if "function" in call else changed
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> TemplateTraits:
+    """What a template takes, by trying.
+
+    Args:
+        render: renders messages with the template, or raises ChatTemplateError.
+    """
+
+    def shown(*messages: Message) -> str:
+        try:
+            return render([*messages])
+        except TemplateBoundsError:
+            raise  # what takes too much once is not tried again
+        except ChatTemplateError:
+            return ""
+
+    question = {"role": "user", "content": _NEEDLE}
+    parts = {"role": "user", "content": [{"type": "text", "text": _NEEDLE}]}
+    text_shown = _NEEDLE in shown(question)
+    with_parts = shown(parts)
+    takes_parts = _NEEDLE in with_parts and not ("{" in with_parts and "'type'" in with_parts)
+    needs_text = False
+    takes_null = True
+    if "tool_calls" in source:
+        as_object = shown(question, _call({_NEEDLE: "v"}))
+        as_text = shown(question, _call(json.dumps({_NEEDLE: "v"})))
+        key = f'"{_NEEDLE}"'
+        needs_text = key not in as_object and key in as_text and f"'{_NEEDLE}'" in as_object
+        with_null = as_text if needs_text else as_object
+        takes_null = bool(with_null) and "None" not in with_null
+    return TemplateTraits(
+        knows_developer="developer" in source,
+        needs_parts=takes_parts and not text_shown,
+        takes_parts=takes_parts,
+        takes_null=takes_null,
+        needs_argument_text=needs_text,
+    )
+
+
+def _call(arguments: Any) -> Message:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}

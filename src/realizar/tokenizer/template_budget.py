@@ -1,0 +1,154 @@
+"""What rendering one chat template may cost, counted where it is spent. Of jinja2 it knows only namespaces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+from contextvars import ContextVar
+from typing import Any
+
+from jinja2.utils import Namespace
+
+# For a template that is given nothing: eight million characters are at most 32 MB.
+_CHARACTERS = 8 << 20
+_STEPS = 200_000
+_SECONDS = 0.5
+_NODES = 50_000
+# More for what the conversation itself holds: templates copy a message some times over.
+_CHARACTERS_PER_CHARACTER = 64
+_STEPS_PER_NODE = 500
+_SECONDS_PER_NODE = 2e-4
+_SECONDS_PER_CHARACTER = 1e-6
+_LARGEST_INTEGER_BITS = 4096
+_STEPS_PER_LOOK_AT_THE_CLOCK = 32
+
+
+class BoundExceededError(Exception):
+    """A template asked for more than its share; the message says of what."""
+
+
+class Budget:
+    """Steps, characters and processor seconds that are left to one rendering.
+
+    Args:
+        given: everything that the template is given; it earns the template more.
+    """
+
+    __slots__ = ("_characters", "_deadline", "_max_nodes", "_steps", "_until_look")
+
+    def __init__(self, given: Any) -> None:
+        nodes, characters = _walk(given, None)
+        self._characters = _CHARACTERS + _CHARACTERS_PER_CHARACTER * characters
+        self._steps = _STEPS + _STEPS_PER_NODE * nodes + characters
+        self._max_nodes = _NODES + 4 * nodes
+        seconds = _SECONDS + _SECONDS_PER_NODE * nodes + _SECONDS_PER_CHARACTER * characters
+        self._deadline = time.thread_time() + seconds
+        self._until_look = 0
+
+    def tick(self, characters: int = 0) -> None:
+        """One turn of a loop, or one call, that may put `characters` into the output."""
+        self._steps -= 1
+        self._until_look -= 1
+        if self._steps < 0:
+            raise BoundExceededError("takes too many steps")
+        if characters:
+            self.reserve(characters)
+        if self._until_look < 0:
+            self.look_at_the_clock()
+
+    def look_at_the_clock(self) -> None:
+        """Checks the time; for operations that may take a while by themselves."""
+        self._until_look = _STEPS_PER_LOOK_AT_THE_CLOCK
+        if time.thread_time() > self._deadline:
+            raise BoundExceededError("takes too long")
+
+    def reserve(self, characters: int) -> None:
+        """Spends characters, before they are made wherever their number can be told."""
+        self._characters -= characters
+        if self._characters < 0:
+            raise BoundExceededError("makes too much text")
+
+    def check(self, value: Any) -> Any:
+        """The value, once its size is found and paid for."""
+        self.look_at_the_clock()
+        if isinstance(value, str):
+            self.reserve(len(value))
+        elif isinstance(value, int):
+            if value.bit_length() > _LARGEST_INTEGER_BITS:
+                raise BoundExceededError("makes too large a number")
+        elif isinstance(value, _CONTAINERS):
+            nodes, _ = self._measure(value)
+            self.reserve(8 * nodes)
+        return value
+
+    def expand(self, value: Any) -> None:
+        """Pays for the value's text, containers written out, before it is made."""
+        if isinstance(value, str):
+            self.reserve(len(value))
+        elif isinstance(value, _CONTAINERS):
+            nodes, characters = self._measure(value)
+            # A character may be escaped to six, and a lone number or separator takes some too.
+            self.reserve(32 * nodes + 6 * characters)
+
+    def _measure(self, value: Any) -> tuple[int, int]:
+        nodes, characters = _walk(value, self._max_nodes)
+        if nodes > self._max_nodes:
+            raise BoundExceededError("makes too large a list")
+        self._steps -= nodes // 16
+        return nodes, characters
+
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView, Namespace)
+
+
+def _walk(value: Any, limit: int | None) -> tuple[int, int]:
+    """Nodes and characters of a value written out, shared parts counted each time; stops above `limit` nodes."""
+    nodes = characters = 0
+    stack = [iter((value,))]
+    while stack:
+        for item in stack[-1]:
+            nodes += 1
+            if isinstance(item, str):
+                characters += len(item)
+            elif isinstance(item, _CONTAINERS):
+                stack.append(iter(_parts(item)))
+                break
+        else:
+            stack.pop()
+        if limit is not None and nodes > limit:
+            break
+    return nodes, characters
+
+
+def _parts(container: Any) -> Iterable[Any]:
+    if isinstance(container, Namespace):
+        container = object.__getattribute__(container, "_Namespace__attrs")
+    return (part for pair in container.items() for part in pair) if isinstance(container, dict) else container
+
+
+_CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+class OutsideRenderingError(Exception):
+    """Something bounded ran while no template was rendered: jinja2 tries to fold constants when it compiles."""
+
+
+def current_budget() -> Budget:
+    """The budget of the rendering that runs in this context."""
+    budget = _CURRENT.get()
+    if budget is None:
+        raise OutsideRenderingError
+    return budget
+
+
+class spending:  # noqa: N801 - a context manager, read as a word
+    """`with spending(budget):` renders at its expense."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    def __enter__(self) -> None:
+        self._token = _CURRENT.set(self._budget)
+
+    def __exit__(self, *_: object) -> None:
+        _CURRENT.reset(self._token)
