@@ -60,13 +60,18 @@ class Work:
 
 
 def measure_throughput(
-    checkpoint: Checkpoint, config: EngineConfig, work: Work, log: Callable[[str], None]
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    work: Work,
+    log: Callable[[str], None],
+    progress: Callable[[str, float], None] | None = None,
 ) -> list[BatchResult]:
     """Load the weights and time the work.
 
     Args:
         config: `context_length`, `max_running` and `max_step_tokens` are set to what the work needs.
         log: told what is running.
+        progress: told of loading: what is being done, and the share done.
 
     Raises:
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
@@ -79,8 +84,7 @@ def measure_throughput(
         max_running=most,
         max_step_tokens=max(config.max_step_tokens, most),
     )
-    log("loading")
-    core = load_core(checkpoint, needed, policy=Policy("prefill"))
+    core = load_core(checkpoint, needed, policy=Policy("prefill"), progress=progress)
     try:
         return [_measure_batch(core, batch, work, log) for batch in work.batches]
     finally:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from realizar.config import KVCacheDType
+
+
+def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
+    """An integer as written: cyclopts by itself would round 1.5 to 2."""
+    return int(tokens[0].value)
+
 
 Model = Annotated[
     str, Parameter(help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M).")
@@ -15,8 +22,7 @@ Model = Annotated[
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Write JSON to stdout.")]
 InputLines = Annotated[Path, Parameter(name=("--input", "-i"), help="JSON lines to read; - is stdin.")]
 OutputLines = Annotated[Path, Parameter(name=("--output", "-o"), help="JSON lines to write; - is stdout.")]
-Threads = Annotated[int | None, Parameter(help="CPU threads; default the physical cores.")]
+Integer = Annotated[int, Parameter(converter=exact_integer)]
+MaybeInteger = Annotated[int | None, Parameter(converter=exact_integer)]
+Threads = Annotated[MaybeInteger, Parameter(help="CPU threads; default the physical cores.")]
 KVCacheType = Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype", help="Element type of the KV cache.")]
-ContextLength = Annotated[
-    int | None, Parameter(name=("--context-length", "-c"), help="Tokens that prompt and answer may take together.")
-]

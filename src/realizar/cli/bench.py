@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Json, KVCacheType, Model, Threads
+from realizar.cli.arguments import Integer, Json, KVCacheType, Model, Threads
+from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
@@ -22,10 +23,10 @@ def bench_command(
     model: Model,
     /,
     *,
-    prompt_tokens: Annotated[int, Parameter(help="Tokens to read from nothing.")] = 512,
-    gen_tokens: Annotated[int, Parameter(help="Tokens to decode after them.")] = 64,
+    prompt_tokens: Annotated[Integer, Parameter(help="Tokens to read from nothing.")] = 512,
+    gen_tokens: Annotated[Integer, Parameter(help="Tokens to decode after them.")] = 64,
     batch: Annotated[str, Parameter(help="Rows at once; several numbers with commas between.")] = "1",
-    repeats: Annotated[int, Parameter(help="Times that each is measured.")] = 3,
+    repeats: Annotated[Integer, Parameter(help="Times that each is measured.")] = 3,
     threads: Threads = None,
     kv_cache_dtype: KVCacheType = "auto",
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to force.")] = None,
@@ -40,11 +41,16 @@ def bench_command(
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     config = EngineConfig(threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set)
-    results = measure_throughput(checkpoint, config, work, log=lambda text: print(text, file=sys.stderr, flush=True))
+    with load_progress() as loading:
+        results = measure_throughput(checkpoint, config, work, log=_tell, progress=loading)
     if as_json:
         print(json.dumps({"results": [asdict(result) for result in results]}))
     else:
         print("\n".join(_table(results)))
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _batches(text: str) -> tuple[int, ...]:

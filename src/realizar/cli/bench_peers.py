@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from realizar.cli.arguments import Integer
 from realizar.cli.main import run_app
 from realizar.cli.progress import download_progress
 
@@ -31,10 +32,10 @@ def bench_peers(
     threads: Annotated[
         tuple[int, ...], Parameter(negative=(), help="Numbers of threads; default 1, 2, all physical cores.")
     ] = (),
-    rounds: Annotated[int, Parameter(help="Times that every program runs, in turn.")] = 3,
-    prompt_tokens: int = 512,
-    gen_tokens: int = 64,
-    repeats: Annotated[int, Parameter(help="Samples in one run of a program.")] = 3,
+    rounds: Annotated[Integer, Parameter(help="Times that every program runs, in turn.")] = 3,
+    prompt_tokens: Integer = 512,
+    gen_tokens: Integer = 64,
+    repeats: Annotated[Integer, Parameter(help="Samples in one run of a program.")] = 3,
     llama_bench: Annotated[
         Path | None, Parameter(help="llama.cpp's llama-bench; default PATH, else built by pip.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from realizar.cli.arguments import MaybeInteger
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
@@ -43,10 +44,10 @@ class SamplingOptions:
         ignore_eos: go on past the model's end tokens.
     """
 
-    max_tokens: Annotated[int | None, Parameter(name=("--max-tokens", "-n"))] = None
-    min_tokens: int | None = None
+    max_tokens: Annotated[MaybeInteger, Parameter(name=("--max-tokens", "-n"))] = None
+    min_tokens: MaybeInteger = None
     temperature: Annotated[float | None, Parameter(name=("--temperature", "-t"))] = None
-    top_k: int | None = None
+    top_k: MaybeInteger = None
     top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
@@ -55,15 +56,15 @@ class SamplingOptions:
     xtc_threshold: float | None = None
     dry_multiplier: float | None = None
     dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    mirostat: int | None = None
+    dry_allowed_length: MaybeInteger = None
+    dry_penalty_last_n: MaybeInteger = None
+    mirostat: MaybeInteger = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    seed: int | None = None
+    seed: MaybeInteger = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
 

@@ -1,0 +1,101 @@
+"""`realizar chat`: a conversation in the terminal, or with lines piped in."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.arguments import Model
+from realizar.cli.chat_session import ChatSession, Message
+from realizar.cli.loading import EngineOptions, load_model
+from realizar.cli.run import show, statistics
+from realizar.cli.sampling_options import SamplingOptions
+from realizar.errors import EngineDeadError, RealizarError
+
+if TYPE_CHECKING:
+    from realizar.engine.llm import LLM
+    from realizar.outputs import RequestOutput
+    from realizar.sampling_params import SamplingParams
+
+
+def chat_command(
+    model: Model,
+    /,
+    *,
+    system: Annotated[str | None, Parameter(help="System message.")] = None,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
+    sampling: SamplingOptions | None = None,
+    engine: EngineOptions | None = None,
+) -> None:
+    """Talk to a model; /help lists the commands."""
+    with load_model(model, engine or EngineOptions()) as llm:
+        llm.check_chat()
+        speaker = _Speaker(llm)
+        session = ChatSession(speaker.answer, (sampling or SamplingOptions()).apply(llm.default_sampling), system)
+        if sys.stdin.isatty():
+            with suppress(ImportError):
+                importlib.import_module("readline")  # line editing and history for input()
+            print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
+        for line in _lines():
+            _show(session, line)
+            if speaker.last is not None and not quiet:
+                print(statistics(llm, speaker.last), file=sys.stderr)
+            speaker.last = None
+            if session.finished:
+                return
+
+
+class _Speaker:
+    """Answers through a model and keeps the figures of the last answer.
+
+    Attributes:
+        last: the whole of the last answer that came to its end, until it is taken away.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.last: RequestOutput | None = None
+
+    def answer(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
+        with self._llm.chat_stream(messages, params) as stream:
+            yield from (piece.text for piece in stream)
+            self.last = stream.result()
+
+
+def _show(session: ChatSession, line: str) -> None:
+    """Show what a line brings. What is wrong with one line does not end the conversation."""
+    try:
+        show(session.handle(line))
+    except EngineDeadError:
+        raise
+    except RealizarError as error:
+        print(f"realizar: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\n(stopped)", file=sys.stderr)
+
+
+def _lines() -> Iterator[str]:
+    """What the user types; a line that ends with a backslash goes on with the next. Ends at end of file."""
+    kept = ""
+    while True:
+        try:
+            prompt = "" if not sys.stdin.isatty() else "... " if kept else "> "
+            line = input(prompt)
+        except EOFError:
+            if kept:
+                yield kept
+            return
+        except KeyboardInterrupt:
+            kept = ""
+            print(file=sys.stderr)
+            continue
+        if line.endswith("\\"):
+            kept += line[:-1] + "\n"
+        else:
+            yield kept + line
+            kept = ""

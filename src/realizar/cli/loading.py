@@ -1,0 +1,53 @@
+"""How commands that run a model load it: the options they share, with progress on stderr."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.arguments import MaybeInteger
+from realizar.cli.load_progress import load_progress
+from realizar.cli.progress import download_progress
+from realizar.config import EngineConfig, KVCacheDType
+
+if TYPE_CHECKING:
+    from realizar.engine.llm import LLM
+
+
+@Parameter(name="*", group="Engine", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options that become an `EngineConfig`.
+
+    Attributes:
+        threads: CPU threads; default the physical cores.
+        context_length: tokens that prompt and answer may take together; default the model's.
+        kv_cache_dtype: element type of the KV cache.
+        instruction_set: CPU instruction set to force; `realizar doctor` lists them.
+    """
+
+    threads: MaybeInteger = None
+    context_length: Annotated[MaybeInteger, Parameter(name=("--context-length", "-c"))] = None
+    kv_cache_dtype: Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype")] = "auto"
+    instruction_set: str | None = None
+
+    def config(self, *, max_running: int) -> EngineConfig:
+        """The configuration of an engine for so many requests at once."""
+        return EngineConfig(
+            threads=self.threads,
+            context_length=self.context_length,
+            kv_cache_dtype=self.kv_cache_dtype,
+            instruction_set=self.instruction_set,
+            max_running=max_running,
+        )
+
+
+def load_model(model: str, options: EngineOptions, *, max_running: int = 1) -> LLM:
+    """Load a model, showing downloads and compilation on stderr."""
+    from realizar.engine.llm import LLM
+
+    config = options.config(max_running=max_running)
+    with download_progress() as fetching, load_progress() as loading:
+        return LLM(model, config=config, fetch_progress=fetching, load_progress=loading)

@@ -1,0 +1,90 @@
+"""`realizar run`: answer one prompt. Text goes to stdout as it comes, statistics to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from realizar.cli.arguments import Json, Model
+from realizar.cli.loading import EngineOptions, load_model
+from realizar.cli.sampling_options import SamplingOptions
+from realizar.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from realizar.engine.llm import LLM
+    from realizar.outputs import RequestOutput
+
+
+def run_command(
+    model: Model,
+    prompt: Annotated[str | None, Parameter(help="What to answer; default is stdin.")] = None,
+    /,
+    *,
+    raw: Annotated[
+        bool, Parameter(negative=(), help="Complete the prompt as it stands, without a chat template.")
+    ] = False,
+    system: Annotated[str | None, Parameter(help="System message.")] = None,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
+    as_json: Json = False,
+    sampling: SamplingOptions | None = None,
+    engine: EngineOptions | None = None,
+) -> None:
+    """Answer a prompt and print the speed on stderr."""
+    if prompt is None:
+        prompt = sys.stdin.read()
+    if raw and system is not None:
+        raise InvalidRequestError("--system needs the chat template that --raw leaves out", "system")
+    with load_model(model, engine or EngineOptions()) as llm:
+        params = (sampling or SamplingOptions()).apply(llm.default_sampling)
+        stream = llm.generate_stream(prompt, params) if raw else llm.chat_stream(_messages(system, prompt), params)
+        with stream:
+            if not as_json:
+                show(piece.text for piece in stream)
+            output = stream.result()
+        if as_json:
+            print(json.dumps(record(output), ensure_ascii=False))
+        elif not quiet:
+            print(statistics(llm, output), file=sys.stderr)
+
+
+def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
+    start = [] if system is None else [{"role": "system", "content": system}]
+    return [*start, {"role": "user", "content": prompt}]
+
+
+def show(pieces: Iterator[str]) -> None:
+    """Print pieces as they come, and end the line if they did not."""
+    last = "\n"
+    for piece in pieces:
+        if piece:
+            print(piece, end="", flush=True)
+            last = piece[-1]
+    if last != "\n":
+        print(flush=True)
+
+
+def statistics(llm: LLM, output: RequestOutput) -> str:
+    """One line: what was generated and read, and how fast."""
+    return (
+        f"{output.num_generated_tokens} tokens at {output.decode_tokens_per_s:.1f} tok/s"
+        f" (prompt: {len(output.prompt_token_ids)} tokens at {output.prompt_tokens_per_s:.1f} tok/s,"
+        f" loaded in {llm.capacity.load_s:.2f} s)"
+    )
+
+
+def record(output: RequestOutput) -> dict[str, Any]:
+    """The answer and its figures, for JSON."""
+    choice = output.outputs[0]
+    return {
+        "text": choice.text,
+        "tokens": list(choice.token_ids),
+        "prompt_tokens": list(output.prompt_token_ids),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "prefill_tokens_per_s": output.prompt_tokens_per_s,
+        "decode_tokens_per_s": output.decode_tokens_per_s,
+    }

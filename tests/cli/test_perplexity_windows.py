@@ -1,0 +1,38 @@
+"""The arithmetic of `realizar perplexity`."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realizar.cli.perplexity import summary, windows
+
+
+@given(st.integers(2, 700), st.integers(2, 64))
+def test_every_token_but_the_first_is_scored_once_with_enough_before_it(num_tokens: int, size: int) -> None:
+    scored: list[int] = []
+    for start, first in windows(num_tokens, size):
+        positions = range(first, min(start + size, num_tokens))
+        assert len(positions) > 0
+        assert start == 0 or first - start >= size // 2
+        scored += positions
+    assert scored == list(range(1, num_tokens))
+
+
+def test_uniform_predictions_have_the_vocabulary_as_perplexity() -> None:
+    perplexity, error = summary([math.log(50)] * 100)
+    assert perplexity == pytest.approx(50)
+    assert error == pytest.approx(0, abs=1e-9)
+
+
+def test_standard_error_is_that_of_repeated_draws() -> None:
+    rng = random.Random(7)
+    draws = [summary([rng.gauss(1.0, 0.5) for _ in range(400)]) for _ in range(400)]
+    mean = sum(perplexity for perplexity, _ in draws) / len(draws)
+    spread = math.sqrt(sum((perplexity - mean) ** 2 for perplexity, _ in draws) / len(draws))
+    told = sum(error for _, error in draws) / len(draws)
+    assert told == pytest.approx(spread, rel=0.15)
