@@ -185,6 +185,33 @@ def test_the_last_to_come_is_preempted_and_keeps_its_row() -> None:
     assert scheduler.counts.preemptions == 1
 
 
+def test_a_preempted_sequence_waits_for_its_token_before_it_starts_again() -> None:
+    """Blocks come free while the step with its choice is still on its way: only then may it be computed again."""
+    scheduler = make_scheduler(num_blocks=6)
+    scheduler.add(request("a", 4, max_tokens=6))
+    scheduler.add(request("b", 4, max_tokens=6))
+    first = scheduler.schedule()
+    answer(scheduler, first)
+    second = scheduler.schedule()  # each takes its third block
+    answer(scheduler, second)
+    third = scheduler.schedule()
+    assert shape(third) == [(0, 5, 1, True), (1, 5, 1, True)]
+    fourth = scheduler.schedule()  # no fourth block for the first: the second gives way
+    assert shape(fourth) == [(0, 6, 1, True)]
+    scheduler.abort("a")
+    assert scheduler.schedule().rows == ()
+    answer(scheduler, third)
+    assert shape(scheduler.schedule()) == [(1, 0, 7, True)]
+
+
+def test_a_stop_token_counts_only_after_min_tokens() -> None:
+    scheduler = make_scheduler()
+    sampling = SamplingParams(min_tokens=2, stop_token_ids=(9,))
+    scheduler.add(Request("a", (1, 2), sampling, max_tokens=20))
+    outputs = [output for _ in range(3) for output in answer(scheduler, scheduler.schedule(), 9)]
+    assert [output.finish_reason for output in outputs] == [None, None, "stop"]
+
+
 def test_times_are_those_of_the_clock() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 3, max_tokens=2))

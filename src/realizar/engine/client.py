@@ -15,7 +15,7 @@ from typing import Self
 
 from realizar.engine.core import EngineCore
 from realizar.engine.interrupts import interrupts_deferred
-from realizar.engine.output_processor import ChoiceText, OutputProcessor
+from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.prepare import prepare_request
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
@@ -105,7 +105,7 @@ class EngineClient:
     """
 
     def __init__(
-        self, core: EngineCore, new_text: Callable[[SamplingParams], ChoiceText], end_ids: Collection[int] = ()
+        self, core: EngineCore, new_text: Callable[[SamplingParams], GrowingText], end_ids: Collection[int] = ()
     ) -> None:
         self._core = core
         self._processor = OutputProcessor(new_text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from realizar.backends.base import Backend
@@ -25,8 +26,17 @@ def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> 
     return open_checkpoint(resolve(str(model), progress))
 
 
-def load_core(checkpoint: Checkpoint, config: EngineConfig, *, policy: Policy | None = None) -> EngineCore:
+def load_core(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    *,
+    policy: Policy | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> EngineCore:
     """Load a checkpoint's weights into a backend and put an engine around it. Needs no vocabulary.
+
+    Args:
+        progress: told of loading: what is being done, and the share done, 0 to 1.
 
     Raises:
         UnsupportedModelError: the model can't run here.
@@ -34,7 +44,7 @@ def load_core(checkpoint: Checkpoint, config: EngineConfig, *, policy: Policy | 
         CapacityError: it does not fit into memory.
     """
     spec = build_spec(checkpoint, config.context_length)
-    backend = make_backend()
+    backend = make_backend(progress)
     try:
         backend.load(spec, checkpoint, config)
         return EngineCore(backend, spec, config, policy=policy)
@@ -43,8 +53,8 @@ def load_core(checkpoint: Checkpoint, config: EngineConfig, *, policy: Policy | 
         raise
 
 
-def make_backend() -> Backend:
+def make_backend(progress: Callable[[str, float], None] | None = None) -> Backend:
     """The backend of this machine, not loaded yet; compilers are imported here and not before."""
     from realizar.backends.cpu import CPUBackend
 
-    return CPUBackend()
+    return CPUBackend(progress)

@@ -19,8 +19,8 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 
 
-class ChoiceText(Protocol):
-    """The text of one choice while it grows; `engine.choice_text` has the one that reads a vocabulary."""
+class GrowingText(Protocol):
+    """The text of one choice while it grows; `tokenizer.stop_checker.StopChecker` is one."""
 
     def add(self, token_id: int) -> str:
         """The text that a token brings; may be empty, and may be text held back before."""
@@ -35,7 +35,7 @@ class ChoiceText(Protocol):
 
 @dataclass(slots=True)
 class _Choice:
-    text: ChoiceText
+    text: GrowingText
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -60,7 +60,7 @@ class OutputProcessor:
         new_text: makes the text of a choice from the request's sampling parameters.
     """
 
-    def __init__(self, new_text: Callable[[SamplingParams], ChoiceText]) -> None:
+    def __init__(self, new_text: Callable[[SamplingParams], GrowingText]) -> None:
         self._new_text = new_text
         self._open: dict[str, _Open] = {}
 

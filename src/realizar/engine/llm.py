@@ -1,0 +1,214 @@
+"""`LLM`: a model in this process, for scripts, notebooks and the command line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from realizar.backends.base import Capacity
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.client import EngineClient, RequestStream
+from realizar.engine.loading import find_checkpoint, load_core
+from realizar.errors import InvalidRequestError
+from realizar.hub.progress import Progress, ignore_progress
+from realizar.models.spec import ModelSpec
+from realizar.outputs import RequestOutput, TokenLogprobs
+from realizar.sampling_params import SamplingParams
+from realizar.tokenizer.chat_messages import Message
+from realizar.tokenizer.chat_template import ChatTemplate
+from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.stop_checker import StopChecker
+from realizar.tokenizer.tokenizer import Tokenizer
+
+Prompt: TypeAlias = "str | Sequence[int]"
+Conversation: TypeAlias = "Sequence[Message]"
+
+
+class LLM:
+    """A loaded model with its tokenizer. Threads may share it; `close` it, or use it as a context manager.
+
+    Args:
+        model: a path, a pulled name (`smollm2:135m`) or a Hugging Face name (`user/repo:Q4_K_M`).
+        config: how to run it; keyword arguments named like its fields override it.
+        fetch_progress: told of downloads.
+        load_progress: told of loading: what is being done, and the share done, 0 to 1.
+
+    Raises:
+        HubError: the model can't be found or fetched.
+        CheckpointError: a malformed file.
+        UnsupportedModelError, TokenizerError: a model that can't run here.
+        CapacityError: it does not fit into memory.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        config: EngineConfig | None = None,
+        fetch_progress: Progress = ignore_progress,
+        load_progress: Callable[[str, float], None] | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._config = replace(config or EngineConfig(), **overrides)
+        self._checkpoint = find_checkpoint(model, fetch_progress)
+        self._tokenizer = load_tokenizer(self._checkpoint)
+        self._default_sampling = SamplingParams()
+        core = load_core(self._checkpoint, self._config, progress=load_progress)
+        self._spec, self._capacity = core.spec, core.capacity
+        self._client = EngineClient(core, self._new_text, self._tokenizer.eos_ids)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self._checkpoint
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the loaded backend can hold."""
+        return self._capacity
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The model's own defaults on top of the built-in ones; `dataclasses.replace` what a request names."""
+        return self._default_sampling
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Complete prompts, together, in their order.
+
+        Args:
+            prompts: a text, token ids, or a sequence of such.
+            sampling_params: of all; None takes `default_sampling`.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run; none is then run.
+            EngineDeadError: the engine stopped.
+        """
+        return self._run_all([self._tokens_of(prompt) for prompt in _listed(prompts)], sampling_params)
+
+    def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
+        """Complete one prompt piece by piece: iterate the stream, then read its `result`. Errors as of `generate`."""
+        text, token_ids = self._tokens_of(prompt)
+        return self._client.submit(token_ids, sampling_params or self._default_sampling, prompt=text)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations, together, in their order, through the model's own chat template.
+
+        Args:
+            messages: a conversation, or a sequence of such: messages as OpenAI's API has them.
+            sampling_params: of all; None takes `default_sampling`.
+            tools: function descriptions, as OpenAI's API has them.
+            variables: others that the template knows, such as `enable_thinking`.
+
+        Raises:
+            ChatTemplateError: the model has no template, or it refuses or fails.
+            InvalidRequestError, ContextLengthError, CapacityError: a conversation can't run; none is then run.
+            EngineDeadError: the engine stopped.
+        """
+        conversations: list[Any] = list(messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        prompts = [(None, self._template.encode(each, tools, **variables)) for each in conversations]
+        return self._run_all(prompts, sampling_params)
+
+    def chat_stream(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> RequestStream:
+        """Answer one conversation piece by piece: iterate the stream, then read its `result`. Errors as of `chat`."""
+        token_ids = self._template.encode(messages, tools, **variables)
+        return self._client.submit(token_ids, sampling_params or self._default_sampling)
+
+    def check_chat(self) -> None:
+        """Raise ChatTemplateError where the model has no chat template."""
+        _ = self._template
+
+    def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
+        """Log-probabilities of a text as it stands: entry i for token i given those before it; the first is None.
+
+        Args:
+            top_n: how many of the most probable ids to give at each position.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
+            EngineDeadError: the engine stopped.
+        """
+        text, token_ids = self._tokens_of(prompt)
+        sampling = SamplingParams(prompt_logprobs=top_n)
+        with self._client.submit(token_ids, sampling, prompt=text, score_only=True, keep_pieces=False) as stream:
+            return list(stream.result().prompt_logprobs or ())
+
+    def close(self) -> None:
+        """Free the weights; open and later requests get EngineDeadError. Idempotent."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run_all(
+        self, prompts: Sequence[tuple[str | None, list[int]]], sampling_params: SamplingParams | None
+    ) -> list[RequestOutput]:
+        sampling = sampling_params or self._default_sampling
+        with ExitStack() as open_streams:
+            streams = [
+                open_streams.enter_context(self._client.submit(ids, sampling, prompt=text, keep_pieces=False))
+                for text, ids in prompts
+            ]
+            return [stream.result() for stream in streams]
+
+    @functools.cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer)
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer.encode(prompt)
+        return None, [_token_id(token_id) for token_id in prompt]
+
+    def _new_text(self, sampling: SamplingParams) -> StopChecker:
+        return StopChecker(self._tokenizer, sampling)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as a list; a sequence that starts with a number is one prompt of token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = list(prompts)
+    return [items] if items and not isinstance(items[0], str | Sequence) else items
+
+
+def _token_id(value: Any) -> int:
+    try:
+        return int(value.__index__())
+    except AttributeError:
+        raise InvalidRequestError(f"a prompt is text or token ids, not {type(value).__name__}", "prompt") from None
