@@ -81,8 +81,8 @@ class Decoder:
 
     def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
         """The feed-forward's non-linearity, which a GGUF file implies by its architecture."""
-        name = self.settings.raw(None, hf_key)
-        if name is None:
+        name = self.settings.text(None, hf_key, default="")
+        if not name:
             return default
         if name not in _ACTIVATIONS:
             raise self.settings.unsupported(None, hf_key, name)

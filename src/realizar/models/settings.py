@@ -7,7 +7,7 @@ have the parameter, whose default then holds. Every value is checked for type an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
@@ -24,6 +24,9 @@ class _Required(Enum):
 REQUIRED: Final = _Required.REQUIRED
 
 T = TypeVar("T")
+
+# No model's number lies outside; inside, float32 arithmetic with a few of them neither overflows nor vanishes.
+MIN_NUMBER, MAX_NUMBER = 1e-15, 1e12
 
 # GGUF keys in these groups change what a layer computes. One that nobody read is refused unless its value is neutral.
 _EFFECTIVE_GROUPS = ("attention.", "rope.", "expert", "ssm.", "use_parallel_residual")
@@ -133,23 +136,23 @@ class Settings:
         *,
         default: float | _Required = REQUIRED,
         above: float = 0.0,
-        high: float = 1e30,
+        high: float = MAX_NUMBER,
     ) -> float:
-        """A finite number greater than `above` and at most `high`."""
+        """A number greater than `above`, from MIN_NUMBER to `high`."""
         value = self.raw(gguf, hf)
         if value is None:
             return self._default(gguf, hf, default)
         return self.checked_number(gguf, hf, value, above=above, high=high)
 
     def checked_number(
-        self, gguf: str | None, hf: str | None, value: object, *, above: float = 0.0, high: float = 1e30
+        self, gguf: str | None, hf: str | None, value: object, *, above: float = 0.0, high: float = MAX_NUMBER
     ) -> float:
-        """`value`, found under the key, as a finite number greater than `above` and at most `high`."""
+        """`value`, found under the key, as a number greater than `above`, from MIN_NUMBER to `high`."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise self.malformed(gguf, hf, f"expected a number, found {_shorten(value)}")
         number = float(value)
-        if not math.isfinite(number) or not above < number <= high:
-            raise self.malformed(gguf, hf, f"{number} is not a finite number above {above:g}")
+        if not (math.isfinite(number) and above < number <= high and number >= MIN_NUMBER):
+            raise self.malformed(gguf, hf, f"{number} is not within {max(above, MIN_NUMBER):g} to {high:g}")
         return number
 
     def optional_number(self, gguf: str | None, hf: str | None) -> float | None:
@@ -218,7 +221,8 @@ def config_path(checkpoint: Checkpoint) -> Path:
 
 
 def _is_sequence(value: object) -> bool:
-    return isinstance(value, Sequence) or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
+    """Whether it is a list, or a numpy array, which `Sequence` does not know."""
+    return not isinstance(value, Mapping) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _is_neutral(value: Any) -> bool:

@@ -1,0 +1,80 @@
+"""Whatever stands under a hyper-parameter's key, building a spec gives a spec or an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handmade_checkpoint import CONFIG, GGUF_METADATA, config_checkpoint, gguf_checkpoint
+from realizar.errors import RealizarError
+from realizar.models.registry import build_spec
+from realizar.models.spec import ModelSpec
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2")
+GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswith("llama.")] + [
+    "attention.key_length",
+    "attention.value_length",
+    "attention.scale",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.layer_norm_epsilon",
+    "attn_logit_softcapping",
+    "rope.freq_base_swa",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.yarn_beta_fast",
+    "logit_scale",
+]
+CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
+    "head_dim",
+    "layer_types",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "sliding_window",
+    "use_sliding_window",
+    "query_pre_attn_scalar",
+    "norm_epsilon",
+    "text_config",
+    "quantization_config",
+]
+ROPE_KEYS = ("factor", "rope_theta", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(0, 64), st.floats(), st.text(max_size=4)
+)
+ropes = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3", "longrope", "other"])},
+    optional=dict.fromkeys((*ROPE_KEYS, "original_max_position_embeddings", "short_factor"), scalars),
+)
+values = st.one_of(scalars, st.lists(scalars, max_size=4), ropes)
+kinds = st.sampled_from(["none", "linear", "yarn", "longrope"])
+
+
+def _build(checkpoint: Any) -> None:
+    with contextlib.suppress(RealizarError):
+        assert isinstance(build_spec(checkpoint), ModelSpec)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(ARCHITECTURES), st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds), max_size=4)
+)
+def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
+    keys = {f"{architecture}.{key}": value for key, value in changes.items()}
+    _build(gguf_checkpoint(keys, architecture))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from((*ARCHITECTURES, "mistral", "gemma3_text")),
+    st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=4),
+)
+def test_config_json(model_type: str, changes: dict[str, Any]) -> None:
+    _build(config_checkpoint({"model_type": model_type, **changes}))
