@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, LogprobQuery, RowInput
+from realizar.backends.base import ForwardInput, RowInput
 from realizar.backends.cpu import CPUBackend
+from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, index_of, supported
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
-from realizar.sampling_params import SamplingParams
 
 LOGITS_AT_ONCE = 32
 
@@ -103,3 +104,9 @@ class Runner:
 def load_runner(path: Path, config: EngineConfig, context_length: int | None = None) -> Runner:
     checkpoint = open_checkpoint(path)
     return Runner(build_spec(checkpoint, context_length), checkpoint, config)
+
+
+def skip_unless_supported(instruction_set: str) -> None:
+    """Skip a test of an instruction set that this processor lacks."""
+    if not supported(INSTRUCTION_SETS[index_of(instruction_set)], host_features()):
+        pytest.skip(f"this processor has no {instruction_set}")

@@ -1,0 +1,128 @@
+"""Models of random weights of any type, made in memory straight from a `ModelSpec`: any mixture of parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm, Rope, TensorSource
+from realizar.quantization.random_blocks import random_blocks
+
+_PATH = Path("random.gguf")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a random model is made of.
+
+    Attributes:
+        windows: one layer each.
+        weights: ggml type of all matrices but the embedding, which is F16 and not tied.
+        parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `row_norm`, `sinks`, `soft_cap`, `post_norms`,
+            `ungated`, `partial_rope`, `interleaved`, `no_rope`.
+    """
+
+    head_size: int = 64
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    hidden_size: int = 256
+    feed_forward_size: int = 512
+    vocab_size: int = 160
+    windows: tuple[int | None, ...] = (None, 40)
+    weights: str = "Q4_0"
+    parts: tuple[str, ...] = ()
+    activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
+    context_length: int = 1024
+    seed: int = 0
+
+
+class _Maker:
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.rng = recipe, np.random.default_rng(recipe.seed)
+        self.stored: dict[str, StoredTensor] = {}
+
+    def matrix(self, name: str, rows: int, cols: int, kind: str | None = None) -> str:
+        ggml_type = GGMLType[kind or self.recipe.weights]
+        assert cols % ggml_type.block_size == 0, f"{name} has {cols} columns"
+        data = random_blocks(ggml_type, rows, cols, self.rng, 1 / math.sqrt(cols))
+        self.stored[name] = StoredTensor(name, ggml_type, (rows, cols), data, _PATH, 0)
+        return name
+
+    def vector(self, name: str, size: int, centre: float) -> str:
+        values = (centre + 0.2 * self.rng.standard_normal(size)).astype(np.float32)
+        self.stored[name] = StoredTensor(name, GGMLType.F32, (size,), values.view(np.uint8), _PATH, 0)
+        return name
+
+    def linear(self, name: str, rows: int, cols: int) -> Linear:
+        bias = self.vector(f"{name}.bias", rows, 0.0) if "biases" in self.recipe.parts else None
+        return Linear(self.matrix(f"{name}.weight", rows, cols), rows, cols, bias)
+
+    def norm(self, name: str, size: int) -> Norm:
+        if "layer_norm" not in self.recipe.parts:
+            return Norm("rms", 1e-5, self.vector(f"{name}.weight", size, 1.0))
+        return Norm("layer", 1e-5, self.vector(f"{name}.weight", size, 1.0), self.vector(f"{name}.bias", size, 0.0))
+
+    def rope(self) -> Rope | None:
+        parts, size = self.recipe.parts, self.recipe.head_size
+        if "no_rope" in parts:
+            return None
+        half = size // 4 if "partial_rope" in parts else size // 2
+        frequencies = tuple(float(np.float32(1000.0 ** (-i / half))) for i in range(half))
+        return Rope("interleaved" if "interleaved" in parts else "neox", frequencies)
+
+    def attention(self, name: str, window: int | None) -> Attention:
+        recipe, parts = self.recipe, self.recipe.parts
+        size, hidden = recipe.head_size, recipe.hidden_size
+        queries, keys = recipe.num_heads * size, recipe.num_kv_heads * size
+        q_norm = k_norm = None
+        if "qk_norm" in parts:
+            q_norm, k_norm = self.norm(f"{name}.q_norm", size), self.norm(f"{name}.k_norm", size)
+        elif "row_norm" in parts:
+            q_norm, k_norm = self.norm(f"{name}.q_norm", queries), self.norm(f"{name}.k_norm", keys)
+        return Attention(
+            recipe.num_heads, recipe.num_kv_heads, size, 1 / math.sqrt(size),
+            self.linear(f"{name}.q", queries, hidden), self.linear(f"{name}.k", keys, hidden),
+            self.linear(f"{name}.v", keys, hidden), self.linear(f"{name}.o", hidden, queries),
+            rope=self.rope(), window=window, soft_cap=3.0 if "soft_cap" in parts else None, q_norm=q_norm,
+            k_norm=k_norm, qk_norm_axis="row" if "row_norm" in parts else "head",
+            sinks=self.vector(f"{name}.sinks", recipe.num_heads, 1.0) if "sinks" in parts else None,
+        )  # fmt: skip
+
+    def layer(self, index: int, window: int | None) -> Layer:
+        name, recipe = f"layers.{index}", self.recipe
+        hidden, width = recipe.hidden_size, recipe.feed_forward_size
+        gate = None if "ungated" in recipe.parts else self.linear(f"{name}.gate", width, hidden)
+        up, down = self.linear(f"{name}.up", width, hidden), self.linear(f"{name}.down", hidden, width)
+        post = "post_norms" in recipe.parts
+        return Layer(
+            self.attention(name, window), FeedForward(recipe.activation, up, down, gate),
+            input_norm=self.norm(f"{name}.input_norm", hidden),
+            post_attention_norm=self.norm(f"{name}.post_attention_norm", hidden) if post else None,
+            pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden),
+            post_feedforward_norm=self.norm(f"{name}.post_norm", hidden) if post else None,
+        )  # fmt: skip
+
+
+def random_model(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
+    """The model of a recipe."""
+    maker, hidden = _Maker(recipe), recipe.hidden_size
+    embedding = maker.matrix("embedding", recipe.vocab_size, hidden, "F16")
+    layers = tuple(maker.layer(index, window) for index, window in enumerate(recipe.windows))
+    final, head = maker.norm("final_norm", hidden), maker.linear("head", recipe.vocab_size, hidden)
+    tensors = {name: TensorSource(name, tensor.shape) for name, tensor in maker.stored.items()}
+    spec = ModelSpec(
+        "random", recipe.vocab_size, hidden, recipe.context_length, embedding, layers, final, head,
+        embedding_scale=4.0, tensors=tensors,
+    )  # fmt: skip
+    return spec, Checkpoint(_PATH, "gguf", {}, maker.stored)
+
+
+def random_tokens(recipe: Recipe, count: int, seed: int = 1) -> Sequence[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, recipe.vocab_size, count)]
