@@ -1,21 +1,24 @@
-"""Matrices as the kernels read them: `Planes` to tiles. The layout stands in `formats`."""
+"""Matrices as the kernels read them: raw blocks to tiles, by several threads. The layout stands in `formats`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.formats import FORMATS, GROUP, PLANES, WeightFormat
-from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.cpu.formats import FORMATS, WeightFormat, index_of
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.repack import make_repack
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import Planes, to_planes
+from realizar.quantization.iq_linear import IQ4_VALUES
+from realizar.quantization.microscaling import E2M1_DOUBLED
 
-_CHUNK_WEIGHTS = 1 << 21
+_PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are released
+_CODEBOOKS = {"IQ4_NL": IQ4_VALUES, "IQ4_XS": IQ4_VALUES, "MXFP4": E2M1_DOUBLED, "NVFP4": E2M1_DOUBLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class PackedMatrix:
     Attributes:
         rows, cols: as in the checkpoint; rows are padded with zero weights to whole tiles.
         codes, scales, supers: uint8, 64-byte aligned; their sizes per tile follow from `weight_format`.
-        table: uint8 [64], the codebook plus 128 repeated, or None.
+        table: uint8, the table that codes index, or None.
     """
 
     weight_format: WeightFormat
@@ -43,105 +46,56 @@ class PackedMatrix:
 
 
 def allocate(name: str, rows: int, cols: int, lanes: int) -> PackedMatrix:
-    """An empty matrix of the format of a ggml type.
+    """A matrix of zeros in the format of a ggml type.
 
     Raises:
         UnsupportedModelError: the type has no packed format.
     """
     if name not in FORMATS:
-        raise UnsupportedModelError(f"weights of type {name} do not run on the CPU yet")
+        raise UnsupportedModelError(f"weights of type {name} do not run on the CPU")
     form = FORMATS[name]
     tiles = -(-rows // lanes)
     sizes = (form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols), form.supers_bytes(lanes, cols))
     codes, scales, supers = (aligned_zeros(tiles * size, np.uint8) for size in sizes)
-    return PackedMatrix(form, rows, cols, tiles, codes, scales, supers, None)  # type: ignore[arg-type]
+    return PackedMatrix(form, rows, cols, tiles, codes, scales, supers, _table(name))  # type: ignore[arg-type]
 
 
-def pack(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, lanes: int) -> PackedMatrix:
-    """Pack a matrix of any ggml type through its `Planes`, some tiles at a time.
+def _table(name: str) -> NDArray[np.uint8] | None:
+    """A codebook of 16 bytes, plus 128 to be unsigned, as often as the widest vector holds it: uint8 [64]."""
+    if name not in _CODEBOOKS:
+        return None
+    return np.tile((_CODEBOOKS[name].astype(np.int16) + 128).astype(np.uint8), 4)
+
+
+def pack(
+    ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, lanes: int,
+    pool: Executor | None = None, packed: Callable[[int, int], None] | None = None,
+) -> PackedMatrix:  # fmt: skip
+    """Pack a matrix of any quantised type; equal to what its `Planes` hold.
 
     Args:
         data: uint8, the raw blocks, rows one after another.
         lanes: rows of a tile.
+        pool: threads to spread tiles over; the calling thread alone if None.
+        packed: called, by any thread, with the range of bytes of `data` that is done with.
+
+    Raises:
+        UnsupportedModelError: the type has no packed format.
     """
-    packed = allocate(ggml_type.name, rows, cols, lanes)
-    row_bytes = data.size // rows
-    step = max(1, _CHUNK_WEIGHTS // (cols * lanes)) * lanes
-    table = None
-    for first in range(0, rows, step):
-        count = min(step, rows - first)
-        planes = to_planes(ggml_type, data[first * row_bytes : (first + count) * row_bytes], count, cols)
-        if planes.codebook is not None and table is None:
-            table = np.tile((planes.codebook.astype(np.int16) + 128).astype(np.uint8), 4)
-        pack_planes(planes, packed, first // lanes, lanes)
-    return PackedMatrix(
-        packed.weight_format, rows, cols, packed.tiles, packed.codes, packed.scales, packed.supers, table
-    )
+    matrix = allocate(ggml_type.name, rows, cols, lanes)
+    repack = make_repack(index_of(ggml_type.name), lanes)
+    data = np.ascontiguousarray(data)
+    source, row_bytes = address(data), data.size // rows
+    targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
+    step = max(1, _PIECE_BYTES // (row_bytes * lanes))
 
+    def piece(first: int) -> None:
+        stop = min(first + step, matrix.tiles)
+        start, end = first * lanes * row_bytes, min(stop * lanes, rows) * row_bytes
+        repack(source + start, *targets, rows, cols // ggml_type.block_size, first, stop)
+        if packed is not None:
+            packed(start, end)
 
-def pack_planes(planes: Planes, packed: PackedMatrix, first_tile: int, lanes: int) -> None:
-    """Write the tiles of some rows, from `first_tile` on."""
-    form, cols = packed.weight_format, packed.cols
-    tiles = -(-planes.rows // lanes)
-    groups = cols // GROUP
-    codes = np.zeros((tiles * lanes, cols), np.uint8)
-    codes[: planes.rows] = planes.codes
-    words = codes.reshape(tiles, lanes, groups, 8, 4)
-    size = form.codes_bytes(lanes, cols)
-    out = packed.codes[first_tile * size : (first_tile + tiles) * size].reshape(tiles, groups, form.vectors, lanes, 4)
-    first_vector, shift = 0, 0
-    for bits in PLANES[form.bits]:
-        part = (words >> shift) & ((1 << bits) - 1)
-        for word in range(8):
-            place = bits * (word // bits)
-            out[:, :, first_vector + word % bits] |= (part[:, :, :, word] << place).transpose(0, 2, 1, 3)
-        first_vector, shift = first_vector + bits, shift + bits
-    if form.super_size:
-        large = (planes.super_scales, planes.super_minima) if form.small != "none" else (planes.scales, planes.minima)
-        _write_scales(large, packed.supers, form.supers_bytes(lanes, cols), first_tile, lanes, _half)
-    if form.small != "none":
-        convert = {"f16": _half, "e8m0": _e8m0, "e4m3": _e4m3}.get(form.small, _byte)
-        small = (planes.scales, planes.minima)
-        _write_scales(small, packed.scales, form.scales_bytes(lanes, cols), first_tile, lanes, convert)
-
-
-def _write_scales(
-    values: tuple[NDArray[np.generic] | None, ...],
-    target: NDArray[np.uint8],
-    size: int,
-    first_tile: int,
-    lanes: int,
-    convert: Callable[[Any], NDArray[np.generic]],
-) -> None:
-    """Scales and minima [rows, n] to [tiles, n, planes, lanes] of the converted type; `size` bytes per tile."""
-    planes = [convert(value) for value in values if value is not None]
-    rows, count = planes[0].shape
-    tiles = -(-rows // lanes)
-    out = target[first_tile * size : (first_tile + tiles) * size].view(planes[0].dtype)
-    out = out.reshape(tiles, count, len(planes), lanes)
-    for index, plane in enumerate(planes):
-        padded = np.zeros((tiles * lanes, count), plane.dtype)
-        padded[:rows] = plane
-        out[:, :, index] = padded.reshape(tiles, lanes, count).transpose(0, 2, 1)
-
-
-def _half(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """float16, which holds ggml's scales exactly."""
-    return values.astype(np.float16)
-
-
-def _byte(values: NDArray[np.int16]) -> NDArray[np.uint8]:
-    return values.astype(np.uint8)
-
-
-def _e8m0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Powers of two to their exponent plus 128."""
-    return (np.frexp(values)[1] + 127).astype(np.uint8)
-
-
-def _e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Halves of the non-negative e4m3 numbers to their seven bits."""
-    code = np.arange(128)
-    exponent, mantissa = code >> 3, code & 7
-    numbers = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9) / 2
-    return np.searchsorted(numbers, values).astype(np.uint8)
+    for _ in (map if pool is None else pool.map)(piece, range(0, matrix.tiles, step)):
+        pass
+    return matrix
