@@ -31,8 +31,8 @@ dev: .venv/.dev  ## the same with what tests and lint need
 
 demo: .venv/.installed  ## fetch SmolLM2-135M, ask it a question, print the answer and its speed
 	$(REALIZAR) pull smollm2:135m
-	$(REALIZAR) run smollm2:135m "What is the capital of France, and what is it known for? Answer in three sentences." \
-		--temperature 0 --max-tokens 160 2>&1
+	$(REALIZAR) run smollm2:135m "What is photosynthesis?" \
+		--temperature 0 --max-tokens 256 2>&1
 
 lint: .venv/.dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_QUIET_S = 0.7  # a warm start is over before anything is shown
+_QUIET_S = 0.7  # after the first report: a warm start is over before anything is shown
 
 
 @contextmanager
@@ -24,10 +24,11 @@ class _Line:
     """Rewrites one line of a terminal."""
 
     def __init__(self) -> None:
-        self._started_s = time.monotonic()
+        self._started_s: float | None = None
         self._width = 0
 
     def __call__(self, what: str, share: float) -> None:
+        self._started_s = self._started_s or time.monotonic()
         if time.monotonic() - self._started_s < _QUIET_S:
             return
         text = what if share >= 1 else f"{what} {share:.0%}"
@@ -43,10 +44,11 @@ class _Log:
     """A line when a stage begins, once a start has turned out to be slow."""
 
     def __init__(self) -> None:
-        self._started_s = time.monotonic()
+        self._started_s: float | None = None
         self._told: set[str] = set()
 
     def __call__(self, what: str, share: float) -> None:
+        self._started_s = self._started_s or time.monotonic()
         if time.monotonic() - self._started_s >= _QUIET_S and what not in self._told:
             self._told.add(what)
             print(what, file=sys.stderr, flush=True)

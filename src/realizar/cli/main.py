@@ -14,10 +14,14 @@ from cyclopts import App, CycloptsError
 
 from realizar import __version__
 from realizar.cli.bench import bench_command
+from realizar.cli.chat import chat_command
 from realizar.cli.doctor import doctor_command
 from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
+from realizar.cli.perplexity import perplexity_command
 from realizar.cli.pull import pull_command
+from realizar.cli.run import run_command
+from realizar.cli.score import score_command
 from realizar.cli.tokenize import tokenize_command
 from realizar.errors import RealizarError
 
@@ -29,10 +33,14 @@ app = App(
     suppress_keyboard_interrupt=False,
     help_format="plaintext",
 )
+app.command(run_command, name="run")
+app.command(chat_command, name="chat")
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
 app.command(inspect_model, name="inspect")
 app.command(tokenize_command, name="tokenize")
+app.command(score_command, name="score")
+app.command(perplexity_command, name="perplexity")
 app.command(bench_command, name="bench")
 app.command(doctor_command, name="doctor")
 

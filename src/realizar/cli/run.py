@@ -12,11 +12,13 @@ from cyclopts import Parameter
 from realizar.cli.arguments import Json, Model
 from realizar.cli.loading import EngineOptions, load_model
 from realizar.cli.sampling_options import SamplingOptions
-from realizar.errors import InvalidRequestError
+from realizar.errors import ChatTemplateError, InvalidRequestError
 
 if TYPE_CHECKING:
+    from realizar.engine.client import RequestStream
     from realizar.engine.llm import LLM
     from realizar.outputs import RequestOutput
+    from realizar.sampling_params import SamplingParams
 
 
 def run_command(
@@ -40,8 +42,7 @@ def run_command(
         raise InvalidRequestError("--system needs the chat template that --raw leaves out", "system")
     with load_model(model, engine or EngineOptions()) as llm:
         params = (sampling or SamplingOptions()).apply(llm.default_sampling)
-        stream = llm.generate_stream(prompt, params) if raw else llm.chat_stream(_messages(system, prompt), params)
-        with stream:
+        with _start(llm, model, prompt, params, system=system, raw=raw) as stream:
             if not as_json:
                 show(piece.text for piece in stream)
             output = stream.result()
@@ -49,6 +50,18 @@ def run_command(
             print(json.dumps(record(output), ensure_ascii=False))
         elif not quiet:
             print(statistics(llm, output), file=sys.stderr)
+
+
+def _start(
+    llm: LLM, model: str, prompt: str, params: SamplingParams, *, system: str | None, raw: bool
+) -> RequestStream:
+    if raw:
+        return llm.generate_stream(prompt, params)
+    try:
+        llm.check_chat()
+    except ChatTemplateError as error:
+        raise ChatTemplateError(f"{model}: {error} (--raw completes the prompt as it stands)") from error
+    return llm.chat_stream(_messages(system, prompt), params)
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
