@@ -1,0 +1,67 @@
+"""Sampling settings that a model's authors recommend, read from its files. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError, InvalidRequestError
+from realizar.sampling_params import SamplingParams
+
+_GGUF_PREFIX = "general.sampling."
+_GGUF_NAMES: Mapping[str, str] = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "penalty_repeat": "repetition_penalty",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+_JSON_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_INTEGERS = ("top_k", "mirostat")
+
+
+def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
+    """Fields of `SamplingParams` that a model recommends, from `general.sampling.*` or `generation_config.json`.
+
+    Empty where it recommends nothing. `do_sample: false` is temperature 0.
+
+    Raises:
+        CheckpointError: a value that is no number or out of range; names file and key.
+    """
+    if checkpoint.format == "gguf":
+        found = {name: checkpoint.metadata.get(_GGUF_PREFIX + key) for key, name in _GGUF_NAMES.items()}
+        keys = {name: _GGUF_PREFIX + key for key, name in _GGUF_NAMES.items()}
+        path = checkpoint.path
+    else:
+        config = checkpoint.metadata.get("generation_config") or {}
+        found = {name: config.get(name) for name in _JSON_NAMES}
+        if config.get("do_sample") is False:
+            found["temperature"] = 0.0
+        keys = {name: name for name in _JSON_NAMES}
+        path = checkpoint.path / "generation_config.json"
+    defaults: dict[str, float | int] = {}
+    for name, value in found.items():
+        if value is None:
+            continue
+        where = f"key '{keys[name]}'"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(path, where, f"is {value!r}, no number")
+        number = _checked(name, value)
+        if number is None:
+            raise CheckpointError(path, where, f"{value!r} is out of range")
+        defaults[name] = number
+    return defaults
+
+
+def _checked(name: str, value: float) -> float | int | None:
+    number: float | int = int(value) if name in _INTEGERS else float(value)
+    try:
+        SamplingParams(**{name: number})  # type: ignore[arg-type]
+    except InvalidRequestError:
+        return None
+    return number
