@@ -22,6 +22,7 @@ from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.chat_messages import Message
 from realizar.tokenizer.chat_template import ChatTemplate
+from realizar.tokenizer.generation_defaults import generation_defaults
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -58,7 +59,8 @@ class LLM:
         self._config = replace(config or EngineConfig(), **overrides)
         self._checkpoint = find_checkpoint(model, fetch_progress)
         self._tokenizer = load_tokenizer(self._checkpoint)
-        self._default_sampling = SamplingParams()
+        defaults: dict[str, Any] = generation_defaults(self._checkpoint)
+        self._default_sampling = SamplingParams(**defaults)
         core = load_core(self._checkpoint, self._config, progress=load_progress)
         self._spec, self._capacity = core.spec, core.capacity
         self._client = EngineClient(core, self._new_text, self._tokenizer.eos_ids)

@@ -1,0 +1,176 @@
+"""`LLM` end to end, on a real model: text in, text out, the same whatever runs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from realizar import LLM, SamplingParams
+from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time",
+    "def fibonacci(n):\n",
+    "Water boils at a temperature of " * 12,
+    "One, two, three, four,",
+]
+GREETING = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(smollm2_path, context_length=512, max_running=8) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[str]:
+    """The greedy text of each prompt by itself."""
+    return [llm.generate(prompt, GREEDY)[0].outputs[0].text for prompt in PROMPTS]
+
+
+def test_a_known_fact(alone: list[str]) -> None:
+    assert alone[0].startswith(" Paris")
+
+
+def test_prompts_together_are_as_alone(llm: LLM, alone: list[str]) -> None:
+    assert [output.outputs[0].text for output in llm.generate(PROMPTS, GREEDY)] == alone
+
+
+@pytest.mark.parametrize(
+    ("max_step_tokens", "block_size", "max_running"), [(7, 32, 3), (64, 96, 2)], ids=["small", "large"]
+)
+def test_chunks_blocks_and_rows_change_nothing(
+    smollm2_path: Path, alone: list[str], max_step_tokens: int, block_size: int, max_running: int
+) -> None:
+    limits = {"max_step_tokens": max_step_tokens, "block_size": block_size, "max_running": max_running}
+    with LLM(smollm2_path, context_length=512, **limits) as other:
+        assert [output.outputs[0].text for output in other.generate(PROMPTS, GREEDY)] == alone
+
+
+def test_preemption_changes_nothing(smollm2_path: Path, llm: LLM) -> None:
+    """A cache for two requests of full length, five that grow: sampled and greedy text stay what they were."""
+    sampling = SamplingParams(temperature=0.9, seed=5, max_tokens=90, ignore_eos=True, repetition_penalty=1.1)
+    wanted = [output.outputs[0].text for output in llm.generate(PROMPTS[:4], sampling)]
+    per_token = llm.capacity.kv_cache_bytes // (llm.capacity.num_blocks[0] * llm.capacity.block_size)
+    with LLM(smollm2_path, context_length=192, max_running=8, kv_cache_bytes=256 * per_token) as small:
+        assert small.capacity.num_blocks[0] * small.capacity.block_size <= 256
+        outputs = small.generate(PROMPTS[:4], sampling)
+        assert small._client._core.counts.preemptions > 0
+    assert [output.outputs[0].text for output in outputs] == wanted
+
+
+def test_a_stream_is_the_whole_in_pieces(llm: LLM, alone: list[str]) -> None:
+    with llm.generate_stream(PROMPTS[1], GREEDY) as stream:
+        text = "".join(piece.text for piece in stream)
+        output = stream.result()
+    assert text == output.outputs[0].text == alone[1]
+    assert output.prompt == PROMPTS[1]
+    assert output.timings.queue_s >= 0
+    assert output.decode_tokens_per_s > 0
+
+
+def test_chat_uses_the_template_and_ends_by_itself(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=200)
+    conversation = [{"role": "system", "content": "You answer briefly."}, *GREETING]
+    default, second = llm.chat([GREETING, conversation], sampling)
+    for output, system in ((default, "You are a helpful AI assistant"), (second, "You answer briefly.")):
+        rendered = llm.tokenizer.decode(output.prompt_token_ids, skip_special=False)
+        assert rendered.startswith(f"<|im_start|>system\n{system}")
+        assert rendered.endswith("<|im_start|>assistant\n")
+    assert second.outputs[0].text.startswith("Hello")
+    assert (second.outputs[0].finish_reason, second.outputs[0].stop_reason) == ("stop", llm.tokenizer.eos_id)
+    with llm.chat_stream(conversation, sampling) as stream:
+        assert "".join(piece.text for piece in stream) == second.outputs[0].text
+
+
+def test_a_stop_string_cut_across_tokens(llm: LLM, alone: list[str]) -> None:
+    stop = alone[1][9:14]
+    output = llm.generate(PROMPTS[1], SamplingParams(temperature=0.0, max_tokens=24, stop=(stop,)))[0].outputs[0]
+    assert output.text == alone[1][: alone[1].index(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert len(output.token_ids) < 24
+
+
+def test_token_ids_are_a_prompt_too(llm: LLM, alone: list[str]) -> None:
+    ids = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    assert llm.generate(ids[0], GREEDY)[0].outputs[0].text == alone[0]
+    both = llm.generate([ids[0], PROMPTS[1]], GREEDY)
+    assert [output.outputs[0].text for output in both] == alone[:2]
+    assert [output.prompt for output in both] == [None, PROMPTS[1]]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_seeds_and_choices(llm: LLM) -> None:
+    """The same seed gives the same texts, alone or beside others; choices of one request differ."""
+    sampling = SamplingParams(seed=42, n=3, max_tokens=16)
+    first = [choice.text for choice in llm.generate(PROMPTS[1], sampling)[0].outputs]
+    beside = llm.generate([PROMPTS[0], PROMPTS[1], PROMPTS[2]], sampling)[1]
+    assert [choice.text for choice in beside.outputs] == first
+    assert len(set(first)) == 3
+
+
+def test_scores_are_those_of_generation(llm: LLM) -> None:
+    """Teacher-forced log-probabilities of a greedy text are those with which it was generated."""
+    output = llm.generate(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=12, logprobs=3))[0]
+    tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    scores = llm.score(tokens, 3)
+    assert len(scores) == len(tokens)
+    assert scores[0] is None
+    assert output.outputs[0].logprobs is not None
+    assert tuple(scores[len(output.prompt_token_ids) :]) == output.outputs[0].logprobs
+    for token_id, score in zip(tokens[1:], scores[1:], strict=True):
+        assert score is not None
+        assert (score.token_id, len(score.top)) == (token_id, 3)
+        assert score.rank != 1 or score.top[0] == (token_id, score.logprob)
+
+
+def test_the_context_is_never_cut(llm: LLM) -> None:
+    full = [1] * 511
+    assert len(llm.generate(full, SamplingParams(temperature=0.0, ignore_eos=True))[0].outputs[0].token_ids) == 1
+    with pytest.raises(ContextLengthError, match="512 tokens and 1 are to be generated: together 513"):
+        llm.generate([1] * 512)
+    with pytest.raises(ContextLengthError, match="5 tokens and 508 are to be generated"):
+        llm.generate(PROMPTS[0], SamplingParams(max_tokens=508))
+    assert len(llm.score([1] * 512)) == 512
+    with pytest.raises(ContextLengthError):
+        llm.score([1] * 513)
+
+
+def test_one_bad_prompt_runs_none(llm: LLM, alone: list[str]) -> None:
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        llm.generate([PROMPTS[0], ""], GREEDY)
+    with pytest.raises(InvalidRequestError, match="text or token ids, not float"):
+        llm.generate([[1, 2], [0.5]], GREEDY)  # type: ignore[list-item]
+    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text == alone[0]
+
+
+def test_a_closed_model_says_so(smollm2_path: Path) -> None:
+    model = LLM(smollm2_path, context_length=64, max_running=1)
+    model.close()
+    model.close()
+    with pytest.raises(EngineDeadError, match="the engine was closed"):
+        model.generate("x", GREEDY)
+
+
+def test_unknown_options_are_errors(smollm2_path: Path) -> None:
+    with pytest.raises(TypeError, match="max_runing"):
+        LLM(smollm2_path, max_runing=3)
+
+
+def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
+    """Prompts and answers beyond gemma's window of 512: in large chunks alone, in small ones beside another."""
+    numbers = " ".join(str(number) for number in range(1, 190))
+    texts = []
+    for max_step_tokens, prompts in ((512, [numbers]), (120, [numbers, PROMPTS[1]])):
+        with LLM(gemma3_path, context_length=1024, max_running=2, max_step_tokens=max_step_tokens) as model:
+            output = model.generate(prompts, SamplingParams(temperature=0.0, max_tokens=40))[0]
+            assert len(output.prompt_token_ids) > 560
+            texts.append(output.outputs[0].text)
+            model._client._core.audit()
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(" 190 191 192")
