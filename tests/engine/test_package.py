@@ -15,7 +15,7 @@ from realizar.sampling_params import SamplingParams
 
 
 def test_public_names() -> None:
-    assert sorted(realizar.__all__) == ["LLM", "EngineConfig", "RealizarError", "SamplingParams", "__version__"]
+    assert set(realizar.__all__) == {"LLM", "EngineConfig", "RealizarError", "SamplingParams", "__version__"}
     assert dir(realizar) == sorted(realizar.__all__)
     assert (realizar.LLM, realizar.EngineConfig) == (LLM, EngineConfig)
     assert (realizar.RealizarError, realizar.SamplingParams) == (RealizarError, SamplingParams)
