@@ -3,7 +3,8 @@
     from realizar import LLM, SamplingParams
 
     llm = LLM("smollm2:135m")
-    print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}], SamplingParams(max_tokens=80)))
+    answer = llm.chat([{"role": "user", "content": "Why is the sky blue?"}], SamplingParams(max_tokens=80))[0]
+    print(answer.outputs[0].text)
 
 Names are resolved on first use: importing the package imports neither numpy, numba nor torch.
 """

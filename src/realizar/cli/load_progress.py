@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _QUIET_S = 0.7  # after the first report: a warm start is over before anything is shown
+_SILENCE_S = 2.5  # without any report: the compiler is still at work on what it needs to start
+_STARTING = "starting; the first run compiles kernels for this processor"
 
 
 @contextmanager
 def load_progress() -> Iterator[Callable[[str, float], None]]:
     """A callback for `LLM` or `load_core`: what is being done, and the share done."""
     shown = _Line() if sys.stderr.isatty() else _Log()
+    timer = threading.Timer(_SILENCE_S, shown.show, (_STARTING,))
+    timer.daemon = True
+    timer.start()
+    started_s: float | None = None
+
+    def report(what: str, share: float) -> None:
+        nonlocal started_s
+        timer.cancel()
+        started_s = started_s or time.monotonic()
+        if time.monotonic() - started_s >= _QUIET_S:
+            shown.show(what if share >= 1 else f"{what} {share:.0%}")
+
     try:
-        yield shown
+        yield report
     finally:
+        timer.cancel()
         shown.close()
 
 
@@ -24,14 +40,9 @@ class _Line:
     """Rewrites one line of a terminal."""
 
     def __init__(self) -> None:
-        self._started_s: float | None = None
         self._width = 0
 
-    def __call__(self, what: str, share: float) -> None:
-        self._started_s = self._started_s or time.monotonic()
-        if time.monotonic() - self._started_s < _QUIET_S:
-            return
-        text = what if share >= 1 else f"{what} {share:.0%}"
+    def show(self, text: str) -> None:
         print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
         self._width = len(text)
 
@@ -41,17 +52,16 @@ class _Line:
 
 
 class _Log:
-    """A line when a stage begins, once a start has turned out to be slow."""
+    """A line for each new stage."""
 
     def __init__(self) -> None:
-        self._started_s: float | None = None
         self._told: set[str] = set()
 
-    def __call__(self, what: str, share: float) -> None:
-        self._started_s = self._started_s or time.monotonic()
-        if time.monotonic() - self._started_s >= _QUIET_S and what not in self._told:
-            self._told.add(what)
-            print(what, file=sys.stderr, flush=True)
+    def show(self, text: str) -> None:
+        stage = text.rstrip("%0123456789 ")
+        if stage not in self._told:
+            self._told.add(stage)
+            print(stage, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Lines stay."""

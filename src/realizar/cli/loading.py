@@ -46,8 +46,12 @@ class EngineOptions:
 
 def load_model(model: str, options: EngineOptions, *, max_running: int = 1) -> LLM:
     """Load a model, showing downloads and compilation on stderr."""
-    from realizar.engine.llm import LLM
+    from realizar.hub.pull import resolve
 
     config = options.config(max_running=max_running)
-    with download_progress() as fetching, load_progress() as loading:
-        return LLM(model, config=config, fetch_progress=fetching, load_progress=loading)
+    with download_progress() as fetching:
+        path = resolve(model, fetching)
+    with load_progress() as loading:
+        from realizar.engine.llm import LLM
+
+        return LLM(path, config=config, load_progress=loading)

@@ -1,0 +1,59 @@
+"""What is shown while a model loads."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from realizar.cli import load_progress as module
+from realizar.cli.load_progress import load_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET_S", 0.0)
+
+
+def load() -> None:
+    with load_progress() as report:
+        for share in (0.25, 0.5, 1.0):
+            report("loading weights", share)
+        report("compiling linear", 1.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_log_gets_a_line_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    load()
+    assert capsys.readouterr().err == "loading weights\ncompiling linear\n"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_terminal_gets_one_line_that_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    load()
+    assert "\n" not in terminal.getvalue()
+    states = [state.rstrip() for state in terminal.getvalue().split("\r")]
+    assert states == ["", "loading weights 25%", "loading weights 50%", "loading weights", "compiling linear", "", ""]
+
+
+def test_a_quick_start_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    load()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_start_without_reports_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_SILENCE_S", 0.01)
+    with load_progress():
+        for thread in module.threading.enumerate():
+            if isinstance(thread, module.threading.Timer):
+                thread.join()
+    assert "compiles kernels" in capsys.readouterr().err
