@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 # Those in use have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
-MAX_TEMPLATE_CHARACTERS = 64 << 10
-_MAX_NODES = 8_000
+MAX_TEMPLATE_CHARACTERS = 48 << 10
+_MAX_NODES = 6_000
 
 
 class ChatTemplate:

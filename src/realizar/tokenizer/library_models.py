@@ -43,7 +43,7 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
         merges = list(distinct)  # the first rank of a pair counts; the library would take the last
     try:
         model = models.BPE(vocab=ids, merges=merges, byte_fallback=not pre.byte_level, ignore_merges=pre.ignore_merges)
-    except ValueError as error:
+    except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
         raise CheckpointError(vocabulary.path, "key 'tokenizer.ggml.merges'", f"names no token: {error}") from None
     tokenizer = Tokenizer(model)
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]

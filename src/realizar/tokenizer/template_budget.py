@@ -12,7 +12,7 @@ from jinja2.utils import Namespace
 # For a template that is given nothing: eight million characters are at most 32 MB.
 _CHARACTERS = 8 << 20
 _STEPS = 200_000
-_SECONDS = 0.5
+_SECONDS = 0.3
 _NODES = 50_000
 # More for what the conversation itself holds: templates copy a message some times over.
 _CHARACTERS_PER_CHARACTER = 64

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes, pass_environment
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -250,10 +250,11 @@ def _check_power(base: Any, exponent: Any) -> None:
         raise BoundExceededError("makes too large a number")
 
 
-def _join(value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+@pass_environment
+def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     """jinja2's `join` without escapes; the pieces are paid for before they are put together."""
     if attribute is not None:
-        value = [_attribute(item, attribute) for item in value]
+        value = [_attribute(environment, item, attribute) for item in value]
     budget = current_budget()
     pieces: list[str] = []
     for item in value:
@@ -263,13 +264,10 @@ def _join(value: Iterable[Any], d: str = "", attribute: str | int | None = None)
     return str(d).join(pieces)
 
 
-def _attribute(item: Any, path: str | int) -> Any:
+def _attribute(environment: Environment, item: Any, path: str | int) -> Any:
     for part in str(path).split("."):
-        item = _ATTRIBUTES.getitem(item, int(part) if part.isdigit() else part)
+        item = environment.getitem(item, int(part) if part.isdigit() else part)
     return item
-
-
-_ATTRIBUTES = ImmutableSandboxedEnvironment()
 
 
 def _string(value: Any) -> str:
@@ -277,11 +275,14 @@ def _string(value: Any) -> str:
     return str(value)
 
 
-def _sum(iterable: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
+@pass_environment
+def _sum(
+    environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: float = 0
+) -> Any:
     """jinja2's `sum`, of numbers alone: adding up lists copies them again and again."""
     if not isinstance(start, int | float):
         raise SecurityError("sum starts from a number")
-    return sum((item if attribute is None else _attribute(item, attribute) for item in iterable), start)
+    return sum((item if attribute is None else _attribute(environment, item, attribute) for item in iterable), start)
 
 
 def _to_json(

@@ -1,0 +1,121 @@
+"""Malformed vocabularies are refused by name; missing ones too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CheckpointError, TokenizerError
+from realizar.tokenizer.load import load_tokenizer
+
+PATH = Path("made-up.gguf")
+GOOD: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["a", "b", "ab", "<s>"],
+    "tokenizer.ggml.token_type": np.array([1, 1, 1, 3], np.int32),
+    "tokenizer.ggml.merges": ["a b"],
+}
+SCORED: dict[str, Any] = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a"],
+    "tokenizer.ggml.scores": np.array([0, 0, 0, -1], np.float32),
+    "tokenizer.ggml.token_type": np.array([2, 3, 3, 1], np.int32),
+}
+
+
+def load(metadata: dict[str, Any]) -> Any:
+    return load_tokenizer(Checkpoint(PATH, "gguf", metadata, {}))
+
+
+def test_the_good_ones_load() -> None:
+    assert load(GOOD).encode("abab<s>") == [2, 2, 3]
+    assert load(SCORED).encode("a", add_special=False) == [0, 3], "the prefixed space is unknown"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer.ggml.model": None}, "has no vocabulary"),
+        ({"tokenizer.ggml.model": "no_vocab"}, "has no vocabulary"),
+        ({"tokenizer.ggml.model": "none"}, "has no vocabulary"),
+        ({"tokenizer.ggml.model": "rwkv"}, "'rwkv' is not supported"),
+        ({"tokenizer.ggml.tokens": None}, "has no vocabulary"),
+        ({"tokenizer.ggml.merges": None}, "has no merges"),
+        ({"tokenizer.ggml.pre": "gpt-5"}, "unknown pre-tokenizer 'gpt-5'"),
+        ({"tokenizer.ggml.add_bos_token": True}, "BOS token is to be added and none is named"),
+        ({"tokenizer.ggml.add_eos_token": True}, "EOS token is to be added and none is named"),
+    ],
+)
+def test_no_vocabulary(change: dict[str, Any], message: str) -> None:
+    metadata = {key: value for key, value in {**GOOD, **change}.items() if value is not None}
+    with pytest.raises(TokenizerError, match=message):
+        load(metadata)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokens", ["a", "b", "a", "<s>"], "token 'a' appears twice"),
+        ("tokens", [], "no list of strings"),
+        ("tokens", np.zeros(4), "no list of strings"),
+        ("token_type", np.array([1, 1], np.int32), "2 entries for 4 tokens"),
+        ("token_type", ["x"], "no list of numbers"),
+        ("scores", np.zeros(5, np.float32), "5 entries for 4 tokens"),
+        ("scores", np.array([0, np.nan, 0, 0], np.float32), "holds NaN"),
+        ("merges", ["a c"], "names no token"),
+        ("merges", ["b a"], "names no token"),
+        ("merges", ["ab"], "is no pair"),
+        ("merges", 3, "no list of strings"),
+        ("bos_token_id", 4, "is 4, beyond the 4 tokens"),
+        ("eos_token_id", -1, "is -1, beyond the 4 tokens"),
+        ("eot_token_id", "x", "no id"),
+        ("unknown_token_id", True, "no id"),
+        ("add_bos_token", 1, "neither true nor false"),
+        ("pre", 7, "is no text"),
+    ],
+)
+def test_malformed(key: str, value: Any, message: str) -> None:
+    name = f"tokenizer.ggml.{key}"
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load({**GOOD, name: value})
+    assert str(caught.value).startswith(f"made-up.gguf: key '{name}': ")
+
+
+def test_malformed_charsmap() -> None:
+    unigram = {**SCORED, "tokenizer.ggml.model": "t5", "tokenizer.ggml.precompiled_charsmap": np.zeros(3, np.uint8)}
+    with pytest.raises(CheckpointError, match="precompiled_charsmap"):
+        load(unigram)
+    with pytest.raises(CheckpointError, match="no list of bytes"):
+        load({**unigram, "tokenizer.ggml.precompiled_charsmap": ["x"]})
+
+
+def test_a_file_without_pre_is_default() -> None:
+    assert load({key: value for key, value in GOOD.items() if not key.endswith(".pre")}).encode("ab") == [2]
+
+
+def test_empty_tokens_get_names() -> None:
+    tokenizer = load({**GOOD, "tokenizer.ggml.tokens": ["a", "b", "ab", ""]})
+    assert tokenizer.token_text(3) == "[EMPTY_3]"
+
+
+def test_first_of_equal_merges_counts() -> None:
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "c", "ab", "bc"],
+        "tokenizer.ggml.merges": ["a b", "b c", "a b"],
+    }
+    assert load(metadata).encode("abc") == [3, 2]
+
+
+def test_bytes_or_unknown_are_needed() -> None:
+    tokens = ["a", "b"]
+    with pytest.raises(TokenizerError, match="needs an unknown token"):
+        load({"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": tokens})
+    with pytest.raises(TokenizerError, match="needs an unknown token"):
+        load({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": tokens})
