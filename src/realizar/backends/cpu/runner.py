@@ -18,6 +18,7 @@ from realizar.backends.cpu.kernels.attention import (
     STEP_ROWS,
     STEP_SELECTED,
     STEP_SPLIT,
+    STEP_TERMS,
     STEP_TOKENS,
     TILE,
     scratch_bytes,
@@ -157,7 +158,8 @@ class CPUBackend:
             space.slots[group][:tokens] = slots
             table = forward_input.block_tables[group]
             space.block_tables[group][: table.shape[0], : table.shape[1]] = table
-        space.step[STEP_TOKENS], space.step[STEP_ROWS] = tokens, len(forward_input.rows)
+        space.step[STEP_TOKENS], space.step[STEP_TERMS] = tokens, 2 * tokens
+        space.step[STEP_ROWS] = len(forward_input.rows)
         space.step[STEP_SPLIT] = self._split(forward_input)
 
     def _split(self, forward_input: ForwardInput) -> int:

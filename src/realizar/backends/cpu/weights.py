@@ -55,6 +55,7 @@ class Weights:
         self._spec, self._checkpoint, self._lanes = spec, checkpoint, lanes
         self._threads = threads or physical_cores()
         self.matrices: dict[TensorName, Matrix] = {}
+        self._halves: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
 
     def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
@@ -83,6 +84,13 @@ class Weights:
             padded[:size] = dequantize(ggml_type, data, 1, size)[0] + np.float32(offset)
             self._vectors[key] = padded  # type: ignore[assignment]
         return self._vectors[key]
+
+    def half_of(self, name: TensorName) -> NDArray[np.float32]:
+        """Half of a vector's values; kept alive here."""
+        if name not in self._halves:
+            self._halves[name] = aligned_zeros(self.vector(name).size, np.float32)  # type: ignore[assignment]
+            np.multiply(self.vector(name), np.float32(0.5), out=self._halves[name])
+        return self._halves[name]
 
     def length(self, name: TensorName) -> int:
         """Values of a vector."""

@@ -20,7 +20,8 @@ class RowBuffer:
 
     Attributes:
         values: float32 [rows, padded width].
-        records: uint8 [rows, padded width / 32 * 64], or None where nothing quantised reads it.
+        records: uint8 [rows, padded width / 32 * 64], or None where nothing quantised reads it. Those of `normed` are
+            twice as wide: the second half is of what the first leaves over (`Binder.two_terms`).
     """
 
     values: NDArray[np.float32]
@@ -52,7 +53,8 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
     key = max(a.num_kv_heads * a.head_size for a in attentions)
     hidden = spec.hidden_size
     return {
-        "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key, "value": key,
+        "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key,
+        "value": 2 * (-(-key // GROUP) * GROUP),
         "attended": query, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
         "logits": spec.vocab_size,
     }  # fmt: skip
@@ -72,7 +74,8 @@ class Workspace:
             values = aligned_zeros(rows * padded, np.float32).reshape(rows, padded)
             records = None
             if name in RECORDED:
-                records = aligned_zeros(rows * padded // GROUP * RECORD_BYTES, np.uint8).reshape(rows, -1)
+                terms = 2 if name == "normed" else 1
+                records = aligned_zeros(rows * padded // GROUP * RECORD_BYTES * terms, np.uint8).reshape(rows, -1)
             self.buffers[name] = RowBuffer(values, records)  # type: ignore[arg-type]
         groups = len(spec.cache_groups())
         self.step = aligned_zeros(8, np.int64)

@@ -39,7 +39,8 @@ ATTEND = Record(
     _SCRATCH_BYTES, _OUT, _OUT_STRIDE, _PARTIAL, _RECORDS, _RECORDS_STRIDE,
 ) = range(26)  # fmt: skip
 
-STEP_TOKENS, STEP_SELECTED, STEP_ROWS, STEP_SPLIT = range(4)  # the step record: split is segments per query, or 0
+# The step record: split is segments per query, or 0; terms is twice the tokens.
+STEP_TOKENS, STEP_SELECTED, STEP_ROWS, STEP_SPLIT, STEP_TERMS = range(5)
 
 
 def scratch_bytes(padded_head_size: int) -> int:

@@ -9,20 +9,21 @@ from numba import cfunc, njit, types
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.formats import GROUP
-from realizar.backends.cpu.kernels.quantize import quantize_group
+from realizar.backends.cpu.kernels.quantize import quantize_group, quantize_residual
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 
 # `out` (float32) and `records` are written where not 0; `residual` gets residual_scale * result added where not 0.
+# `second_term`, where not 0, is the distance from a row's records to those of what they leave over.
 # `width` values count; rows are padded with zeros to whole groups of 32.
 NORMALIZE = Record(
     "step count_field input input_stride width kind eps weight bias out out_stride records records_stride "
-    "residual residual_stride residual_scale"
+    "residual residual_stride residual_scale second_term"
 )
 _STEP, _COUNT, _IN, _IN_STRIDE, _WIDTH, _KIND, _EPS, _WEIGHT, _BIAS = range(9)
-_OUT, _OUT_STRIDE, _RECORDS, _RECORDS_STRIDE, _RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE = range(9, 16)
+_OUT, _OUT_STRIDE, _RECORDS, _RECORDS_STRIDE, _RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE, _SECOND = range(9, 17)
 
 
 @njit(fastmath=True)
@@ -53,7 +54,7 @@ def normalize(arguments: int, thread: int, threads: int) -> None:
     bias = view(load_i64(arguments, _BIAS), width, np.float32)
     out, records = load_i64(arguments, _OUT), load_i64(arguments, _RECORDS)
     residual = load_i64(arguments, _RESIDUAL)
-    scale = load_f32(arguments, _RESIDUAL_SCALE)
+    scale, second = load_f32(arguments, _RESIDUAL_SCALE), load_i64(arguments, _SECOND)
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
         source = load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE)
         target = out + token * load_i64(arguments, _OUT_STRIDE)
@@ -69,4 +70,7 @@ def normalize(arguments: int, thread: int, threads: int) -> None:
         if records != 0:
             record = records + token * load_i64(arguments, _RECORDS_STRIDE)
             for group in range((width + GROUP - 1) // GROUP):
-                quantize_group(target + group * GROUP * 4, record + group * RECORD_BYTES)
+                values, first = target + group * GROUP * 4, record + group * RECORD_BYTES
+                quantize_group(values, first)
+                if second != 0:
+                    quantize_residual(values, first, first + second)

@@ -53,6 +53,20 @@ def quantize_group(typing_context: Any, values: Any, record: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+@intrinsic
+def quantize_residual(typing_context: Any, values: Any, record: Any, second: Any) -> Any:
+    """Write at `second` the record of what `record`, already written, leaves of the 32 float32 at `values`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = VectorMath(builder, GROUP)
+        codes = builder.sitofp(e.load(arguments[1], ir.VectorType(I8, GROUP), 1), e.f32)
+        scale = e.splat(builder.fneg(e.load(e.at(arguments[1], layout.SCALE), F32, 4)))
+        emit_record(e, e.fma(codes, scale, e.load(arguments[0], e.f32, 4)), arguments[2])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 @intrinsic(prefer_literal=True)
 def activate_group(typing_context: Any, kind: Any, gated: Any, gate: Any, up: Any, out: Any) -> Any:
     """out = activation(gate) * up for 32 float32, or activation(up) where not gated. Addresses."""

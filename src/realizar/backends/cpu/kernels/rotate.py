@@ -16,16 +16,17 @@ from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
+# `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
 ROTATE = Record(
-    "step query query_stride key value kv_stride num_heads num_kv_heads head_size cosine sine rotary interleaved "
-    "query_norm key_norm norm_kind eps query_norm_bias key_norm_bias slots cache block_bytes head_bytes plane_bytes "
-    "scale_bytes block_size"
+    "step query query_stride key key_stride value value_stride num_heads num_kv_heads head_size cosine sine rotary "
+    "interleaved query_norm key_norm norm_kind eps query_norm_bias key_norm_bias slots cache block_bytes head_bytes "
+    "plane_bytes scale_bytes block_size second_value"
 )
 (
-    _STEP, _QUERY, _QUERY_STRIDE, _KEY, _VALUE, _KV_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _COSINE, _SINE, _ROTARY,
-    _INTERLEAVED, _QUERY_NORM, _KEY_NORM, _NORM_KIND, _EPS, _QUERY_BIAS, _KEY_BIAS, _SLOTS, _CACHE, _BLOCK_BYTES,
-    _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE,
-) = range(26)  # fmt: skip
+    _STEP, _QUERY, _QUERY_STRIDE, _KEY, _KEY_STRIDE, _VALUE, _VALUE_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _COSINE,
+    _SINE, _ROTARY, _INTERLEAVED, _QUERY_NORM, _KEY_NORM, _NORM_KIND, _EPS, _QUERY_BIAS, _KEY_BIAS, _SLOTS, _CACHE,
+    _BLOCK_BYTES, _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE, _SECOND,
+) = range(28)  # fmt: skip
 
 
 @intrinsic(prefer_literal=True)
@@ -97,6 +98,7 @@ def make_rotate(dtype: int) -> Any:
         interleaved = load_i64(arguments, _INTERLEAVED)
         kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
         block_size, plane = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _PLANE_BYTES)
+        second = load_i64(arguments, _SECOND)
         slots = view(load_i64(arguments, _SLOTS), max(tokens, 1), np.int32)
         padded = (size + GROUP - 1) // GROUP * GROUP
         padded_row = np.zeros(padded, np.float32)
@@ -117,7 +119,7 @@ def make_rotate(dtype: int) -> Any:
                 norm, bias = load_i64(arguments, _QUERY_NORM), load_i64(arguments, _QUERY_BIAS)
             else:
                 x = view(
-                    load_i64(arguments, _KEY) + token * load_i64(arguments, _KV_STRIDE) + (head - heads) * size * 4,
+                    load_i64(arguments, _KEY) + token * load_i64(arguments, _KEY_STRIDE) + (head - heads) * size * 4,
                     size,
                     np.float32,
                 )
@@ -132,11 +134,12 @@ def make_rotate(dtype: int) -> Any:
             keys = load_i64(arguments, _CACHE) + slot // block_size * load_i64(arguments, _BLOCK_BYTES)
             keys += head * load_i64(arguments, _HEAD_BYTES)
             place = slot % block_size
-            value = view(
-                load_i64(arguments, _VALUE) + token * load_i64(arguments, _KV_STRIDE) + head * size * 4,
-                size,
-                np.float32,
-            )
+            value_at = load_i64(arguments, _VALUE) + token * load_i64(arguments, _VALUE_STRIDE) + head * size * 4
+            value = view(value_at, size, np.float32)
+            if second != 0:
+                rest = view(value_at + second, size, np.float32)
+                for i in range(size):
+                    value[i] += rest[i]
             if int8:
                 scales = keys + 2 * plane
                 groups = padded // GROUP
