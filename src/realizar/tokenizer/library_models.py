@@ -7,15 +7,11 @@ tokenizer is built, not before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from realizar.errors import CheckpointError, TokenizerError
 from realizar.tokenizer.pre_tokenizers import PreTokenizer
-from realizar.tokenizer.score_merges import merge_by_score, ranked_merges
 from realizar.tokenizer.special_tokens import SpecialTokens
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
@@ -26,9 +22,6 @@ Encode = Callable[[str], list[int]]
 
 SPACE = "▁"  # U+2581, how SentencePiece writes a space
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
-# Above this many tokens the part for Latin text is built first.
-_LARGE_VOCABULARY = 100_000
-_LATIN = re.compile("[\0-\u024f\u2000-\u206f▁]*")
 # BERT's own limit; a longer word is unknown. The library's search takes quadratic time in it.
 _LONGEST_WORD = 100
 
@@ -50,7 +43,7 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
     if pre.byte_level:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    encode = _encoder(tokenizer)
+    encode = library_encoder(tokenizer)
     if vocabulary.model == "whitespace":
         return _whitespace_words(encode, lowercase=vocabulary.flags.get("normalizer.lowercase", False))
     if pre.prefix_words:
@@ -61,35 +54,6 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
         escaped = encode
         return lambda text: escaped(text.replace(" ", SPACE))
     return encode
-
-
-def by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
-    """SentencePiece's byte-pair encoding by score. Spaces in the text are U+2581 already."""
-    # Text that spells a user-defined token is cut out before, except for spaces, which are escaped after that.
-    mergeable = np.isin(special.types, (TokenType.NORMAL, TokenType.UNUSED))
-    for index in np.flatnonzero(special.types == TokenType.USER_DEFINED).tolist():
-        mergeable[index] = SPACE in vocabulary.tokens[index]
-    unknown = special.ids.get("unknown")
-    if any(token not in vocabulary.ids for token in BYTE_TOKENS) and unknown is None:
-        raise TokenizerError(f"{vocabulary.path}: the vocabulary has neither all bytes nor an unknown token")
-    ids = _with_lone_characters(vocabulary, mergeable.tolist())
-    extra = len(ids) - len(vocabulary.tokens)
-    tokens = list(ids)
-    scores = np.concatenate([vocabulary.scores, np.zeros(extra, np.float32)])
-    mergeable = np.concatenate([mergeable, np.zeros(extra, np.bool_)])
-
-    def build(kept: Sequence[str]) -> Encode | None:
-        index = np.fromiter((ids[token] for token in kept), np.int64, len(kept))
-        merges = ranked_merges(kept, scores[index], mergeable[index])
-        if merges is None:
-            return None
-        fallback = None if unknown is None else vocabulary.tokens[unknown]
-        return _score_model({token: ids[token] for token in kept}, merges, fallback)
-
-    encode = _in_two_parts(tokens, build) if len(tokens) > _LARGE_VOCABULARY else build(tokens)
-    if encode is None:
-        encode = _merged_here(ids, scores, mergeable, unknown)
-    return _spelled_out(encode, tokens, len(vocabulary.tokens), vocabulary.ids, unknown) if extra else encode
 
 
 def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
@@ -118,7 +82,7 @@ def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
             raise CheckpointError(vocabulary.path, where, f"is malformed: {error}") from None
     prefix = vocabulary.flags.get("add_space_prefix", False)
     merge_spaces = vocabulary.flags.get("remove_extra_whitespaces", False)
-    encode_piece = _encoder(tokenizer)
+    encode_piece = library_encoder(tokenizer)
 
     def encode(text: str) -> list[int]:
         text = text.replace("\0", "")
@@ -162,96 +126,17 @@ def word_pieces(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
             pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=False),
         ]
     )
-    return _encoder(tokenizer)
+    return library_encoder(tokenizer)
 
 
-def _encoder(tokenizer: LibraryTokenizer) -> Encode:
+def library_encoder(tokenizer: LibraryTokenizer) -> Encode:
+    """A library tokenizer without its special tokens."""
+
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     return encode
-
-
-def _score_model(ids: dict[str, int], merges: Sequence[tuple[str, str]], unknown: str | None) -> Encode:
-    from tokenizers import Tokenizer, models
-
-    return _encoder(
-        Tokenizer(models.BPE(vocab=ids, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=True))
-    )
-
-
-def _with_lone_characters(vocabulary: Vocabulary, mergeable: Iterable[bool]) -> dict[str, int]:
-    """The vocabulary, and ids above it for characters that occur in tokens and are none.
-
-    Merging starts from characters, tokens or not; the library merges tokens only.
-    """
-    ids = dict(vocabulary.ids)
-    characters = set("".join(token for token, use in zip(vocabulary.tokens, mergeable, strict=True) if use))
-    for character in sorted(characters.difference(ids)):
-        ids[character] = len(ids)
-    return ids
-
-
-def _in_two_parts(tokens: Sequence[str], build: Callable[[Sequence[str]], Encode | None]) -> Encode | None:
-    """Builds what Latin text needs now and the rest when a text asks for it.
-
-    Merging makes only tokens that are spelled with the text's own characters, so leaving out all others changes
-    nothing; and a quarter of a million tokens take a second to build, of the two until the first answer.
-    """
-    latin = build([token for token in tokens if _LATIN.fullmatch(token)])
-    if latin is None:
-        return None
-    complete: Encode | None = None
-
-    def encode(text: str) -> list[int]:
-        nonlocal complete
-        if complete is not None:
-            return complete(text)
-        if _LATIN.fullmatch(text):
-            return latin(text)
-        complete = build(tokens)
-        if complete is None:
-            raise TokenizerError("the vocabulary's scores allow no ranking of its merges")
-        return complete(text)
-
-    return encode
-
-
-def _merged_here(
-    ids: Mapping[str, int], scores: NDArray[np.float32], mergeable: NDArray[np.bool_], unknown: int | None
-) -> Encode:
-    """Merging without the library, for vocabularies whose different tokens share scores."""
-    allowed = {token: index for (token, index), use in zip(ids.items(), mergeable.tolist(), strict=True) if use}
-    by_id: list[float] = scores.tolist()
-
-    def encode(text: str) -> list[int]:
-        found: list[int] = []
-        for piece in merge_by_score(text, allowed, by_id):
-            if piece in ids:
-                found.append(ids[piece])
-            else:
-                found.extend(_as_bytes(piece, ids, unknown))
-        return found
-
-    return encode
-
-
-def _spelled_out(
-    encode: Encode, tokens: Sequence[str], count: int, ids: Mapping[str, int], unknown: int | None
-) -> Encode:
-    """Writes ids above the vocabulary, of characters that stayed alone, as bytes."""
-    bytes_of = {index: _as_bytes(tokens[index], ids, unknown) for index in range(count, len(tokens))}
-
-    def spelled(text: str) -> list[int]:
-        return [part for index in encode(text) for part in (bytes_of[index] if index >= count else (index,))]
-
-    return spelled
-
-
-def _as_bytes(character: str, ids: Mapping[str, int], unknown: int | None) -> list[int]:
-    found = [ids.get(BYTE_TOKENS[byte], unknown) for byte in character.encode()]
-    return [index for index in found if index is not None]
 
 
 def _whole_newlines(encode: Encode, ids: Mapping[str, int]) -> Encode:
