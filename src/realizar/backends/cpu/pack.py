@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.formats import FORMATS, WeightFormat, index_of
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.repack import make_repack
+from realizar.backends.cpu.vector_codebook_tables import codebook_table
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization.iq_linear import IQ4_VALUES
@@ -61,7 +62,9 @@ def allocate(name: str, rows: int, cols: int, lanes: int) -> PackedMatrix:
 
 
 def _table(name: str) -> NDArray[np.uint8] | None:
-    """A codebook of 16 bytes, plus 128 to be unsigned, as often as the widest vector holds it: uint8 [64]."""
+    """A codebook of 16 bytes, plus 128 to be unsigned, as often as the widest vector holds it; or a grid's entries."""
+    if FORMATS[name].blocks:
+        return codebook_table(name)
     if name not in _CODEBOOKS:
         return None
     return np.tile((_CODEBOOKS[name].astype(np.int16) + 128).astype(np.uint8), 4)

@@ -29,12 +29,17 @@ def repack_block(
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, codes, scales, supers = arguments[2:]
         e = Fields(builder, source)
-        form, reader = FORMATS[name], READERS[name]
+        form = FORMATS[name]
+        if form.blocks:
+            for index in range(form.block_bytes // 2):
+                e.store(e.half_word(2 * index), e.at(codes, index * count * 2), 2)
+            return context.get_dummy_value()
+        reader = READERS[name]
         for group in range(GGMLType[name].block_size // GROUP):
             _store_codes(e, form, reader.words(e, group), e.at(codes, form.codes_bytes(count, GROUP * group)), count)
         for index, value in enumerate(reader.small(e)):
             e.store(value, e.at(scales, index * count * SMALL_BYTES[form.small]), 1)
-        for index, value in enumerate(reader.supers(e)):
+        for index, value in enumerate(reader.supers(e)):  # one per block
             e.store(value, e.at(supers, index * count * 2), 2)
         return context.get_dummy_value()
 
@@ -69,6 +74,7 @@ def make_repack(kind: int, lanes: int) -> Any:
     block_bytes, cols = ggml_type.type_size, ggml_type.block_size
     codes_bytes, scales_bytes = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
     supers_bytes, small_bytes = form.supers_bytes(lanes, cols), SMALL_BYTES[form.small]
+    code_bytes = 2 if form.blocks else 4
 
     @njit(_SIGNATURE, nogil=True, cache=True)
     def repack(
@@ -80,7 +86,7 @@ def make_repack(kind: int, lanes: int) -> Any:
                 for block in range(blocks):
                     index = tile * blocks + block
                     repack_block(
-                        kind, lanes, at + block * block_bytes, codes + index * codes_bytes + lane * 4,
+                        kind, lanes, at + block * block_bytes, codes + index * codes_bytes + lane * code_bytes,
                         scales + index * scales_bytes + lane * small_bytes, supers + index * supers_bytes + lane * 2,
                     )  # fmt: skip
 

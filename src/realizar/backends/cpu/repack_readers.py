@@ -1,4 +1,4 @@
-"""How the blocks of each ggml type are read, for `repack`. Block layouts: ggml-common.h, as in `realizar.quantization`."""
+"""How the blocks of each ggml type are read, for `repack`. Layouts: ggml-common.h, as in `realizar.quantization`."""
 
 from __future__ import annotations
 

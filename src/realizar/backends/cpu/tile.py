@@ -5,28 +5,14 @@ A row's sum runs over its columns in one fixed order, whatever the number of tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llvmlite import ir
 
 from realizar.backends.cpu import activation_layout as layout
 from realizar.backends.cpu.dot import make_dot
-from realizar.backends.cpu.emit import F16, F32, I8, I32, Emitter, Value
+from realizar.backends.cpu.emit import F32, I8, I32, Emitter, Value
 from realizar.backends.cpu.formats import GROUP, PLANES, SMALL_BYTES, WeightFormat
-
-
-@dataclass(frozen=True, slots=True)
-class TileAddresses:
-    """Where a tile and its tokens lie: addresses of codes, scales, supers, codebook table and first activation record,
-    bytes between tokens, and the number of groups of 32 columns."""
-
-    codes: Value
-    scales: Value
-    supers: Value
-    table: Value
-    activations: Value
-    token_stride: Value
-    groups: Value
+from realizar.backends.cpu.tile_addresses import TileAddresses
+from realizar.backends.cpu.vector_codebook import VectorCodebookTile
 
 
 class TileEmitter:
@@ -40,6 +26,8 @@ class TileEmitter:
     def emit(self, tile: TileAddresses) -> list[Value]:
         """float32 lanes per token: rows of the tile times each token."""
         e, form = self.e, self.format
+        if form.blocks:
+            return VectorCodebookTile(e, form, self.instruction_set, self.tokens).emit(tile)
         start = [e.const_f32(0.0)] * self.tokens
         bases = [e.b.add(tile.activations, e.b.mul(tile.token_stride, e.const(t))) for t in range(self.tokens)]
         table = e.load(tile.table, e.bytes, 1) if form.codebook else None
@@ -48,9 +36,11 @@ class TileEmitter:
         per_super = form.super_size // GROUP
 
         def super_group(index: Value, sums: list[Value]) -> list[Value]:
-            at = e.scaled(tile.supers, index, form.planes * e.lanes * form.super_bytes)
-            scale = self._super(at)
-            minimum = self._super(e.at(at, e.lanes * form.super_bytes)) if form.minima else None
+            at = e.scaled(tile.supers, index, form.planes * e.lanes * 2)
+            scale = e.load_half(at)
+            minimum = e.load_half(e.at(at, e.lanes * 2)) if form.minima else None
+            if form.centred:
+                scale, minimum = e.b.fadd(scale, scale), e.b.fneg(scale)
             first = e.b.mul(index, e.const(per_super))
 
             def group(g: Value, inner: list[Value]) -> list[Value]:
@@ -59,11 +49,6 @@ class TileEmitter:
             return e.loop(e.const(per_super), sums, group)
 
         return e.loop(e.b.udiv(tile.groups, e.const(per_super)), start, super_group)
-
-    def _super(self, address: Value) -> Value:
-        kind = F16 if self.format.super_bytes == 2 else F32
-        values = self.e.load(address, ir.VectorType(kind, self.e.lanes), 4)
-        return values if kind is F32 else self.e.b.fpext(values, self.e.f32)
 
     def _group(
         self,
@@ -79,7 +64,7 @@ class TileEmitter:
         vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(form.vectors)]
         records = [e.scaled(base, g, layout.RECORD_BYTES) for base in bases]
         parts = GROUP // form.group
-        small = e.scaled(tile.scales, g, parts * form.planes * e.lanes * SMALL_BYTES[form.small])
+        small = e.scaled(tile.scales, g, parts * form.small_planes * e.lanes * SMALL_BYTES[form.small])
         for part in range(parts):
             dots = self._dots(vectors, records, part, table)
             scale, minimum = self._scales(small, part, supers)
@@ -162,29 +147,29 @@ class TileEmitter:
     def _scales(self, small: Value, part: int, supers: tuple[Value | None, Value | None]) -> tuple[Value, Value | None]:
         """float32 lanes: scale and minimum of one part of a group."""
         e, form = self.e, self.format
+        if form.small == "none":
+            return supers[0], supers[1]
         size = e.lanes * SMALL_BYTES[form.small]
         values = []
         for plane in range(form.planes):
             super_value = supers[plane]
-            if form.small == "none":
-                values.append(super_value)
-                continue
-            value = self._small(e.at(small, (part * form.planes + plane) * size))
+            value = self._small(e.at(small, (part * form.small_planes + plane % form.small_planes) * size), plane)
             values.append(value if super_value is None else e.b.fmul(super_value, value))
         return values[0], values[1] if form.minima else None
 
-    def _small(self, address: Value) -> Value:
+    def _small(self, address: Value, plane: int) -> Value:
         e, kind = self.e, self.format.small
         if kind == "f16":
             return e.load_half(address)
-        if kind == "f32":
-            return e.load(address, e.f32, 4)
         raw = e.load(address, ir.VectorType(I8, e.lanes), 1)
         if kind == "i8":
             return e.b.sitofp(raw, e.f32)
         if kind == "u8":
             return e.b.uitofp(raw, e.f32)
         wide = e.b.zext(raw, e.i32)
+        if kind == "u4":
+            nibble = e.b.lshr(wide, e.const_i32(4)) if plane else e.b.and_(wide, e.const_i32(15))
+            return e.b.uitofp(nibble, e.f32)
         if kind == "e8m0":  # 2 ** (byte - 128), subnormal for bytes 0 and 1
             normal = e.b.shl(e.b.sub(wide, e.const_i32(1)), e.const_i32(23))
             tiny = e.b.shl(e.const_i32(0x00200000), e.b.and_(wide, e.const_i32(1)))
