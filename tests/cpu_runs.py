@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, RowInput
+from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, TokenLogprobs
 from realizar.backends.cpu import CPUBackend
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, index_of, supported
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -87,6 +87,15 @@ class Runner:
         tokens = list(range(first, first + count))
         parts = [tokens[i : i + LOGITS_AT_ONCE] for i in range(0, count, LOGITS_AT_ONCE)]
         return np.concatenate([self.backend._logits(part).copy() for part in parts])
+
+    def score(self, token_ids: Sequence[int], queries: tuple[LogprobQuery, ...]) -> tuple[TokenLogprobs, ...]:
+        """What the backend's seam answers to `queries` on all tokens in one step."""
+        positions = np.arange(len(token_ids), dtype=np.int32)
+        table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
+        row = RowInput(0, 0, len(token_ids), 0, False, queries)
+        slots, tables = (positions,) * self.groups, (table,) * self.groups
+        step = ForwardInput(np.asarray(token_ids, np.int32), positions, slots, tables, (row,))
+        return self.backend.submit(step).result().rows[0].queried
 
     def logits(self, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:
         """[tokens, vocab_size]: chunks of the given sizes, then token by token; all at once by default."""
