@@ -9,7 +9,7 @@ from linear_harness import HOST_SETS, check_product, filled_blocks, random_activ
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES, random_blocks
 
-_FEW = ("Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_XS", "IQ1_M", "IQ2_XXS")
+_FEW = ("Q5_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ2_XXS")
 _MATRIX = [
     pytest.param(name, ggml_type, id=f"{name}-{ggml_type.name}", marks=[pytest.mark.full] * wide)
     for position, name in enumerate(HOST_SETS)
