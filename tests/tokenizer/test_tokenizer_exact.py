@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.pre_tokenizers import pre_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent.parent / "data" / "tokenizers"
@@ -62,19 +67,13 @@ def test_every_pre_tokenizer(vocabulary: Callable[[str], Checkpoint], recorded: 
     assert len(recorded["pre"]) > 70
     done: dict[str, list[list[int]]] = {}
     for pre, expected in recorded["pre"].items():
-        key = repr(_pieces_of(pre))
+        key = repr(pre_tokenizer(pre))
         if key not in done:
             tokenizer = load_tokenizer(replace(base, metadata={**base.metadata, "tokenizer.ggml.pre": pre}))
             done[key] = [tokenizer.encode(text, False, False) for text in recorded["pre_texts"]]
         for text, found, ids in zip(recorded["pre_texts"], done[key], expected, strict=True):
             if not (pre in CASE_APART and "iPhone" in text):
                 assert found == ids, (pre, text)
-
-
-def _pieces_of(pre: str) -> object:
-    from realizar.tokenizer.pre_tokenizers import pre_tokenizer
-
-    return pre_tokenizer(pre)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +85,41 @@ def _pieces_of(pre: str) -> object:
         ("tiny_aya", "1234567 a", ["1", "234", "567", " a"]),
         ("cohere2moe", "ab 12345", ["ab", " ", "12", "345"]),
         ("superbpe", "no cut 1234", ["no cut ", "1", "234"]),
+        ("superbpe", "1 12 123 12345", ["1", " ", "12", " ", "123", " ", "12", "345"]),
+        ("afmoe", "123456 1a", ["123", "456", " ", "1", "a"]),
         ("gpt-4o", "HTTPServer'S aÉb", ["HTTPServer'S", " a", "Éb"]),
         ("tekken", "12'S aB", ["1", "2", "'S", " a", "B"]),
     ],
 )
 def test_pieces(pre: str, text: str, pieces: list[str]) -> None:
     """Cuts that llama.cpp can't serve as a reference for, worked out by hand from the models' expressions."""
-    from tokenizers import Regex, pre_tokenizers
+    assert cut(pre_tokenizer(pre).patterns, text) == pieces
 
-    from realizar.tokenizer.pre_tokenizers import pre_tokenizer
 
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre_tokenizer(pre).patterns]
-    assert [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)] == pieces
+def cut(patterns: tuple[str, ...], text: str) -> list[str]:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)]
+
+
+ORIGINAL_DIGITS = {"tiny_aya": r"\d{1,3}(?=(?:\d{3})*\b)", "superbpe": r"(?=(\d{3})+(?!\d))"}
+
+
+@pytest.mark.parametrize("pre", ORIGINAL_DIGITS)
+@given(text=st.text("123 a_.½\n", max_size=25))
+def test_linear_digits_cut_like_the_original(pre: str, text: str) -> None:
+    """The models' own expressions look ahead from every group; ours must cut the same without that."""
+    patterns = pre_tokenizer(pre).patterns
+    original = (patterns[0], ORIGINAL_DIGITS[pre]) if pre == "superbpe" else (ORIGINAL_DIGITS[pre], patterns[-1])
+    if pre == "superbpe" and "½" in text:
+        return  # digits of other kinds are numbers there and not decimal
+    assert cut(patterns, text) == cut(original, text)
+
+
+def test_long_digits_take_no_time() -> None:
+    start = time.process_time()
+    for pre in ("tiny_aya", "superbpe", "afmoe"):
+        assert "".join(cut(pre_tokenizer(pre).patterns, "1" * 100_000)) == "1" * 100_000
+    assert time.process_time() - start < 3
 
 
 def test_mmbert_words(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ class _Compiled:
     """One template, compiled, and what was found out about it by trying."""
 
     def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
-        self._source, self._special_texts = source, special_texts
+        # Templates add to these without asking whether the model has them.
+        self._source, self._special_texts = source, {"bos_token": "", "eos_token": "", **special_texts}
         self._template = _compile(source)
 
     def render(

@@ -30,12 +30,13 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
     """Byte-pair encoding by the file's merges."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    ids = dict(vocabulary.ids)
-    merges = vocabulary.merges
-    if len(merges) != len(distinct := dict.fromkeys(merges)):
-        merges = list(distinct)  # the first rank of a pair counts; the library would take the last
     try:
-        model = models.BPE(vocab=ids, merges=merges, byte_fallback=not pre.byte_level, ignore_merges=pre.ignore_merges)
+        model = models.BPE(
+            vocab=dict(vocabulary.ids),
+            merges=vocabulary.merges,
+            byte_fallback=not pre.byte_level,
+            ignore_merges=pre.ignore_merges,
+        )
     except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
         raise CheckpointError(vocabulary.path, "key 'tokenizer.ggml.merges'", f"names no token: {error}") from None
     tokenizer = Tokenizer(model)

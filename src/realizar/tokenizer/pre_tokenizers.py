@@ -77,7 +77,8 @@ _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s+(?!\S)|\s+"
 _UPPER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
 _LOWER = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_DIGITS_FROM_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# Groups of three from the right. Only the first looks ahead: looking from each group would take quadratic time.
+_DIGITS_FROM_RIGHT = r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*+(?!\p{N}))|\p{N}{3}"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|" + _SPACES
 _BLOOM = r" ?[^(\s|.,!?" + _ranges("2026 3002 FF0C 3001 964 6D4 60C") + ")]+"
@@ -115,7 +116,15 @@ _GPT4O = PreTokenizer((_cased_words(r"\p{N}{1,3}", end=_CONTRACTION + "?"),))
 _BAILING = PreTokenizer(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|" + _SPACES,)
 )
-_TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _cased_words(r"\p{N}{1,3}", end=_CONTRACTION + "?")))
+# Of \d{1,3}(?=(?:\d{3})*\b), in linear time: a run of digits up to a boundary, what is left of it before groups of
+# three, and the groups, which the last expression cuts.
+_TINY_AYA = PreTokenizer(
+    (
+        r"(?<!\d)\d++\b",
+        r"\A\d{1,2}(?=(?:\d{3})*+\z)",
+        _cased_words(r"\p{N}{1,3}", end=_CONTRACTION + "?"),
+    )
+)
 # Lines are pieces and nothing else is: merges cross words, as in SentencePiece.
 _LINES = PreTokenizer((r"[^\n]+|\n+",), byte_level=False, escape_spaces=True)
 _GEMMA4 = replace(_LINES, whole_newlines=True, force_bos=True)

@@ -149,7 +149,7 @@ class _Reader:
         if not isinstance(lines, list) or (lines and not isinstance(lines[0], str)):
             self.refuse(key, "is no list of strings")
         merges: list[tuple[str, str]] = []
-        for rank, line in enumerate(lines):
+        for rank, line in enumerate(dict.fromkeys(lines)):  # of equal merges the first counts
             left, space, right = line.partition(" ")
             if not space:
                 self.refuse(key, f"merge {rank}, {line!r}, is no pair")
