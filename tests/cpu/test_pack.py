@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+
 from linear_harness import filled_blocks
 from planes_packing import pack_planes
-
 from realizar.backends.cpu import pack as packing
 from realizar.backends.cpu.formats import KEPT_TYPES
 from realizar.backends.cpu.pack import allocate, pack
@@ -65,7 +65,7 @@ def test_threads_pack_the_same_and_tell_every_byte_once(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(got.supers, want.supers)
     assert len(done) > 3
     assert sorted(done)[0][0] == 0
-    assert [stop for _, stop in sorted(done)] == [start for start, _ in sorted(done)][1:] + [data.size]
+    assert [stop for _, stop in sorted(done)] == [*[start for start, _ in sorted(done)][1:], data.size]
 
 
 def test_unknown_type_is_refused() -> None:

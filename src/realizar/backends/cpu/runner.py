@@ -150,7 +150,7 @@ class CPUBackend:
                 if row.num_tokens and ids[row.query_start] == FROM_PREVIOUS_STEP:
                     ids[row.query_start] = self._last[row.row]
         hidden = space.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
-        np.multiply(self._weights.embed(ids), np.float32(self._spec.embedding_scale), out=hidden)
+        self._weights.embed(ids, hidden)
         self._ropes.fill(forward_input.positions)
         for index, row in enumerate(forward_input.rows):
             space.rows[index] = row.query_start, row.num_tokens, row.num_computed_tokens

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.embedding_rows import EmbeddingRows
 from realizar.backends.cpu.kernels.float_linear import CHAINS, FLOAT_TYPES
 from realizar.backends.cpu.pack import PackedMatrix, pack
 from realizar.backends.cpu.records import aligned_zeros
@@ -57,6 +58,8 @@ class Weights:
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
+        stored = self._stored(spec.embedding)
+        self._embedding = EmbeddingRows(stored.ggml_type, stored.data, spec.vocab_size, spec.hidden_size)
 
     def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each as it is done."""
@@ -108,11 +111,9 @@ class Weights:
         """Packed bytes of all matrices."""
         return sum(matrix.size_bytes for matrix in self.matrices.values())
 
-    def embed(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """float32 [len(ids), hidden_size], from the file's rows."""
-        stored = self._stored(self._spec.embedding)
-        rows = stored.data.reshape(self._spec.vocab_size, -1)[ids]
-        return dequantize(stored.ggml_type, rows.reshape(-1), len(ids), self._spec.hidden_size)
+    def embed(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """out [len(ids), hidden_size] = the file's rows of int32 `ids`, times the model's embedding scale."""
+        self._embedding.read(ids, self._spec.embedding_scale, out)
 
     def _stored(self, name: TensorName) -> StoredTensor:
         return self._checkpoint.tensors[self._spec.tensors[name].name]
