@@ -84,6 +84,17 @@ def quantize(x: NDArray[np.float32]) -> Activations:
     return Activations(records.reshape(tokens, -1), values)
 
 
+def blocked(records: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
+    """[tokens, groups * 64] as the kernels read them: [blocks, groups, width, 64]."""
+    tokens, row = records.shape
+    blocks, groups = -(-tokens // width), row // layout.RECORD_BYTES
+    padded = np.full((blocks * width, row), 0xA5, np.uint8)
+    padded[:tokens] = records
+    out = aligned_zeros(padded.size, np.uint8).reshape(blocks, groups, width, layout.RECORD_BYTES)
+    out[:] = padded.reshape(blocks, width, groups, layout.RECORD_BYTES).swapaxes(1, 2)
+    return out
+
+
 def random_activations(tokens: int, cols: int, rng: np.random.Generator) -> Activations:
     """Gaussian tokens; every fourth one only of the largest magnitude, every fifth zero in its first group."""
     x = rng.standard_normal((tokens, cols)).astype(np.float32)
@@ -107,6 +118,7 @@ def run_linear(
     if out is not None:
         result[:, : matrix.rows] = out
     step = np.array([tokens], np.int64)
+    records = blocked(x.records, INSTRUCTION_SETS[isa_index(instruction_set)].tile_tokens[0])
     record = LINEAR.pack(
         dict.fromkeys(LINEAR.names, 0)
         | {
@@ -114,7 +126,7 @@ def run_linear(
             "supers": address(matrix.supers), "table": address(matrix.table), "tiles": matrix.tiles,
             "codes_stride": form.codes_bytes(lanes, cols), "scales_stride": form.scales_bytes(lanes, cols),
             "supers_stride": form.supers_bytes(lanes, cols), "groups": cols // GROUP,
-            "activations": address(x.records), "activation_stride": x.records.strides[0], "out": address(result),
+            "activations": address(records), "activation_groups": cols // GROUP, "out": address(result),
             "out_stride": result.strides[0], "residual_scale": residual_scale, "bias": address(bias),
         }
     )  # fmt: skip

@@ -24,7 +24,7 @@ from realizar.backends.cpu.records import Record, address, aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.cpu.weights import FloatMatrix, Weights
-from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.cpu.workspace import RecordBuffer, Workspace
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Project, Rotate, Select
 from realizar.models.spec import Attention, Norm
 
@@ -112,9 +112,9 @@ class Binder:
             "residual_scale": float(operation.add_scale) if operation.add_scale is not None else 1.0,
             "bias": address(self.weights.vector(linear.bias)) if linear.bias is not None else 0,
         }
-        records_stride = source.records_stride
+        records = source.records
         if linear.weight in self._two_terms:
-            records_stride //= 2
+            records = source.terms
             shared["out_stride"] = target.stride // 2
             shared["count_field"] = STEP_TERMS
             if linear.bias is not None:
@@ -126,19 +126,20 @@ class Binder:
             )  # fmt: skip
             return self.kernels.float_linear(matrix.kind, add), record
         return self.kernels.linear(matrix.weight_format, add), self._linear(
-            matrix, shared, source.records_at, records_stride
+            matrix, shared, records
         )
 
     def _linear(
-        self, matrix: PackedMatrix, shared: dict[str, int | float], records: int, stride: int
+        self, matrix: PackedMatrix, shared: dict[str, int | float], records: RecordBuffer | None
     ) -> NDArray[np.int64]:
+        assert records is not None  # the workspace has them for every buffer that products read
         lanes, form = self.instructions.lanes, matrix.weight_format
         return self._pack(
             LINEAR, **shared, codes=address(matrix.codes), scales=address(matrix.scales),
             supers=address(matrix.supers), table=address(matrix.table), tiles=matrix.tiles,
             codes_stride=form.codes_bytes(lanes, matrix.cols), scales_stride=form.scales_bytes(lanes, matrix.cols),
-            supers_stride=form.supers_bytes(lanes, matrix.cols), groups=matrix.cols // GROUP, activations=records,
-            activation_stride=stride,
+            supers_stride=form.supers_bytes(lanes, matrix.cols), groups=matrix.cols // GROUP, activations=records.at,
+            activation_groups=records.groups,
         )  # fmt: skip
 
     def _normalize(self, operation: Normalize, following: tuple[Operation, ...]) -> NDArray[np.int64]:
@@ -153,10 +154,10 @@ class Binder:
             eps=float(norm.eps) if norm else 0.0,
             weight=address(self.weights.norm_weight(norm)) if norm else 0,
             bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
-            out=target.at, out_stride=target.stride, records=target.records_at, records_stride=target.records_stride,
+            out=target.at, out_stride=target.stride, **_records(target.records),
             residual=hidden.at if add is not None else 0, residual_stride=hidden.stride,
             residual_scale=float(add) if add is not None else 0.0,
-            second_term=target.records_stride // 2 if second else 0,
+            terms=target.terms.at if second and target.terms is not None else 0,
         )  # fmt: skip
 
     def _norm_width(self, norm: Norm | None, padded: int) -> int:
@@ -199,7 +200,7 @@ class Binder:
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
             out_stride=attended.stride, partial=address(self.partial),
-            records=attended.records_at if self._quantised(attention) else 0, records_stride=attended.records_stride,
+            **_records(attended.records if self._quantised(attention) else None),
         )  # fmt: skip
 
     def _quantised(self, attention: Attention) -> bool:
@@ -213,7 +214,7 @@ class Binder:
         record = self._pack(
             ACTIVATE, count_field=self._count, gate=gate.at, up=up.at, input_stride=up.stride,
             groups=-(-feed_forward.up.out_features // GROUP), out=out.at, out_stride=out.stride,
-            records=out.records_at if quantised else 0, records_stride=out.records_stride,
+            **_records(out.records if quantised else None),
         )  # fmt: skip
         return self.kernels.activate(feed_forward.activation, gated), record, True
 
@@ -227,3 +228,10 @@ class Binder:
 
 def _norm_kind(norm: Norm | None) -> int:
     return NO_NORM if norm is None else {"rms": RMS_NORM, "layer": LAYER_NORM}[norm.kind]
+
+
+def _records(buffer: RecordBuffer | None) -> dict[str, int]:
+    """The fields by which a kernel finds the records that it writes; none are written without a buffer."""
+    if buffer is None:
+        return {"records": 0, "records_groups": 0, "records_width": 1}
+    return {"records": buffer.at, "records_groups": buffer.groups, "records_width": buffer.width}

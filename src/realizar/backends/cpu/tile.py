@@ -29,7 +29,7 @@ class TileEmitter:
         if form.blocks:
             return VectorCodebookTile(e, form, self.instruction_set, self.tokens).emit(tile)
         start = [e.const_f32(0.0)] * self.tokens
-        bases = [e.b.add(tile.activations, e.b.mul(tile.token_stride, e.const(t))) for t in range(self.tokens)]
+        bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
         table = e.load(tile.table, e.bytes, 1) if form.codebook else None
         if not form.super_size:
             return e.loop(tile.groups, start, lambda g, sums: self._group(tile, bases, g, sums, (None, None), table))
@@ -62,7 +62,7 @@ class TileEmitter:
         e, form = self.e, self.format
         codes = e.scaled(tile.codes, g, form.vectors * self.vector_bytes)
         vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(form.vectors)]
-        records = [e.scaled(base, g, layout.RECORD_BYTES) for base in bases]
+        records = [e.scaled(base, g, tile.group_stride) for base in bases]
         parts = GROUP // form.group
         small = e.scaled(tile.scales, g, parts * form.small_planes * e.lanes * SMALL_BYTES[form.small])
         for part in range(parts):

@@ -10,12 +10,12 @@ from realizar.backends.cpu.emit import Value
 @dataclass(frozen=True, slots=True)
 class TileAddresses:
     """Where a tile and its tokens lie: addresses of codes, scales, supers, codebook table and first activation record,
-    bytes between tokens, and the number of groups of 32 columns."""
+    the number of groups of 32 columns, and the bytes from one group's records to the next's."""
 
     codes: Value
     scales: Value
     supers: Value
     table: Value
     activations: Value
-    token_stride: Value
     groups: Value
+    group_stride: int

@@ -223,7 +223,7 @@ class VectorCodebookTile:
     def emit(self, tile: TileAddresses) -> list[Value]:
         """float32 lanes per token: rows of the tile times each token."""
         e = self.e
-        bases = [e.scaled(tile.activations, e.const(t), tile.token_stride) for t in range(self.tokens)]
+        bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
 
         def block(index: Value, sums: list[Value]) -> list[Value]:
             at = e.scaled(tile.codes, index, self.format.block_bytes * e.lanes)
@@ -233,7 +233,7 @@ class VectorCodebookTile:
             scale = e.b.fmul(e.b.fpext(halves, e.f32), e.const_f32(self.kind.factor))
 
             def group(g: Value, inner: list[Value]) -> list[Value]:
-                records = [e.scaled(base, e.b.add(first, g), layout.RECORD_BYTES) for base in bases]
+                records = [e.scaled(base, e.b.add(first, g), tile.group_stride) for base in bases]
                 return self._group(Block(e, at, g, tile.table, self.entry), records, scale, inner)
 
             return e.loop(e.const(_GROUPS), sums, group)

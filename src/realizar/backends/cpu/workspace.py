@@ -14,18 +14,35 @@ from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.models.spec import ModelSpec
 
 
+_ROW_PADDING = 16  # float32 between rows: rows a power of two apart would share cache sets
+
+
+class RecordBuffer:
+    """Quantised records of some rows, uint8 [blocks, groups, width, 64] (`activation_layout`)."""
+
+    def __init__(self, rows: int, groups: int, width: int) -> None:
+        shape = (-(-rows // width), groups, width, RECORD_BYTES)
+        self._data = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
+        self.groups, self.width = groups, width
+
+    @property
+    def at(self) -> int:
+        return address(self._data)
+
+
 @dataclass(frozen=True, slots=True)
 class RowBuffer:
     """Rows of float32, and of quantised records beside them.
 
     Attributes:
         values: float32 [rows, padded width].
-        records: uint8 [rows, padded width / 32 * 64], or None where nothing quantised reads it. Those of `normed` are
-            twice as wide: the second half is of what the first leaves over (`Binder.two_terms`).
+        records: of the rows, or None where nothing quantised reads them.
+        terms: records of twice the rows, each row's and those of what they leave over (`Binder.two_terms`), or None.
     """
 
     values: NDArray[np.float32]
-    records: NDArray[np.uint8] | None
+    records: RecordBuffer | None
+    terms: RecordBuffer | None
 
     @property
     def at(self) -> int:
@@ -35,14 +52,6 @@ class RowBuffer:
     def stride(self) -> int:
         """Bytes from row to row."""
         return int(self.values.strides[0])
-
-    @property
-    def records_at(self) -> int:
-        return address(self.records)
-
-    @property
-    def records_stride(self) -> int:
-        return 0 if self.records is None else int(self.records.strides[0])
 
 
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
@@ -64,19 +73,20 @@ RECORDED = ("normed", "attended", "activated", "selected")  # buffers that produ
 
 
 class Workspace:
-    """Buffers for at most `max_tokens` tokens and `max_selected` rows of logits."""
+    """Buffers for at most `max_tokens` tokens and `max_selected` rows of logits; records in blocks of `block_tokens`."""
 
-    def __init__(self, spec: ModelSpec, max_tokens: int, max_selected: int, max_rows: int, max_blocks: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, max_tokens: int, max_selected: int, max_rows: int, max_blocks: int, block_tokens: int
+    ) -> None:
         self.buffers: dict[str, RowBuffer] = {}
         for name, width in buffer_widths(spec).items():
             rows = max_selected if name in ("selected", "logits") else max_tokens
             padded = -(-width // GROUP) * GROUP
-            values = aligned_zeros(rows * padded, np.float32).reshape(rows, padded)
-            records = None
-            if name in RECORDED:
-                terms = 2 if name == "normed" else 1
-                records = aligned_zeros(rows * padded // GROUP * RECORD_BYTES * terms, np.uint8).reshape(rows, -1)
-            self.buffers[name] = RowBuffer(values, records)  # type: ignore[arg-type]
+            stride = padded + _ROW_PADDING
+            values = aligned_zeros(rows * stride, np.float32).reshape(rows, stride)
+            records = RecordBuffer(rows, padded // GROUP, block_tokens) if name in RECORDED else None
+            terms = RecordBuffer(2 * rows, padded // GROUP, block_tokens) if name == "normed" else None
+            self.buffers[name] = RowBuffer(values, records, terms)  # type: ignore[arg-type]
         groups = len(spec.cache_groups())
         self.step = aligned_zeros(8, np.int64)
         self.rows = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)

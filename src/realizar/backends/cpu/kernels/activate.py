@@ -6,14 +6,13 @@ from typing import Any
 
 from numba import cfunc, types
 
-from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.formats import GROUP
-from realizar.backends.cpu.kernels.quantize import activate_group, quantize_group
+from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.memory import load_i64
 from realizar.backends.cpu.records import Record
 
-ACTIVATE = Record("step count_field gate up input_stride groups out out_stride records records_stride")
-_STEP, _COUNT, _GATE, _UP, _IN_STRIDE, _GROUPS, _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_STRIDE = range(10)
+ACTIVATE = Record("step count_field gate up input_stride groups out out_stride records records_groups records_width")
+_STEP, _COUNT, _GATE, _UP, _IN_STRIDE, _GROUPS, _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(11)
 
 
 def make_activate(kind: int, gated: int) -> Any:
@@ -24,15 +23,17 @@ def make_activate(kind: int, gated: int) -> Any:
         tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
         groups = load_i64(arguments, _GROUPS)
         stride, out_stride = load_i64(arguments, _IN_STRIDE), load_i64(arguments, _OUT_STRIDE)
-        records, records_stride = load_i64(arguments, _RECORDS), load_i64(arguments, _RECORDS_STRIDE)
+        records = load_i64(arguments, _RECORDS)
+        record_groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
         gate, up, out = load_i64(arguments, _GATE), load_i64(arguments, _UP), load_i64(arguments, _OUT)
         total = tokens * groups
-        for unit in range(total * thread // threads, total * (thread + 1) // threads):
-            token, group = unit // groups, unit % groups
-            at = token * stride + group * GROUP * 4
-            target = out + token * out_stride + group * GROUP * 4
-            activate_group(kind, gated, gate + at, up + at, target)
-            if records != 0:
-                quantize_group(target, records + token * records_stride + group * RECORD_BYTES)
+        start, stop = total * thread // threads, total * (thread + 1) // threads
+        for token in range(start // groups, (stop + groups - 1) // groups):
+            for group in range(max(start - token * groups, 0), min(stop - token * groups, groups)):
+                at = token * stride + group * GROUP * 4
+                target = out + token * out_stride + group * GROUP * 4
+                activate_group(kind, gated, gate + at, up + at, target)
+                if records != 0:
+                    quantize_group(target, records + offset_of(token, group, record_groups, width))
 
     return activate

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numba import cfunc, literally, njit, types
 
-from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.attention_tile import NEVER, add_values, score_keys, softmax_row
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
-from realizar.backends.cpu.kernels.quantize import quantize_group
+from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
@@ -31,13 +30,14 @@ ROW_FIELDS = 3  # per row of the step, int64: first token, tokens, tokens comput
 ATTEND = Record(
     "step query query_stride num_heads num_kv_heads head_size scale window soft_cap sinks cache block_bytes head_bytes "
     "plane_bytes scale_bytes block_size rows block_table table_stride scratch scratch_bytes out out_stride partial "
-    "records records_stride"
+    "records records_groups records_width"
 )
 (
     _STEP, _QUERY, _QUERY_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _SCALE, _WINDOW, _SOFT_CAP, _SINKS, _CACHE,
     _BLOCK_BYTES, _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE, _ROWS, _BLOCK_TABLE, _TABLE_STRIDE, _SCRATCH,
-    _SCRATCH_BYTES, _OUT, _OUT_STRIDE, _PARTIAL, _RECORDS, _RECORDS_STRIDE,
-) = range(26)  # fmt: skip
+    _SCRATCH_BYTES, _OUT, _OUT_STRIDE, _PARTIAL, _RECORDS, _RECORDS_GROUPS,
+    _RECORDS_WIDTH,
+) = range(27)  # fmt: skip
 
 # The step record: split is segments per query, or 0; terms is twice the tokens.
 STEP_TOKENS, STEP_SELECTED, STEP_ROWS, STEP_SPLIT, STEP_TERMS = range(5)
@@ -51,6 +51,10 @@ def scratch_bytes(padded_head_size: int) -> int:
 @njit
 def join(running: Any, total: Any, maximum: float, weight: float, part: Any) -> None:
     """Join a segment (maximum, weight, part) to the running state (running = [maximum, weight], total)."""
+    if running[1] == 0:  # nothing yet: what the formula gives
+        running[0], running[1] = maximum, weight
+        total[:] = part
+        return
     peak = max(running[0], maximum)
     before, after = np.float32(math.exp(running[0] - peak)), np.float32(math.exp(maximum - peak))
     running[1] = running[1] * before + weight * after
@@ -416,6 +420,6 @@ def combine(arguments: int, thread: int, threads: int) -> None:
                         running, total, load_i64(arguments, _SINKS), head, view(out + head * size * 4, size, np.float32)
                     )
             if records != 0:
-                record = records + token * load_i64(arguments, _RECORDS_STRIDE)
+                groups, lanes = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
                 for group in range((width + GROUP - 1) // GROUP):
-                    quantize_group(out + group * GROUP * 4, record + group * RECORD_BYTES)
+                    quantize_group(out + group * GROUP * 4, records + offset_of(token, group, groups, lanes))

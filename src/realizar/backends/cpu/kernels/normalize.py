@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 
-from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.formats import GROUP
-from realizar.backends.cpu.kernels.quantize import quantize_group, quantize_residual
+from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 
 # `out` (float32) and `records` are written where not 0; `residual` gets residual_scale * result added where not 0.
-# `second_term`, where not 0, is the distance from a row's records to those of what they leave over.
+# `terms`, where not 0, are records of twice the tokens: each one's, and those of what they leave over.
 # `width` values count; rows are padded with zeros to whole groups of 32.
 NORMALIZE = Record(
-    "step count_field input input_stride width kind eps weight bias out out_stride records records_stride "
-    "residual residual_stride residual_scale second_term"
+    "step count_field input input_stride width kind eps weight bias out out_stride records records_groups "
+    "records_width residual residual_stride residual_scale terms"
 )
 _STEP, _COUNT, _IN, _IN_STRIDE, _WIDTH, _KIND, _EPS, _WEIGHT, _BIAS = range(9)
-_OUT, _OUT_STRIDE, _RECORDS, _RECORDS_STRIDE, _RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE, _SECOND = range(9, 17)
+_OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(9, 14)
+_RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE, _TERMS = range(14, 18)
 
 
 @njit(fastmath=True)
@@ -54,7 +54,8 @@ def normalize(arguments: int, thread: int, threads: int) -> None:
     bias = view(load_i64(arguments, _BIAS), width, np.float32)
     out, records = load_i64(arguments, _OUT), load_i64(arguments, _RECORDS)
     residual = load_i64(arguments, _RESIDUAL)
-    scale, second = load_f32(arguments, _RESIDUAL_SCALE), load_i64(arguments, _SECOND)
+    scale, terms = load_f32(arguments, _RESIDUAL_SCALE), load_i64(arguments, _TERMS)
+    groups, lanes = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
         source = load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE)
         target = out + token * load_i64(arguments, _OUT_STRIDE)
@@ -68,9 +69,10 @@ def normalize(arguments: int, thread: int, threads: int) -> None:
             for i in range(width):
                 total[i] += scale * y[i]
         if records != 0:
-            record = records + token * load_i64(arguments, _RECORDS_STRIDE)
             for group in range((width + GROUP - 1) // GROUP):
-                values, first = target + group * GROUP * 4, record + group * RECORD_BYTES
-                quantize_group(values, first)
-                if second != 0:
-                    quantize_residual(values, first, first + second)
+                values = target + group * GROUP * 4
+                quantize_group(values, records + offset_of(token, group, groups, lanes))
+                if terms != 0:
+                    first = terms + offset_of(2 * token, group, groups, lanes)
+                    quantize_group(values, first)
+                    quantize_residual(values, first, terms + offset_of(2 * token + 1, group, groups, lanes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu import activation_layout as layout
@@ -14,6 +14,8 @@ from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.vector_math import VectorMath
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+
+offset_of = njit(layout.record_offset)
 
 
 def emit_record(e: VectorMath, x: Value, record: Value) -> None:
