@@ -98,6 +98,17 @@ def test_a_file_without_pre_is_default() -> None:
     assert load({key: value for key, value in GOOD.items() if not key.endswith(".pre")}).encode("ab") == [2]
 
 
+def test_no_bos_where_only_the_kind_of_model_wants_one() -> None:
+    tokenizer = load({**GOOD, "tokenizer.ggml.pre": "llama-bpe"})
+    assert not tokenizer.add_bos
+    assert tokenizer.encode("ab") == [2]
+    named = load({**GOOD, "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 3})
+    assert named.encode("ab") == [3, 2]
+    assert named.encode("ab", add_special=False) == [2]
+    refused = {"tokenizer.ggml.bos_token_id": 3, "tokenizer.ggml.add_bos_token": False}
+    assert load({**GOOD, "tokenizer.ggml.pre": "llama-bpe", **refused}).encode("ab") == [2]
+
+
 def test_empty_tokens_get_names() -> None:
     tokenizer = load({**GOOD, "tokenizer.ggml.tokens": ["a", "b", "ab", ""]})
     assert tokenizer.token_text(3) == "[EMPTY_3]"

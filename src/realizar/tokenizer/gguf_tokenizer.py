@@ -42,6 +42,8 @@ class GGUFTokenizer(Tokenizer):
         self.bos_id, self.eos_id = special.ids.get("bos"), special.ids.get("eos")
         self.eos_ids = special.end_of_generation
         self.add_bos, self.add_eos = _added(vocabulary, self._pre)
+        if self.bos_id is None and not vocabulary.flags.get("add_bos_token"):
+            self.add_bos = False  # wanted by the kind of model alone, and there is none
         if self.add_bos and self.bos_id is None:
             raise TokenizerError(f"{checkpoint.path}: a BOS token is to be added and none is named")
         if self.add_eos and self.eos_id is None:
