@@ -20,7 +20,7 @@ class EngineConfig:
             a model whose matrices are all float32.
         context_length: tokens a request may hold, prompt and output; None takes the model's.
         max_running: requests that may be in one step.
-        block_size: tokens per KV block.
+        block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
         kv_cache_bytes: memory for the KV cache; None derives it from max_running and context_length, bounded by free
             memory.
