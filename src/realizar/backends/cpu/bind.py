@@ -20,10 +20,11 @@ from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kernels.select import SELECT
 from realizar.backends.cpu.kv_memory import KVMemory
 from realizar.backends.cpu.pack import PackedMatrix
+from realizar.backends.cpu.pack_floats import FloatMatrix
 from realizar.backends.cpu.records import Record, address, aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.walker import OPERATION_FIELDS
-from realizar.backends.cpu.weights import FloatMatrix, Weights
+from realizar.backends.cpu.weights import Weights
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Project, Rotate, Select
 from realizar.models.spec import Attention, Norm

@@ -100,9 +100,8 @@ def _load_floats(e: Fields, name: str) -> Value:
 def _dequantize(e: Fields, name: str) -> list[Value]:
     """float32 [32] per group: scale * (code - offset) + minimum, each step rounded."""
     form, reader = FORMATS[name], READERS[name]
-    small = [
-        _small(e, form.small, value, plane) for value in reader.small(e) for plane in range(_stored_in(form.small))
-    ]
+    nibbles = 2 if form.small == "u4" else 1  # that share a stored value
+    small = [_small(e, form.small, value, plane) for value in reader.small(e) for plane in range(nibbles)]
     supers = [_half(e, value) for value in reader.supers(e)]
     parts = GROUP // form.group
     result = []
@@ -124,11 +123,6 @@ def _dequantize(e: Fields, name: str) -> list[Value]:
         values = e.b.fmul(integers, _spread(e, planes[0]))
         result.append(values if len(planes) == 1 else e.b.fadd(values, _spread(e, planes[1])))
     return result
-
-
-def _stored_in(small: str) -> int:
-    """Values in one stored small scale."""
-    return 2 if small == "u4" else 1
 
 
 def _small(e: Fields, kind: str, value: Value, plane: int) -> Value:

@@ -90,15 +90,27 @@ def pack(
     data = np.ascontiguousarray(data)
     source, row_bytes = address(data), data.size // rows
     targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
+
+    def piece(start: int, first: int, stop: int) -> None:
+        repack(source + start, *targets, rows, cols // ggml_type.block_size, first, stop)
+
+    over_tiles(matrix.tiles, rows, lanes, row_bytes, piece, pool, packed)
+    return matrix
+
+
+def over_tiles(
+    tiles: int, rows: int, lanes: int, row_bytes: int, run: Callable[[int, int, int], None],
+    pool: Executor | None, packed: Callable[[int, int], None] | None,
+) -> None:  # fmt: skip
+    """Call `run(first byte, first tile, last tile + 1)` for runs of tiles, on the pool's threads."""
     step = max(1, _PIECE_BYTES // (row_bytes * lanes))
 
     def piece(first: int) -> None:
-        stop = min(first + step, matrix.tiles)
+        stop = min(first + step, tiles)
         start, end = first * lanes * row_bytes, min(stop * lanes, rows) * row_bytes
-        repack(source + start, *targets, rows, cols // ggml_type.block_size, first, stop)
+        run(start, first, stop)
         if packed is not None:
             packed(start, end)
 
-    for _ in (map if pool is None else pool.map)(piece, range(0, matrix.tiles, step)):
+    for _ in (map if pool is None else pool.map)(piece, range(0, tiles, step)):
         pass
-    return matrix

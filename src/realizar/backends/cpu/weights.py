@@ -4,42 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.embedding_rows import EmbeddingRows
-from realizar.backends.cpu.kernels.float_linear import CHAINS, FLOAT_TYPES
+from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
 from realizar.backends.cpu.pack import PackedMatrix, pack
+from realizar.backends.cpu.pack_floats import FloatMatrix, pack_floats
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.machine import physical_cores
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import dequantize
-
-
-@dataclass(frozen=True, slots=True)
-class FloatMatrix:
-    """A float matrix in tiles [tiles, padded columns, lanes].
-
-    Attributes:
-        kind: `f32`, `f16` or `bf16`.
-        columns: padded to a multiple of 4.
-        weights: float32, or uint16 bits.
-    """
-
-    kind: str
-    rows: int
-    columns: int
-    tiles: int
-    weights: NDArray[np.generic]
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self.weights.nbytes)
-
 
 Matrix = PackedMatrix | FloatMatrix
 
@@ -133,20 +112,12 @@ class Weights:
         return source.first_row * (stored.data.size // stored.shape[0]) if source.fused else 0
 
     def _pack(self, data: NDArray[np.uint8], ggml_type: GGMLType, linear: Linear, pool: Executor) -> Matrix:
-        if ggml_type.name.lower() not in FLOAT_TYPES:
-            stored, first = self._stored(linear.weight), self._first_byte(linear.weight)
+        stored, first = self._stored(linear.weight), self._first_byte(linear.weight)
 
-            def packed(start: int, stop: int) -> None:
-                part = replace(stored, data=data[start:stop], offset=stored.offset + first + start)
-                self._checkpoint.release(part)
+        def packed(start: int, stop: int) -> None:
+            part = replace(stored, data=data[start:stop], offset=stored.offset + first + start)
+            self._checkpoint.release(part)
 
-            return pack(ggml_type, data, linear.out_features, linear.in_features, self._lanes, pool, packed)
-        rows, cols, kind = linear.out_features, linear.in_features, ggml_type.name.lower()
-        values = data.view(np.float32 if kind == "f32" else np.uint16).reshape(rows, cols)
-        tiles, columns = -(-rows // self._lanes), -(-cols // CHAINS) * CHAINS
-        out = aligned_zeros(tiles * columns * self._lanes, values.dtype)  # type: ignore[arg-type]
-        shaped = out.reshape(tiles, columns, self._lanes)
-        for tile in range(tiles):
-            part = values[tile * self._lanes : (tile + 1) * self._lanes]
-            shaped[tile, :cols, : len(part)] = part.T
-        return FloatMatrix(kind, rows, columns, tiles, out)
+        shape = linear.out_features, linear.in_features
+        pack_any = pack_floats if ggml_type.name.lower() in FLOAT_TYPES else pack
+        return pack_any(ggml_type, data, *shape, self._lanes, pool, packed)
