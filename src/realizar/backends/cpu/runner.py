@@ -84,7 +84,7 @@ class CPUBackend:
         threads = config.threads or physical_cores()
         program = build_program(spec)
         linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
-        self._weights = Weights(spec, checkpoint, instructions.lanes)
+        self._weights = Weights(spec, checkpoint, instructions.lanes, threads)
         self._kv = KVMemory(spec, config, context, "f32" if self._weights.are_float32(linears) else "f16")
         self._load_weights(checkpoint, linears)
         blocks = -(-context // config.block_size) + 1

@@ -32,9 +32,9 @@ class Block:
         """Half-word first + stride * group."""
         e = self.e
         index = e.b.add(e.const(first), e.b.mul(self.group, e.const(stride)))
-        return self._half(index)
+        return self.half_at(index)
 
-    def _half(self, index: Value) -> Value:
+    def half_at(self, index: Value) -> Value:
         e = self.e
         raw = e.load(e.scaled(self.at, index, 2 * e.lanes), ir.VectorType(I16, e.lanes), 2)
         return e.b.zext(raw, e.i32)
@@ -48,7 +48,7 @@ class Block:
         e, per_half = self.e, 16 // bits
         index = e.b.add(e.const(first), e.b.udiv(self.group, e.const(per_half)))
         place = e.b.mul(e.b.urem(self.group, e.const(per_half)), e.const(bits))
-        return e.b.lshr(self._half(index), e.splat(e.b.trunc(place, I32)))
+        return e.b.lshr(self.half_at(index), e.splat(e.b.trunc(place, I32)))
 
     def shl(self, value: Value, places: int) -> Value:
         return self.e.b.shl(value, self.e.const_i32(places)) if places else value
@@ -176,7 +176,7 @@ def _iq1_m(k: Block) -> Decoded:
 def _iq1_m_scales(k: Block) -> Value:
     """Four 3-bit scales a half-word, two a group."""
     e = k.e
-    packed = k._half(e.b.add(e.const(24), e.b.udiv(k.group, e.const(2))))
+    packed = k.half_at(e.b.add(e.const(24), e.b.udiv(k.group, e.const(2))))
     place = e.b.mul(e.b.and_(k.group, e.const(1)), e.const(6))
     return e.b.lshr(packed, e.splat(e.b.trunc(place, I32)))
 

@@ -14,7 +14,6 @@ from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
 from realizar.backends.cpu.pack import PackedMatrix, pack
 from realizar.backends.cpu.pack_floats import FloatMatrix, pack_floats
 from realizar.backends.cpu.records import aligned_zeros
-from realizar.backends.machine import physical_cores
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
@@ -28,12 +27,12 @@ class Weights:
 
     Args:
         lanes: rows of a tile.
-        threads: that pack; as many as there are cores if None.
+        threads: that pack.
     """
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int | None = None) -> None:
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int) -> None:
         self._spec, self._checkpoint, self._lanes = spec, checkpoint, lanes
-        self._threads = threads or physical_cores()
+        self._threads = threads
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
