@@ -1,4 +1,4 @@
-"""Rows of the embedding against `dequantize`, bit for bit, for every type."""
+"""Rows of the embedding against `dequantize`, bit for bit, for every type: compiled, or through numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, random_blocks
 
 
-@pytest.mark.parametrize("ggml_type", [*QUANTIZED_TYPES, *FLOAT_TYPES], ids=lambda t: t.name)
+_COMMON = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "Q1_0", "IQ4_NL", "IQ2_S")
+_TYPES = [
+    pytest.param(ggml_type, id=ggml_type.name, marks=[pytest.mark.full] * (ggml_type.name not in _COMMON))
+    for ggml_type in (*FLOAT_TYPES, *QUANTIZED_TYPES)
+]
+
+
+@pytest.mark.parametrize("ggml_type", _TYPES)
 @pytest.mark.parametrize("scale", [1.0, 25.298221])
 def test_rows_are_dequantised(ggml_type: GGMLType, scale: float) -> None:
     rows, cols = 9, 512
