@@ -87,7 +87,7 @@ def test_parking_between_walks(threads: int) -> None:
     rng = np.random.default_rng(3)
     for _ in range(300):
         program.run(team)
-        time.sleep(float(rng.uniform(0, 0.002)))
+        time.sleep(float(rng.uniform(0, 0.006)))
     team.close()
     program.check(threads, 600)
 
