@@ -9,7 +9,6 @@ from realizar.backends.cpu.embedding_rows import EmbeddingRows
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, random_blocks
 
-
 _COMMON = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "Q1_0", "IQ4_NL", "IQ2_S")
 _TYPES = [
     pytest.param(ggml_type, id=ggml_type.name, marks=[pytest.mark.full] * (ggml_type.name not in _COMMON))
