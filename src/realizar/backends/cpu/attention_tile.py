@@ -6,6 +6,7 @@ per softmax row. Every query's arithmetic is the same whatever other queries sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -37,6 +38,20 @@ def _load_kv(e: Emitter, dtype: str, address: Value) -> Value:
     return e.b.sitofp(e.load(address, ir.VectorType(I8, e.lanes), 1), e.f32)
 
 
+def padded_queries(count: int) -> int:
+    """Queries that a tile of `count` (1 to 8) is computed as; those beyond `count` are zero. Compiled into kernels."""
+    if count > 4:
+        return 8
+    return 4 if count > 1 else 1
+
+
+def _for_each_count(e: Emitter, queries: Value, emit: Callable[[int], None]) -> None:
+    """Emit a body for every value of `padded_queries`, and the choice among them."""
+    for count in (8, 4, 1):
+        with e.b.if_then(e.b.icmp_signed("==", queries, e.const(count))):
+            emit(count)
+
+
 def _literals(*values: Any) -> bool:
     return all(isinstance(value, types.IntegerLiteral) for value in values)
 
@@ -46,32 +61,32 @@ def score_keys(
     typing_context: Any, instruction_set: Any, dtype: Any, queries: Any, query: Any, query_stride: Any,
     groups: Any, keys: Any, key_stride: Any, scales: Any, scale_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[q][key] = query[q] . key for `queries` queries and `vectors_of(lanes)` vectors of keys.
+    """out[q][key] = query[q] . key for `queries` (8, 4 or 1) queries and `vectors_of(lanes)` vectors of keys.
 
     `groups` of 32 dimensions; `keys` at the first key's dimension 0, `key_stride` bytes to the next dimension; int8
     `scales` at the first key's group 0, `scale_stride` bytes to the next group.
     """
-    if not _literals(instruction_set, dtype, queries):
+    if not _literals(instruction_set, dtype):
         return None
     lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
-    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors_of(lanes)
+    name, width = KV_DTYPES[dtype.literal_value], vectors_of(lanes)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        query, query_stride, groups, keys, key_stride, scales, scale_stride, out, out_stride = arguments[3:]
+        queries, query, query_stride, groups, keys, key_stride, scales, scale_stride, out, out_stride = arguments[2:]
         e = Emitter(builder, lanes)
-        zeros = [e.const_f32(0.0)] * (rows * width)
-        starts = [e.scaled(query, e.const(r), query_stride) for r in range(rows)]
 
-        def dimension(d: Value, sums: list[Value]) -> list[Value]:
-            at = e.scaled(keys, d, key_stride)
-            loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
-            for r in range(rows):
-                x = e.splat_load(e.scaled(starts[r], d, 4), F32)
-                for v in range(width):
-                    sums[r * width + v] = e.fma(loaded[v], x, sums[r * width + v])
-            return sums
+        def emit(rows: int) -> None:
+            zeros = [e.const_f32(0.0)] * (rows * width)
+            starts = [e.scaled(query, e.const(r), query_stride) for r in range(rows)]
 
-        if name == "int8":
+            def dimension(d: Value, sums: list[Value]) -> list[Value]:
+                at = e.scaled(keys, d, key_stride)
+                loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
+                for r in range(rows):
+                    x = e.splat_load(e.scaled(starts[r], d, 4), F32)
+                    for v in range(width):
+                        sums[r * width + v] = e.fma(loaded[v], x, sums[r * width + v])
+                return sums
 
             def group(g: Value, sums: list[Value]) -> list[Value]:
                 first = builder.mul(g, e.const(GROUP))
@@ -83,15 +98,18 @@ def score_keys(
                         sums[r * width + v] = e.fma(partial[r * width + v], scale, sums[r * width + v])
                 return sums
 
-            sums = e.loop(groups, zeros, group)
-        else:
-            sums = e.loop(builder.mul(groups, e.const(GROUP)), zeros, dimension)
-        for r in range(rows):
-            for v in range(width):
-                e.store(sums[r * width + v], e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4))
+            if name == "int8":
+                sums = e.loop(groups, zeros, group)
+            else:
+                sums = e.loop(builder.mul(groups, e.const(GROUP)), zeros, dimension)
+            for r in range(rows):
+                for v in range(width):
+                    e.store(sums[r * width + v], e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4))
+
+        _for_each_count(e, queries, emit)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, dtype, queries, *[types.int64] * 9), codegen
+    return types.void(instruction_set, dtype, *[types.int64] * 10), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -105,37 +123,43 @@ def add_values(
     `vectors_of(lanes)` vectors of dimensions from `values`; all of them lie in one group of 32, whose int8 scale for
     the first token is at `scales`.
     """
-    if not _literals(instruction_set, dtype, queries):
+    if not _literals(instruction_set, dtype):
         return None
     lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
-    name, rows, width = KV_DTYPES[dtype.literal_value], queries.literal_value, vectors_of(lanes)
+    name, width = KV_DTYPES[dtype.literal_value], vectors_of(lanes)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        weights, weight_stride, count, values, value_stride, scales, scale_stride, out, out_stride = arguments[3:]
-        e = Emitter(builder, lanes)
-        targets = [
-            e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4) for r in range(rows) for v in range(width)
+        queries, weights, weight_stride, count, values, value_stride, scales, scale_stride, out, out_stride = arguments[
+            2:
         ]
-        starts = [e.scaled(weights, e.const(r), weight_stride) for r in range(rows)]
+        e = Emitter(builder, lanes)
 
-        def token(t: Value, sums: list[Value]) -> list[Value]:
-            at = e.scaled(values, t, value_stride)
-            loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
-            if name == "int8":
-                scale = e.splat_load(e.scaled(scales, t, scale_stride), F32)
-                loaded = [builder.fmul(value, scale) for value in loaded]
-            for r in range(rows):
-                weight = e.splat_load(e.scaled(starts[r], t, 4), F32)
-                for v in range(width):
-                    sums[r * width + v] = e.fma(loaded[v], weight, sums[r * width + v])
-            return sums
+        def emit(rows: int) -> None:
+            targets = [
+                e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4) for r in range(rows) for v in range(width)
+            ]
+            starts = [e.scaled(weights, e.const(r), weight_stride) for r in range(rows)]
 
-        sums = e.loop(count, [e.load(target, e.f32, 4) for target in targets], token)
-        for value, target in zip(sums, targets, strict=True):
-            e.store(value, target)
+            def token(t: Value, sums: list[Value]) -> list[Value]:
+                at = e.scaled(values, t, value_stride)
+                loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
+                if name == "int8":
+                    scale = e.splat_load(e.scaled(scales, t, scale_stride), F32)
+                    loaded = [builder.fmul(value, scale) for value in loaded]
+                for r in range(rows):
+                    weight = e.splat_load(e.scaled(starts[r], t, 4), F32)
+                    for v in range(width):
+                        sums[r * width + v] = e.fma(loaded[v], weight, sums[r * width + v])
+                return sums
+
+            sums = e.loop(count, [e.load(target, e.f32, 4) for target in targets], token)
+            for value, target in zip(sums, targets, strict=True):
+                e.store(value, target)
+
+        _for_each_count(e, queries, emit)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, dtype, queries, *[types.int64] * 9), codegen
+    return types.void(instruction_set, dtype, *[types.int64] * 10), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -126,9 +126,7 @@ class Binder:
                 tile_stride=matrix.size_bytes // matrix.tiles, input=source.at, input_stride=source.stride,
             )  # fmt: skip
             return self.kernels.float_linear(matrix.kind, add), record
-        return self.kernels.linear(matrix.weight_format, add), self._linear(
-            matrix, shared, records
-        )
+        return self.kernels.linear(matrix.weight_format, add), self._linear(matrix, shared, records)
 
     def _linear(
         self, matrix: PackedMatrix, shared: dict[str, int | float], records: RecordBuffer | None

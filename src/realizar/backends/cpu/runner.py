@@ -88,7 +88,9 @@ class CPUBackend:
         self._kv = KVMemory(spec, config, context, "f32" if self._weights.are_float32(linears) else "f16")
         self._load_weights(checkpoint, linears)
         blocks = -(-context // config.block_size) + 1
-        self._workspace = Workspace(spec, config.max_step_tokens, _MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0])
+        self._workspace = Workspace(
+            spec, config.max_step_tokens, _MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0]
+        )
         self._ropes = RopeTables(spec, config.max_step_tokens)
         self._partial = aligned_zeros(_PARTIAL_FLOATS, np.float32)
         kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))

@@ -1,7 +1,9 @@
 """The team of threads that walk a program together, the calling thread among them.
 
-Workers wait for the next walk by spinning for a moment (a decode step follows the last within microseconds), then park
-on a lock until they are called. Parking is a flag that both sides exchange atomically, so no call is lost.
+Workers stay in compiled code from walk to walk, without the interpreter's lock: a decode step follows the last within
+some hundred microseconds, and workers that had to take the lock one after another would come to it late. A worker spins
+for a moment, then offers its processor between looks, and when nothing has come for a while parks on a lock until it is
+called. Parking is a flag that both sides exchange atomically, so no call is lost.
 """
 
 from __future__ import annotations
@@ -12,27 +14,58 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from realizar.backends.cpu.memory import load_i64
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.walker import SYNC_WORDS, atomic_add, atomic_exchange, atomic_load, walk
+from realizar.backends.cpu.walker import (
+    LINE_BYTES,
+    atomic_add,
+    atomic_exchange,
+    atomic_load,
+    atomic_store,
+    sync_words,
+    walk,
+    yield_processor,
+)
 
 _JOB, _OPERATIONS, _COUNT, _STOP = 0, 1, 2, 3  # int64 words of the job record
-_SPINS = 20_000
+_SPINS, _YIELDS = 20_000, 4_000  # looks for a job: some tens of microseconds, then milliseconds
+_PARKED, _CALLED = 0, 8  # bytes in a worker's line: 1 while it parks, 1 once its lock must be released
 
 
-@njit(types.int64(types.int64, types.int64), nogil=True, cache=True)
-def wait_for_job(job: int, seen: int) -> int:
+@njit
+def _wait_for_job(job: int, seen: int) -> int:
     """The job number once it differs from `seen`, or `seen` after a while."""
-    for _ in range(_SPINS):
+    for look in range(_SPINS + _YIELDS):
         number = atomic_load(job)
         if number != seen:
             return number
+        if look >= _SPINS:
+            yield_processor()
     return seen
 
 
-@njit(types.int64(types.int64, types.int64), nogil=True, cache=True)
-def add(address: int, value: int) -> int:
-    """Add to a word; returns what it was."""
-    return atomic_add(address, value)
+@njit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=True)
+def work(job: int, seen: int, sync: int, thread: int, threads: int) -> int:
+    """Do all jobs after number `seen`, until none comes for a while or the team stops; returns its number."""
+    while True:
+        number = _wait_for_job(job, seen)
+        if number == seen or load_i64(job, _STOP) != 0:
+            return number
+        seen = number
+        walk(load_i64(job, _OPERATIONS), load_i64(job, _COUNT), sync, thread, threads)
+
+
+@njit(types.int64(types.int64, types.int64, types.int64), nogil=True, cache=True)
+def announce(job: int, lines: int, threads: int) -> int:
+    """Make the job record the next job. Returns how many workers are parked, each marked as called."""
+    atomic_add(job, 1)
+    parked = 0
+    for index in range(1, threads):
+        line = lines + index * LINE_BYTES
+        if atomic_exchange(line + _PARKED, 0) != 0:
+            atomic_store(line + _CALLED, 1)
+            parked += 1
+    return parked
 
 
 @njit(types.int64(types.int64, types.int64), nogil=True, cache=True)
@@ -50,9 +83,10 @@ class ThreadTeam:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._sync = aligned_zeros(SYNC_WORDS, np.int64)
-        self._job: Any = aligned_zeros(8, np.int64)
-        self._parked: Any = aligned_zeros(8 * size, np.int64)  # a cache line per worker
+        self._sync = aligned_zeros(sync_words(size), np.int64)
+        self._job: Any = aligned_zeros(LINE_BYTES // 8, np.int64)
+        self._lines = aligned_zeros(size * LINE_BYTES // 8, np.int64)
+        self._at = address(self._sync), address(self._job), address(self._lines)
         self._locks = [threading.Semaphore(0) for _ in range(size)]
         self._workers = [
             threading.Thread(target=self._work, args=(index,), name=f"realizar-cpu-{index}", daemon=True)
@@ -66,7 +100,7 @@ class ThreadTeam:
         if self.size > 1:
             self._job[_OPERATIONS], self._job[_COUNT] = operations, count
             self._call()
-        walk(operations, count, address(self._sync), 0, self.size)
+        walk(operations, count, self._at[0], 0, self.size)
 
     def close(self) -> None:
         """End the workers; idempotent."""
@@ -78,28 +112,23 @@ class ThreadTeam:
             self._workers = []
 
     def _call(self) -> None:
-        add(address(self._job), 1)
-        for index in range(1, self.size):
-            if exchange(self._flag(index), 0):
-                self._locks[index].release()
-
-    def _flag(self, index: int) -> int:
-        return address(self._parked) + 64 * index
+        _, job, lines = self._at
+        if announce(job, lines, self.size):
+            for index in range(1, self.size):
+                if exchange(lines + index * LINE_BYTES + _CALLED, 0):
+                    self._locks[index].release()
 
     def _work(self, index: int) -> None:
-        job, sync, seen = address(self._job), address(self._sync), 0
+        sync, job, lines = self._at
+        seen = 0
         while True:
-            number = wait_for_job(job, seen)
-            if number == seen:
-                number = self._park(index, job, seen)
-            seen = number
+            seen = work(job, seen, sync, index, self.size)
             if self._job[_STOP]:
                 return
-            walk(int(self._job[_OPERATIONS]), int(self._job[_COUNT]), sync, index, self.size)
+            self._park(lines + index * LINE_BYTES + _PARKED, index, seen)
 
-    def _park(self, index: int, job: int, seen: int) -> int:
-        exchange(self._flag(index), 1)
-        if int(self._job[_JOB]) != seen and exchange(self._flag(index), 0):
-            return int(self._job[_JOB])
+    def _park(self, flag: int, index: int, seen: int) -> None:
+        exchange(flag, 1)
+        if int(self._job[_JOB]) != seen and exchange(flag, 0):
+            return
         self._locks[index].acquire()  # the caller took the flag, or will: it releases
-        return int(self._job[_JOB])

@@ -2,6 +2,10 @@
 
 An operation is three int64: kernel address, argument record address, and whether a barrier follows. Barriers spin for
 some microseconds, then yield the processor, so that a busy machine costs time and not progress.
+
+Every thread has a cache line of its own in the record of a team (`sync_words`), and its first word counts the barriers
+it has reached. The first thread reads all lines and then announces the barrier in its own, so no line has two writers:
+with one shared counter, 16 threads take turns to own its line.
 """
 
 from __future__ import annotations
@@ -16,8 +20,13 @@ from realizar.backends.cpu.emit import I32, I64
 from realizar.backends.cpu.memory import load_i64
 
 OPERATION_FIELDS = 3
-ARRIVED, GENERATION, SYNC_WORDS = 0, 8, 16  # int64 words, a cache line apart
+LINE_BYTES = 64
 _SPINS = 4000
+
+
+def sync_words(threads: int) -> int:
+    """int64 words of a team's record of barriers, all zero at first."""
+    return threads * LINE_BYTES // 8
 
 
 def _pointer(builder: Any, address: Any) -> Any:
@@ -91,18 +100,27 @@ def yield_processor(typing_context: Any) -> Any:
 
 
 @njit
-def barrier(sync: int, threads: int) -> None:
-    """Wait until all threads are here."""
-    generation = atomic_load(sync + GENERATION * 8)
-    if atomic_add(sync + ARRIVED * 8, 1) == threads - 1:
-        atomic_store(sync + ARRIVED * 8, 0)
-        atomic_store(sync + GENERATION * 8, generation + 1)
-        return
+def _await_count(line: int, count: int) -> None:
+    """Return once the count at the head of a line is `count` or more."""
     spins = 0
-    while atomic_load(sync + GENERATION * 8) == generation:
+    while atomic_load(line) < count:
         spins += 1
         if spins > _SPINS:
             yield_processor()
+
+
+@njit
+def barrier(sync: int, thread: int, threads: int) -> None:
+    """Wait until all threads are here."""
+    own = sync + thread * LINE_BYTES
+    count = atomic_load(own) + 1
+    if thread == 0:
+        for other in range(1, threads):
+            _await_count(sync + other * LINE_BYTES, count)
+        atomic_store(own, count)
+    else:
+        atomic_store(own, count)
+        _await_count(sync, count)
 
 
 @njit(types.void(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=True)
@@ -112,4 +130,4 @@ def walk(operations: int, count: int, sync: int, thread: int, threads: int) -> N
         at = operations + index * OPERATION_FIELDS * 8
         call_kernel(load_i64(at, 0), load_i64(at, 1), thread, threads)
         if threads > 1 and load_i64(at, 2) != 0:
-            barrier(sync, threads)
+            barrier(sync, thread, threads)

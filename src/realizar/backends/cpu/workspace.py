@@ -13,7 +13,6 @@ from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.models.spec import ModelSpec
 
-
 _ROW_PADDING = 16  # float32 between rows: rows a power of two apart would share cache sets
 
 
@@ -73,7 +72,7 @@ RECORDED = ("normed", "attended", "activated", "selected")  # buffers that produ
 
 
 class Workspace:
-    """Buffers for at most `max_tokens` tokens and `max_selected` rows of logits; records in blocks of `block_tokens`."""
+    """Buffers for `max_tokens` tokens and `max_selected` rows of logits; records in blocks of `block_tokens`."""
 
     def __init__(
         self, spec: ModelSpec, max_tokens: int, max_selected: int, max_rows: int, max_blocks: int, block_tokens: int

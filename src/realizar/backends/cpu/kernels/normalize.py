@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 
+from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
 from realizar.backends.cpu.memory import load_f32, load_i64, view
@@ -46,6 +47,13 @@ def normalize_row(x: Any, y: Any, kind: int, eps: float, weight: Any, bias: Any,
             y[i] += bias[i]
 
 
+@njit
+def copy_record(source: int, target: int) -> None:
+    words, copied = view(source, RECORD_BYTES // 8, np.int64), view(target, RECORD_BYTES // 8, np.int64)
+    for i in range(RECORD_BYTES // 8):
+        copied[i] = words[i]
+
+
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
 def normalize(arguments: int, thread: int, threads: int) -> None:
     tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
@@ -71,8 +79,9 @@ def normalize(arguments: int, thread: int, threads: int) -> None:
         if records != 0:
             for group in range((width + GROUP - 1) // GROUP):
                 values = target + group * GROUP * 4
-                quantize_group(values, records + offset_of(token, group, groups, lanes))
+                record = records + offset_of(token, group, groups, lanes)
+                quantize_group(values, record)
                 if terms != 0:
                     first = terms + offset_of(2 * token, group, groups, lanes)
-                    quantize_group(values, first)
+                    copy_record(record, first)
                     quantize_residual(values, first, terms + offset_of(2 * token + 1, group, groups, lanes))

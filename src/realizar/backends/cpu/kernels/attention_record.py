@@ -1,0 +1,36 @@
+"""What an attention operation is told, and how the context is cut."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from realizar.backends.cpu.records import Record
+
+SEGMENT = 256  # keys whose softmax is computed at once
+TILE = 8  # queries at once
+ROW_FIELDS = 3  # per row of the step, int64: first token, tokens, tokens computed before
+
+# partial: float32 [tokens * heads, max_segments, 2 + padded head size] of maximum, sum, weighted values
+ATTEND = Record(
+    "step query query_stride num_heads num_kv_heads head_size scale window soft_cap sinks cache block_bytes head_bytes "
+    "plane_bytes scale_bytes block_size rows block_table table_stride scratch scratch_bytes out out_stride partial "
+    "records records_groups records_width"
+)
+(
+    STEP, QUERY, QUERY_STRIDE, HEADS, KV_HEADS, HEAD_SIZE, SCALE, WINDOW, SOFT_CAP, SINKS, CACHE,
+    BLOCK_BYTES, HEAD_BYTES, PLANE_BYTES, SCALE_BYTES, BLOCK_SIZE, ROWS, BLOCK_TABLE, TABLE_STRIDE, SCRATCH,
+    SCRATCH_BYTES, OUT, OUT_STRIDE, PARTIAL, RECORDS, RECORDS_GROUPS,
+    RECORDS_WIDTH,
+) = range(27)  # fmt: skip
+
+# The step record: split is segments per query, or 0; terms is twice the tokens.
+STEP_TOKENS, STEP_SELECTED, STEP_ROWS, STEP_SPLIT, STEP_TERMS = range(5)
+
+
+@njit
+def segments_of(computed: int, tile: int, count: int, group: int, window: int) -> tuple[int, int]:
+    """First and last segment that any query of a tile sees."""
+    first = 0
+    if window > 0:
+        first = max(0, computed + tile // group - window + 1) // SEGMENT
+    return first, (computed + (tile + count - 1) // group) // SEGMENT

@@ -1,0 +1,181 @@
+"""One segment of keys for one tile of queries, and joining segments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import literally, njit
+
+from realizar.backends.cpu.attention_tile import NEVER, add_values, padded_queries, score_keys, softmax_row
+from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernels import attention_record as record
+from realizar.backends.cpu.kernels.attention_record import SEGMENT
+from realizar.backends.cpu.memory import clear, load_f32, load_i64, view
+
+TILE = 8  # queries at once
+
+
+class Tile(NamedTuple):
+    """Some queries in one thread's scratch: token by token, and the heads of a KV head within.
+
+    Attributes:
+        count, computed_as: queries, and as how many they are computed (`padded_queries`).
+        group: query heads per KV head. padded: head size in whole groups of 32.
+        first_position, last_position: of the first and the last query.
+        positions: int64 [TILE].
+        blocks: int32 block table of the row. head: the KV head's part of block 0.
+        queries: float32 [TILE, padded], scaled. scores: float32 [TILE, SEGMENT], then weights.
+        sums, totals: float32 [TILE, padded], of a segment and of all.
+        states, running: float32 [TILE, 2], maximum and sum of weights, of a segment and of all.
+    """
+
+    count: int
+    computed_as: int
+    group: int
+    padded: int
+    first_position: int
+    last_position: int
+    positions: int
+    blocks: int
+    head: int
+    queries: int
+    scores: int
+    sums: int
+    totals: int
+    states: int
+    running: int
+
+
+def scratch_bytes(padded_head_size: int) -> int:
+    """Scratch of one thread."""
+    return TILE * (4 * (3 * padded_head_size + SEGMENT) + 8 + 8 + 8)
+
+
+computed_as = njit(padded_queries)
+
+
+@njit
+def place_tile(
+    scratch: int, count: int, group: int, padded: int, first_position: int, last_position: int, blocks: int, head: int
+) -> Tile:
+    """A tile whose arrays lie one after another in `scratch`."""
+    plane = TILE * padded * 4
+    scores = scratch + plane
+    sums = scores + TILE * SEGMENT * 4
+    states = sums + 2 * plane
+    return Tile(
+        count, computed_as(count), group, padded, first_position, last_position, states + 2 * TILE * 8, blocks, head,
+        scratch, scores, sums, sums + plane, states, states + TILE * 8,
+    )  # fmt: skip
+
+
+@njit
+def join(running: Any, total: Any, maximum: float, weight: float, part: Any) -> None:
+    """Join a segment (maximum, weight, part) to the running state (running = [maximum, weight], total)."""
+    if running[1] == 0:  # nothing yet: what the formula gives
+        running[0], running[1] = maximum, weight
+        for i in range(total.size):
+            total[i] = part[i]
+        return
+    peak = max(running[0], maximum)
+    before, after = np.float32(math.exp(running[0] - peak)), np.float32(math.exp(maximum - peak))
+    running[1] = running[1] * before + weight * after
+    for i in range(total.size):
+        total[i] = total[i] * before + part[i] * after
+    running[0] = peak
+
+
+@njit
+def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
+    """Divide by the softmax's sum, a head's sink included."""
+    weight = running[1]
+    factor = np.float32(1.0)
+    if sinks != 0:
+        sink = view(sinks, head + 1, np.float32)[head]
+        peak = max(running[0], sink)
+        factor = np.float32(math.exp(running[0] - peak))
+        weight = weight * factor + np.float32(math.exp(sink - peak))
+    factor /= weight
+    for i in range(out.size):
+        out[i] = total[i] * factor
+
+
+@njit
+def score_segment(
+    instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
+) -> None:
+    """Scores of keys low .. high - 1 and of what shares their vectors."""
+    _ = literally(instruction_set), literally(dtype)
+    block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
+    plane = load_i64(arguments, record.PLANE_BYTES)
+    blocks = view(tile.blocks, high // block_size + 1, np.int32)
+    for start in range(low // step * step, high, step):
+        place = start % block_size
+        keys = tile.head + blocks[start // block_size] * block_bytes
+        score_keys(
+            instruction_set, dtype, tile.computed_as, tile.queries, tile.padded * 4, tile.padded // GROUP,
+            keys + place * size, block_size * size, keys + 2 * plane + place * 4, block_size * 4,
+            tile.scores + (start - begin) * 4, SEGMENT * 4,
+        )  # fmt: skip
+
+
+@njit
+def weigh_segment(instruction_set: int, lanes: int, arguments: int, tile: Tile, begin: int) -> None:
+    """Softmax of every query's scores; weights of keys that it does not see are zero."""
+    _ = literally(instruction_set)
+    window, cap = load_i64(arguments, record.WINDOW), load_f32(arguments, record.SOFT_CAP)
+    positions = view(tile.positions, TILE, np.int64)
+    for i in range(tile.count):
+        position = positions[i]
+        first = 0 if window <= 0 else max(0, position - window + 1 - begin)
+        last = min(SEGMENT, position + 1 - begin)
+        row, state = tile.scores + i * SEGMENT * 4, tile.states + i * 8
+        used = 0
+        if first >= last:
+            empty = view(state, 2, np.float32)
+            empty[0], empty[1] = NEVER, 0.0
+        else:
+            used = min(SEGMENT, (last + lanes - 1) // lanes * lanes)
+            if cap > 0:
+                softmax_row(instruction_set, 1, row, first, last, cap, state)
+            else:
+                softmax_row(instruction_set, 0, row, first, last, cap, state)
+        clear(row + used * 4, SEGMENT - used)
+
+
+@njit
+def sum_segment(
+    instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
+) -> None:
+    """Weighted sums of the values of keys low .. high - 1."""
+    _ = literally(instruction_set), literally(dtype)
+    block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
+    plane, scale_bytes = load_i64(arguments, record.PLANE_BYTES), load_i64(arguments, record.SCALE_BYTES)
+    blocks, groups = view(tile.blocks, high // block_size + 1, np.int32), tile.padded // GROUP
+    clear(tile.sums, tile.computed_as * tile.padded)
+    for start in range(low // block_size * block_size, high, block_size):
+        values = tile.head + blocks[start // block_size] * block_bytes + plane
+        scales = values + plane + scale_bytes
+        for dimension in range(0, tile.padded, step):
+            add_values(
+                instruction_set, dtype, tile.computed_as, tile.scores + (start - begin) * 4, SEGMENT * 4,
+                min(block_size, high - start), values + dimension * size, tile.padded * size,
+                scales + dimension // GROUP * 4, groups * 4, tile.sums + dimension * 4, tile.padded * 4,
+            )  # fmt: skip
+
+
+@njit
+def attend_segment(
+    instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, tile: Tile, segment: int
+) -> None:
+    """Maximum, sum and weighted values of a tile's queries with the keys of one segment."""
+    _ = literally(instruction_set), literally(dtype)
+    step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
+    window, begin = load_i64(arguments, record.WINDOW), segment * SEGMENT
+    low = begin if window <= 0 else max(begin, tile.first_position - window + 1)
+    high = min(begin + SEGMENT, tile.last_position + 1)
+    score_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
+    weigh_segment(instruction_set, lanes, arguments, tile, begin)
+    sum_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
