@@ -15,7 +15,7 @@ def build(settings: Settings) -> ModelSpec:
     decoder = Decoder(settings, sizes, norm_kind="layer", norm_bias=True)
     rope = read_rope(settings, sizes)
     windows = decoder.windows(lambda _: True)
-    bias = settings.boolean(None, "use_bias", default=True)
+    bias = decoder.bias("use_bias", "self_attn.q_proj", default=not settings.is_gguf)
     layers = [
         Layer(
             attention=decoder.attention(index, rope=rope, window=windows[index], qkv_bias=bias, output_bias=bias),
