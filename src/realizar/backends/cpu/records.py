@@ -31,7 +31,7 @@ class Record:
         return np.array([_field(values[name]) for name in self.names], np.int64)
 
 
-def _field(value: float) -> int:
+def _field(value: int | float) -> int:
     if isinstance(value, float):
         return int(struct.unpack("<q", struct.pack("<fi", value, 0))[0])
     return int(value)
