@@ -83,10 +83,11 @@ class Binder:
         self, operation: Operation, following: tuple[Operation, ...]
     ) -> list[tuple[int, NDArray[np.int64], bool]]:
         if isinstance(operation, Project):
-            kernel, arguments = self._project(operation)
+            together = self._tiles_together(operation, following)
+            kernel, arguments = self._project(operation, together)
             after = following[0] if following else None
-            together = isinstance(after, Project) and after.source == operation.source
-            return [(kernel, arguments, not together)]
+            same_source = isinstance(after, Project) and after.source == operation.source
+            return [(kernel, arguments, not same_source and not together)]
         if isinstance(operation, Normalize):
             return [(self.kernels.normalize, self._normalize(operation, following), True)]
         if isinstance(operation, Rotate):
@@ -102,7 +103,17 @@ class Binder:
     def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
         return record.pack({"step": address(self.workspace.step), **values})
 
-    def _project(self, operation: Project) -> tuple[int, NDArray[np.int64]]:
+    def _tiles_together(self, operation: Project, following: tuple[Operation, ...]) -> int:
+        """Tiles of a group of the activation that follows, which then needs no barrier: each thread goes on with what
+        it computed. 0 where another operation follows, or the feed-forward's rows are not whole groups of tiles."""
+        feed_forward = next((later.feed_forward for later in following[:2] if isinstance(later, Activate)), None)
+        if feed_forward is None or operation.linear not in (feed_forward.gate, feed_forward.up):
+            return 0
+        linears = [linear for linear in (feed_forward.gate, feed_forward.up) if linear is not None]
+        packed = all(isinstance(self.weights.matrices[linear.weight], PackedMatrix) for linear in linears)
+        return GROUP // self.instructions.lanes if packed and feed_forward.up.out_features % GROUP == 0 else 0
+
+    def _project(self, operation: Project, together: int) -> tuple[int, NDArray[np.int64]]:
         linear, matrix = operation.linear, self.weights.matrices[operation.linear.weight]
         source, target = self.workspace.buffers[operation.source], self.workspace.buffers[operation.target]
         add = operation.add_scale is not None
@@ -126,6 +137,7 @@ class Binder:
                 tile_stride=matrix.size_bytes // matrix.tiles, input=source.at, input_stride=source.stride,
             )  # fmt: skip
             return self.kernels.float_linear(matrix.kind, add), record
+        shared["together"] = together
         return self.kernels.linear(matrix.weight_format, add), self._linear(matrix, shared, records)
 
     def _linear(
@@ -212,7 +224,7 @@ class Binder:
         quantised = isinstance(self.weights.matrices[feed_forward.down.weight], PackedMatrix)
         record = self._pack(
             ACTIVATE, count_field=self._count, gate=gate.at, up=up.at, input_stride=up.stride,
-            groups=-(-feed_forward.up.out_features // GROUP), out=out.at, out_stride=out.stride,
+            groups=-(-feed_forward.up.out_features // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
             **_records(out.records if quantised else None),
         )  # fmt: skip
         return self.kernels.activate(feed_forward.activation, gated), record, True

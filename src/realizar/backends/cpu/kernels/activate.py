@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.cpu.formats import GROUP
@@ -16,7 +17,10 @@ _STEP, _COUNT, _GATE, _UP, _IN_STRIDE, _GROUPS, _OUT, _OUT_STRIDE, _RECORDS, _RE
 
 
 def make_activate(kind: int, gated: int) -> Any:
-    """The kernel of one activation. Work is cut by (token, group of 32), so one token keeps every thread busy."""
+    """The kernel of one activation. A thread takes groups of columns of all tokens: those whose products it computed.
+
+    `out` 0 leaves the floats out: where products read records, writing them too would be most of the traffic.
+    """
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def activate(arguments: int, thread: int, threads: int) -> None:
@@ -26,12 +30,13 @@ def make_activate(kind: int, gated: int) -> Any:
         records = load_i64(arguments, _RECORDS)
         record_groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
         gate, up, out = load_i64(arguments, _GATE), load_i64(arguments, _UP), load_i64(arguments, _OUT)
-        total = tokens * groups
-        start, stop = total * thread // threads, total * (thread + 1) // threads
-        for token in range(start // groups, (stop + groups - 1) // groups):
-            for group in range(max(start - token * groups, 0), min(stop - token * groups, groups)):
+        scratch = np.empty(GROUP, np.float32)
+        for token in range(tokens):
+            for group in range(groups * thread // threads, groups * (thread + 1) // threads):
                 at = token * stride + group * GROUP * 4
-                target = out + token * out_stride + group * GROUP * 4
+                target = scratch.ctypes.data
+                if out != 0:
+                    target = out + token * out_stride + group * GROUP * 4
                 activate_group(kind, gated, gate + at, up + at, target)
                 if records != 0:
                     quantize_group(target, records + offset_of(token, group, record_groups, width))

@@ -19,12 +19,13 @@ from realizar.backends.cpu.tile import TileAddresses, TileEmitter
 
 LINEAR = Record(
     "step count_field codes scales supers table codes_stride scales_stride supers_stride tiles groups "
-    "activations activation_groups out out_stride residual_scale bias"
+    "activations activation_groups out out_stride residual_scale bias together"
 )
 (
     _STEP, _COUNT, _CODES, _SCALES, _SUPERS, _TABLE, _CODES_STRIDE, _SCALES_STRIDE, _SUPERS_STRIDE, _TILES, _GROUPS,
     _ACTIVATIONS, _ACTIVATION_GROUPS, _OUT, _OUT_STRIDE, _RESIDUAL_SCALE, _BIAS,
-) = range(17)  # fmt: skip
+    _TOGETHER,
+) = range(18)  # fmt: skip
 
 # Activations that stay in the second-level cache while a thread's tiles pass: at most so many tokens and bytes.
 BLOCK_TOKENS, BLOCK_BYTES = 96, 384 * 1024
@@ -71,7 +72,10 @@ def add_bias(bias: int, out: int, out_stride: int, tokens: int, start: int, stop
 
 
 def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
-    """The kernel of one format: every thread takes a run of tiles and passes all tokens over it."""
+    """The kernel of one format: a thread takes a run of (tile, block of tokens), so that few tiles share out evenly.
+
+    Where `together` is not 0, it takes whole runs of so many tiles, all tokens: columns that it goes on with by itself.
+    """
     widths = INSTRUCTION_SETS[instruction_set].tile_tokens
     assert len(widths) <= 4
     first, second, third, fourth = (*widths, *[1] * (4 - len(widths)))
@@ -80,16 +84,19 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def linear(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
-        tiles = load_i64(arguments, _TILES)
-        start, stop = tiles * thread // threads, tiles * (thread + 1) // threads
+        tiles, together = load_i64(arguments, _TILES), load_i64(arguments, _TOGETHER)
         groups = load_i64(arguments, _GROUPS)
         record_groups, out_stride = load_i64(arguments, _ACTIVATION_GROUPS), load_i64(arguments, _OUT_STRIDE)
         factor = load_f32(arguments, _RESIDUAL_SCALE)
         table = load_i64(arguments, _TABLE)
         run = max(1, min(BLOCK_TOKENS, BLOCK_BYTES // (groups * RECORD_BYTES)) // first) * first
-        for block in range(0, tokens, run):
-            block_end = min(block + run, tokens)
-            for tile in range(start, stop):
+        blocks = (tokens + run - 1) // run
+        share = max(blocks, 1) * together if together != 0 else 1
+        start = tiles * blocks // share * thread // threads * share
+        stop = tiles * blocks // share * (thread + 1) // threads * share
+        for part in range(blocks):
+            block, block_end = part * run, min((part + 1) * run, tokens)
+            for tile in range((start - part + blocks - 1) // blocks, (stop - part + blocks - 1) // blocks):
                 codes = load_i64(arguments, _CODES) + tile * load_i64(arguments, _CODES_STRIDE)
                 scales = load_i64(arguments, _SCALES) + tile * load_i64(arguments, _SCALES_STRIDE)
                 supers = load_i64(arguments, _SUPERS) + tile * load_i64(arguments, _SUPERS_STRIDE)
@@ -114,8 +121,9 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
                         tile_product(instruction_set, weight_format, fourth, add, codes, scales, supers, table, groups,
                                      x, y, out_stride, factor)  # fmt: skip
                         token += fourth
-        if load_i64(arguments, _BIAS) != 0:
-            add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT), out_stride, tokens,
-                     start * row_bytes // 4, stop * row_bytes // 4, factor if add else np.float32(1.0))  # fmt: skip
+                if load_i64(arguments, _BIAS) != 0:
+                    add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT) + block * out_stride, out_stride,
+                             block_end - block, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
+                             factor if add else np.float32(1.0))  # fmt: skip
 
     return linear
