@@ -7,13 +7,19 @@ by a digest of all sources of this package and the versions of the compilers.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 
 import llvmlite
 import numba
 import numpy as np
+
+_LOG = logging.getLogger(__name__)
+_KEPT_FOLDERS = 4
 
 
 def cache_folder() -> Path:
@@ -25,9 +31,25 @@ def cache_folder() -> Path:
     return root / "realizar" / "kernels" / digest.hexdigest()[:16]
 
 
+def forget_old_folders(root: Path, keep: int = _KEPT_FOLDERS) -> None:
+    """Delete all but the folders used last: each holds one version's kernels, and versions come and go."""
+    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for folder in folders[:-keep]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @cache
 def use_cache_folder() -> Path:
     """Point Numba at the folder. Call before any kernel module is imported."""
     folder = cache_folder()
+    try:
+        known = folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        if not known:
+            forget_old_folders(folder.parent)
+    except OSError as error:
+        _LOG.warning("compiled kernels can't be kept in %s (%s): this process compiles its own", folder, error)
+        folder = Path(tempfile.mkdtemp(prefix="realizar-kernels-"))
     numba.config.CACHE_DIR = str(folder)
     return folder
