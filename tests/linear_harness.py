@@ -127,7 +127,8 @@ def run_linear(
             "codes_stride": form.codes_bytes(lanes, cols), "scales_stride": form.scales_bytes(lanes, cols),
             "supers_stride": form.supers_bytes(lanes, cols), "groups": cols // GROUP,
             "activations": address(records), "activation_groups": cols // GROUP, "out": address(result),
-            "out_stride": result.strides[0], "residual_scale": residual_scale, "bias": address(bias),
+            "out_stride": result.strides[0], "residual_scale": residual_scale, "block_bytes": 384 * 1024,
+            "bias": address(bias),
         }
     )  # fmt: skip
     run = kernel(instruction_set, name, int(out is not None))

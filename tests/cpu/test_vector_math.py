@@ -115,7 +115,7 @@ def test_activate_kernel(name: str, gated: bool) -> None:
     call(
         make_activate(ACTIVATIONS.index(name), int(gated)).address, ACTIVATE, 3, step=step, count_field=0, gate=gate,
         up=up if gated else gate, input_stride=gate.strides[0], groups=groups, out=out, out_stride=out.strides[0],
-        records=records, records_groups=groups, records_width=WIDTH,
+        records=records, records_groups=groups, records_width=WIDTH, source_groups=3, block_bytes=1 << 20,
     )  # fmt: skip
     expected = expected_activation(name, gate.astype(np.float64)) * (up if gated else 1.0)
     scale = np.maximum(np.abs(gate), 1e-3) * (np.abs(up) if gated else 1.0)  # a cancelled gelu is near zero

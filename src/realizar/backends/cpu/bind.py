@@ -26,8 +26,11 @@ from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.cpu.weights import Weights
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace
+from realizar.backends.machine import read_machine
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Project, Rotate, Select
 from realizar.models.spec import Attention, Norm
+
+_DEFAULT_L2_BYTES = 1 << 20  # where the system does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Binder:
         self.instructions, self.kernels, self.weights = instructions, kernels, weights
         self.workspace, self.kv, self.ropes = workspace, kv, ropes
         self.scratch, self.partial = scratch, partial  # a row per thread; segments of split attention
+        self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
     def bind(self, operations: tuple[Operation, ...], selected: bool) -> BoundProgram:
         self._count = STEP_SELECTED if selected else STEP_TOKENS
@@ -104,8 +108,10 @@ class Binder:
         return record.pack({"step": address(self.workspace.step), **values})
 
     def _tiles_together(self, operation: Project, following: tuple[Operation, ...]) -> int:
-        """Tiles of a group of the activation that follows, which then needs no barrier: each thread goes on with what
-        it computed. 0 where another operation follows, or the feed-forward's rows are not whole groups of tiles."""
+        """Tiles of a group of the activation that follows, which then needs no barrier; else 0.
+
+        Each thread goes on with what it computed, where both products are quantised and of whole groups.
+        """
         feed_forward = next((later.feed_forward for later in following[:2] if isinstance(later, Activate)), None)
         if feed_forward is None or operation.linear not in (feed_forward.gate, feed_forward.up):
             return 0
@@ -137,7 +143,7 @@ class Binder:
                 tile_stride=matrix.size_bytes // matrix.tiles, input=source.at, input_stride=source.stride,
             )  # fmt: skip
             return self.kernels.float_linear(matrix.kind, add), record
-        shared["together"] = together
+        shared["together"], shared["block_bytes"] = together, self._block_bytes
         return self.kernels.linear(matrix.weight_format, add), self._linear(matrix, shared, records)
 
     def _linear(
@@ -225,6 +231,7 @@ class Binder:
         record = self._pack(
             ACTIVATE, count_field=self._count, gate=gate.at, up=up.at, input_stride=up.stride,
             groups=-(-feed_forward.up.out_features // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
+            source_groups=-(-self.weights.hidden_size // GROUP), block_bytes=self._block_bytes,
             **_records(out.records if quantised else None),
         )  # fmt: skip
         return self.kernels.activate(feed_forward.activation, gated), record, True

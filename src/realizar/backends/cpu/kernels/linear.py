@@ -19,16 +19,16 @@ from realizar.backends.cpu.tile import TileAddresses, TileEmitter
 
 LINEAR = Record(
     "step count_field codes scales supers table codes_stride scales_stride supers_stride tiles groups "
-    "activations activation_groups out out_stride residual_scale bias together"
+    "activations activation_groups out out_stride residual_scale bias together block_bytes"
 )
 (
     _STEP, _COUNT, _CODES, _SCALES, _SUPERS, _TABLE, _CODES_STRIDE, _SCALES_STRIDE, _SUPERS_STRIDE, _TILES, _GROUPS,
     _ACTIVATIONS, _ACTIVATION_GROUPS, _OUT, _OUT_STRIDE, _RESIDUAL_SCALE, _BIAS,
-    _TOGETHER,
-) = range(18)  # fmt: skip
+    _TOGETHER, _BLOCK_BYTES,
+) = range(19)  # fmt: skip
 
-# Activations that stay in the second-level cache while a thread's tiles pass: at most so many tokens and bytes.
-BLOCK_TOKENS, BLOCK_BYTES = 96, 384 * 1024
+# Tokens whose activations stay in the second-level cache while a thread's tiles pass: `block_bytes`, and these bounds.
+BLOCK_TOKENS, LEAST_TOKENS = 96, 36
 
 
 @intrinsic(prefer_literal=True)
@@ -71,11 +71,40 @@ def add_bias(bias: int, out: int, out_stride: int, tokens: int, start: int, stop
             row[i] += factor * values[i]
 
 
-def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
-    """The kernel of one format: a thread takes a run of (tile, block of tokens), so that few tiles share out evenly.
+@njit
+def run_of(tokens: int, groups: int, block_bytes: int, first: int, threads: int) -> int:
+    """Tokens of a block: few enough that their activations stay in the second-level cache, and about a thread's share.
 
-    Where `together` is not 0, it takes whole runs of so many tiles, all tokens: columns that it goes on with by itself.
+    `first` tokens share a pass over a tile; fewer than LEAST_TOKENS would not pay for reading the tile.
     """
+    share = min(BLOCK_TOKENS, max(LEAST_TOKENS, (tokens + threads - 1) // threads))
+    most = min((share + first - 1) // first, block_bytes // (groups * RECORD_BYTES) // first)
+    return max(1, most) * first
+
+
+@njit
+def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, threads: int) -> Any:
+    """Where a thread's part starts: block of tokens, tile, and token in the block. It ends where the next one's does.
+
+    Work goes by blocks of `run` tokens, then tiles, then `first` tokens, and is cut evenly. A thread meets few
+    blocks so, and a block few threads: a line that all cores have read costs its next writer more than its own work.
+    Where `share` is not 0, whole runs of so many tiles, with all tokens of a block, stay with one thread.
+    """
+    passes, whole = (tokens + first - 1) // first, run // first
+    at = passes * tiles * thread // threads
+    block = at // (whole * tiles)
+    here = min(whole, passes - block * whole)
+    if here <= 0:
+        return block, 0, 0
+    at -= block * whole * tiles
+    tile = at // here
+    if share != 0:
+        return block, tile // share * share, 0
+    return block, tile, at % here * first
+
+
+def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
+    """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself, or 0."""
     widths = INSTRUCTION_SETS[instruction_set].tile_tokens
     assert len(widths) <= 4
     first, second, third, fourth = (*widths, *[1] * (4 - len(widths)))
@@ -89,18 +118,19 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
         record_groups, out_stride = load_i64(arguments, _ACTIVATION_GROUPS), load_i64(arguments, _OUT_STRIDE)
         factor = load_f32(arguments, _RESIDUAL_SCALE)
         table = load_i64(arguments, _TABLE)
-        run = max(1, min(BLOCK_TOKENS, BLOCK_BYTES // (groups * RECORD_BYTES)) // first) * first
-        blocks = (tokens + run - 1) // run
-        share = max(blocks, 1) * together if together != 0 else 1
-        start = tiles * blocks // share * thread // threads * share
-        stop = tiles * blocks // share * (thread + 1) // threads * share
-        for part in range(blocks):
-            block, block_end = part * run, min((part + 1) * run, tokens)
-            for tile in range((start - part + blocks - 1) // blocks, (stop - part + blocks - 1) // blocks):
+        run = run_of(tokens, groups, load_i64(arguments, _BLOCK_BYTES), first, threads)
+        block, tile, skipped = cut(tokens, run, first, tiles, together, thread, threads)
+        last_block, last_tile, last_skipped = cut(tokens, run, first, tiles, together, thread + 1, threads)
+        while block < last_block or (block == last_block and (tile < last_tile or skipped < last_skipped)):
+            end_tile = last_tile + (last_skipped > 0) if block == last_block else tiles
+            while tile < end_tile:
+                token, block_end = block * run + skipped, min((block + 1) * run, tokens)
+                if block == last_block and tile == last_tile:
+                    block_end = block * run + last_skipped
+                begin, skipped = token, 0
                 codes = load_i64(arguments, _CODES) + tile * load_i64(arguments, _CODES_STRIDE)
                 scales = load_i64(arguments, _SCALES) + tile * load_i64(arguments, _SCALES_STRIDE)
                 supers = load_i64(arguments, _SUPERS) + tile * load_i64(arguments, _SUPERS_STRIDE)
-                token = block
                 while token < block_end:
                     x = load_i64(arguments, _ACTIVATIONS) + offset_of(token, 0, record_groups, first)
                     y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
@@ -122,8 +152,10 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
                                      x, y, out_stride, factor)  # fmt: skip
                         token += fourth
                 if load_i64(arguments, _BIAS) != 0:
-                    add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT) + block * out_stride, out_stride,
-                             block_end - block, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
+                    add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT) + begin * out_stride, out_stride,
+                             block_end - begin, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
                              factor if add else np.float32(1.0))  # fmt: skip
+                tile += 1
+            block, tile = block + 1, 0
 
     return linear
