@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
 from realizar.errors import InvalidRequestError
 
@@ -66,9 +68,18 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
+        stop: object = self.stop
+        if isinstance(stop, str):
+            raise InvalidRequestError("stop must be a sequence of strings, not a string", "stop")
         for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
+            value: Any = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            kind, meaning = (Integral, "an integer") if name in _INTEGERS else (Real, "a number")
+            right_kind = isinstance(value, kind)
+            if not right_kind:
+                raise InvalidRequestError(f"{name} must be {meaning}, not {value!r}", name)
+            if not low <= value <= high:  # nor is NaN
                 raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, not {value}", name)
         for name in ("top_p", "typical_p", "repetition_penalty"):
             if getattr(self, name) <= 0:
@@ -90,6 +101,8 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
+_INTEGERS = _OPTIONAL | {"min_tokens", "top_k", "dry_allowed_length", "dry_penalty_last_n", "n"}
 _INFINITE = float(1 << 53)
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, _INFINITE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from cyclopts import App, CycloptsError
 
@@ -60,3 +61,30 @@ def test_values_out_of_range_are_refused() -> None:
 def test_what_is_described_can_be_assigned() -> None:
     params = SamplingParams(temperature=0.25, top_k=7, min_p=0.125, seed=11, max_tokens=4)
     assert parse_assignments(describe(params), SamplingParams()) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", None), ("temperature", "1"), ("max_tokens", 1.5), ("top_k", 2.5), ("n", None), ("stop", "text")],
+)
+def test_values_of_the_wrong_type_are_refused(name: str, value: object) -> None:
+    """At the door: a step that failed on one would end the engine for all requests."""
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    assert SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), max_tokens=None).top_k == 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10**400, -1])
+def test_numbers_out_of_range_are_refused(value: float) -> None:
+    with pytest.raises(InvalidRequestError, match="temperature must be between 0 and 100"):
+        SamplingParams(temperature=value)
+
+
+def test_every_64_bit_seed_is_taken() -> None:
+    assert {SamplingParams(seed=seed).seed for seed in (-(2**63), 2**64 - 1)} == {-(2**63), 2**64 - 1}
+    with pytest.raises(InvalidRequestError, match="seed"):
+        SamplingParams(seed=2**64)

@@ -159,3 +159,5 @@ def test_unknown_id_is_refused(tokenizer_of: TokenizerOf) -> None:
             tokenizer.decode([index])
     with pytest.raises(InvalidRequestError, match="lone surrogate at character 1"):
         tokenizer.encode("a\ud800")
+    with pytest.raises(InvalidRequestError, match="lone surrogate at character 1"):
+        tokenizer.encode_rendered("a\ud800")

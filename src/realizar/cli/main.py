@@ -53,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_app(application: App, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status; every error that is not a bug is one line on stderr."""
     try:
-        for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character shows `?`; bytes that are no text are refused by what reads them.
+        for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
-                reconfigure(errors="replace")  # a terminal that lacks a character shows `?`
+                reconfigure(errors=errors)
         application(list(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:

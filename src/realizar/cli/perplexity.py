@@ -32,6 +32,8 @@ def perplexity_command(
     """
     if window < 2:
         raise InvalidRequestError(f"--window must be at least 2, not {window}", "window")
+    if max_tokens is not None and max_tokens < 2:
+        raise InvalidRequestError(f"--max-tokens must be at least 2, not {max_tokens}", "max_tokens")
     with load_model(model, engine or EngineOptions()) as llm:
         tokens = llm.tokenizer.encode(_read(text_file), parse_special=False)[:max_tokens]
         if len(tokens) < 2:

@@ -44,10 +44,7 @@ class Tokenizer(ABC):
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from None
+        _check_encodable(text)
         return self._encode(text, add_special, parse_special)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, remove_space_prefix: bool = False) -> str:
@@ -113,8 +110,19 @@ class Tokenizer(ABC):
         Args:
             text: what a template gave.
             hidden: the character that `chat_template` put into users' texts, if it had to.
+
+        Raises:
+            InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.
         """
+        _check_encodable(text)
         bos = self.special_texts.get("bos_token", "")
         add_bos = self.add_bos and not (bos and text.startswith(bos))
         ids = self._encode(text, False, True, hidden)
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
+
+
+def _check_encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"the text holds a lone surrogate at character {error.start}") from None
