@@ -79,6 +79,13 @@ def test_regen_asks_again_without_the_old_answer(session: ChatSession, model: Mo
     assert contents(session.messages) == ["user: one", "assistant: one. "]
 
 
+def test_regen_that_says_nothing_keeps_the_old_answer(session: ChatSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(session, "one")
+    monkeypatch.setattr(session, "answer", lambda _messages, _params: iter(()))
+    assert say(session, "/regen") == ""
+    assert contents(session.messages) == ["user: one", "assistant: one. "]
+
+
 def test_regen_needs_a_question(session: ChatSession) -> None:
     with pytest.raises(InvalidRequestError, match="nothing was asked"):
         say(session, "/regen")

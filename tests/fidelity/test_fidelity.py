@@ -75,6 +75,7 @@ def test_divergence_from_exact_arithmetic(name: str, recorded: dict[str, Any], r
     ours = {kv: mean([divergence(*pair) for pair in zip(exact, rows, strict=True)]) for kv, rows in found.items()}
     assert 0 < ours["f16"] <= MAX_SHARE_OF_PEER[name] * theirs, f"{ours['f16']:.5f}; llama.cpp's is {theirs:.5f}"
     top_1 = mean([float(a[0][0] == b[0][0]) for a, b in zip(exact, found["f16"], strict=True)])
+    print(f"{name}: {ours['f16']:.5f}, llama.cpp {theirs:.5f}, ratio {ours['f16'] / theirs:.3f}, top-1 {top_1:.4f}")  # noqa: T201
     assert top_1 >= MIN_TOP_1
     assert abs(ours["int8"] - ours["f16"]) <= 0.005
     assert ours["int8"] != ours["f16"]

@@ -20,8 +20,12 @@ Model = Annotated[
     str, Parameter(help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M).")
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Write JSON to stdout.")]
-InputLines = Annotated[Path, Parameter(name=("--input", "-i"), help="JSON lines to read; - is stdin.")]
-OutputLines = Annotated[Path, Parameter(name=("--output", "-o"), help="JSON lines to write; - is stdout.")]
+InputLines = Annotated[
+    Path, Parameter(name=("--input", "-i"), allow_leading_hyphen=True, help="JSON lines to read; - is stdin.")
+]
+OutputLines = Annotated[
+    Path, Parameter(name=("--output", "-o"), allow_leading_hyphen=True, help="JSON lines to write; - is stdout.")
+]
 Integer = Annotated[int, Parameter(converter=exact_integer)]
 MaybeInteger = Annotated[int | None, Parameter(converter=exact_integer)]
 Threads = Annotated[MaybeInteger, Parameter(help="CPU threads; default the physical cores.")]

@@ -66,10 +66,12 @@ class ChatSession:
                 raise InvalidRequestError(f"/{name}: no such command; /help lists them")
             yield from command(rest.strip())
         elif line:
+            before = list(self._messages)
             self._messages.append({"role": "user", "content": line})
-            yield from self._answer()
+            yield from self._answer(before)
 
-    def _answer(self) -> Iterator[str]:
+    def _answer(self, before: list[Message]) -> Iterator[str]:
+        """Answer the last message; the conversation is `before` again if nothing is said."""
         said: list[str] = []
         try:
             for piece in self.answer(self.messages, self.params):
@@ -79,7 +81,7 @@ class ChatSession:
             if said:
                 self._messages.append({"role": "assistant", "content": "".join(said)})
             else:
-                self._messages.pop()
+                self._messages[:] = before
 
     def _command_help(self, _rest: str) -> Iterator[str]:
         yield HELP
@@ -94,11 +96,12 @@ class ChatSession:
         yield "(system message set)" if rest else "(no system message)"
 
     def _command_regen(self, _rest: str) -> Iterator[str]:
+        before = list(self._messages)
         if self._messages and self._messages[-1]["role"] == "assistant":
             self._messages.pop()
         if not self._messages:
             raise InvalidRequestError("/regen: nothing was asked yet")
-        yield from self._answer()
+        yield from self._answer(before)
 
     def _command_params(self, rest: str) -> Iterator[str]:
         if rest:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, RowOutput, StepOutput
-from realizar.backends.cpu.bind import Binder
+from realizar.backends.cpu.bind import Binder, BoundProgram
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention import (
@@ -120,6 +120,11 @@ class CPUBackend:
             self._progress("loading weights", min(1.0, done / total))
 
         self._weights.load(linears, loaded)
+
+    @property
+    def programs(self) -> tuple[BoundProgram, BoundProgram]:
+        """What a step walks: over all tokens, and over the rows whose logits are wanted."""
+        return self._body, self._tail
 
     def capacity(self) -> Capacity:
         return self._capacity
