@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import threading
 import zipfile
 from collections.abc import Callable
@@ -126,6 +127,26 @@ def test_two_at_once_fetch_once(publish: Callable[[BuiltinModel], None], monkeyp
     assert len(set(paths)) == 1
     assert len(paths) == 3
     assert fetches == ["tiny:1k"]
+
+
+def test_bytes_are_counted_while_folders_vanish(tmp_path: Path) -> None:
+    """pip unpacks into folders that it removes while they are being counted."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            (tmp_path / "unpack").mkdir()
+            (tmp_path / "unpack" / "part").write_bytes(b"12345")
+            shutil.rmtree(tmp_path / "unpack")
+
+    (tmp_path / "kept").write_bytes(b"123")
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert {wheels._bytes_under(tmp_path) for _ in range(2000)} <= {3, 8}
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_a_path_stands_for_itself(tmp_path: Path) -> None:

@@ -109,11 +109,12 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, progress: Progress, l
 def _bytes_under(folder: Path) -> int:
     """Sum of file sizes, of files that may vanish meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over a folder that pip removes meanwhile
+        for name in names:
+            try:
+                total += (Path(parent) / name).stat().st_size
+            except OSError:
+                continue
     return total
 
 
