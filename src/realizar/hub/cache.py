@@ -18,6 +18,18 @@ def cache_dir() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "realizar"
 
 
+def folder_bytes(folder: Path) -> int:
+    """Sum of the sizes of all files below a folder; files and folders may vanish meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):  # which passes over a folder that is removed meanwhile
+        for name in names:
+            try:
+                total += (Path(parent) / name).stat().st_size
+            except OSError:
+                continue
+    return total
+
+
 def models_dir() -> Path:
     """Folder of fetched models."""
     return cache_dir() / "models"

