@@ -14,7 +14,7 @@ from realizar.backends.machine import Machine, read_machine
 from realizar.bench import peers
 from realizar.bench.bandwidth import read_bandwidth
 from realizar.bench.peer_report import as_markdown, as_record
-from realizar.bench.peer_runs import Speeds, Workload, run_ik, run_llamacpp
+from realizar.bench.peer_runs import Speeds, Workload, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools, find_tools
 from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, PeerResults, Row, compare
 from realizar.bench.roofline import roofline_svg
@@ -75,6 +75,22 @@ def test_ik_goes_on_without_flash_attention_where_that_aborts(tmp_path: Path) ->
     speeds = '{"prefill": [3, 1, 2], "decode": [5]}'
     body = f"import sys\nif sys.argv[-1] == '1': sys.exit('abort')\nprint('noise')\nprint({speeds!r})"
     assert run_ik(script(tmp_path / "python", body), Path("m.gguf"), 1, WORK, repack=True) == Speeds(2, 5)
+
+
+@pytest.mark.parametrize(("forced", "options"), [(None, []), ("avx2", ["--instruction-set", "avx2"])])
+def test_realizar_is_called_with_the_instruction_set(
+    monkeypatch: pytest.MonkeyPatch, forced: str | None, options: list[str]
+) -> None:
+    seen: list[str] = []
+
+    def output(command: list[str]) -> str:
+        seen.extend(command)
+        return '{"results": [{"prefill_tokens_per_s": {"median": 2}, "decode_tokens_per_s": {"median": 1}}]}'
+
+    monkeypatch.setattr("realizar.bench.peer_runs._output", output)
+    work = Workload(prompt_tokens=7, gen_tokens=5, repeats=3, instruction_set=forced)
+    assert run_realizar(Path("m.gguf"), 2, work) == Speeds(prefill=2, decode=1)
+    assert seen[seen.index("--json") + 1 :] == options
 
 
 def test_ratios_and_shares() -> None:

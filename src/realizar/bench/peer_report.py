@@ -36,8 +36,10 @@ def as_record(results: PeerResults) -> dict[str, Any]:
 def as_markdown(results: PeerResults) -> str:
     """Two tables, decode and prefill, with the machine and the workload above them."""
     work, machine = results.work, results.machine
+    forced = f" realizar held to {work.instruction_set}." if work.instruction_set else ""
+    place = f"{machine.processor}, {machine.physical_cores} physical cores"
     lines = [
-        f"{machine.processor}, {machine.physical_cores} physical cores; tokens/s, medians of {results.rounds} rounds.",
+        f"{place}; tokens/s, medians of {results.rounds} rounds.{forced}",
         "",
         f"Decode of {work.gen_tokens} tokens after {work.prompt_tokens}; the limit is what reading threads reach:",
         "",

@@ -18,11 +18,15 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prefill of so many tokens, then decode of so many after them; `repeats` samples of each."""
+    """Prefill of so many tokens, then decode of so many after them; `repeats` samples of each.
+
+    `instruction_set` is forced on realizar; a peer is forced by building it so.
+    """
 
     prompt_tokens: int = 512
     gen_tokens: int = 64
     repeats: int = 3
+    instruction_set: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ def run_realizar(model: Path, threads: int, work: Workload) -> Speeds:
     command = [sys.executable, "-m", "realizar", "bench", str(model), "--threads", str(threads), "--batch", "1"]
     command += ["--prompt-tokens", str(work.prompt_tokens), "--gen-tokens", str(work.gen_tokens)]
     command += ["--repeats", str(work.repeats), "--json"]
+    if work.instruction_set is not None:
+        command += ["--instruction-set", work.instruction_set]
     result = json.loads(_output(command))["results"][0]
     return Speeds(result["prefill_tokens_per_s"]["median"], result["decode_tokens_per_s"]["median"])
 

@@ -40,6 +40,9 @@ def bench_peers(
         Path | None, Parameter(help="llama.cpp's llama-bench; default PATH, else built by pip.")
     ] = None,
     environment: Annotated[Path | None, Parameter(help="Virtual environment with the peers' packages.")] = None,
+    instruction_set: Annotated[
+        str | None, Parameter(help="CPU instruction set to force on realizar; name a peer that is built for it.")
+    ] = None,
     json_file: Annotated[Path | None, Parameter(name="--json", help="Write all figures to this file.")] = None,
     picture: Annotated[Path | None, Parameter(help="Write the bandwidth picture, SVG, to this file.")] = None,
 ) -> None:
@@ -57,7 +60,7 @@ def bench_peers(
     tools = find_tools(llama_bench, environment)
     files = [_model(name) for name in models]
     counts = sorted(set(threads)) or sorted({1, min(2, physical_cores()), physical_cores()})
-    work = Workload(prompt_tokens, gen_tokens, repeats)
+    work = Workload(prompt_tokens, gen_tokens, repeats, instruction_set)
     results = compare(tools, files, counts, work, rounds, log=lambda text: print(text, file=sys.stderr, flush=True))
     print(as_markdown(results))
     if json_file is not None:
