@@ -28,6 +28,8 @@ class TokenOutput:
         prompt_logprobs: of the prompt tokens that this step scored, in order; the prompt's first token has none.
         finish_reason, stop_token_id: set with the last output of the choice.
         scheduled_s, produced_s: of `time.monotonic`: when the choice first entered a step, and when this one ended.
+        num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
+        pooled: float32 values [hidden_size]; with the last output of a pooled request.
     """
 
     request_id: str
@@ -39,6 +41,8 @@ class TokenOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    pooled: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ class RequestOutput:
         prompt: its text, or None where token ids were given.
         prompt_logprobs: per prompt token, the first None; None where not asked for.
         outputs: the choices, by index.
+        num_cached_tokens: prompt tokens that the first choice found in the prefix cache.
+        pooled: float32 values [hidden_size], of a pooled request.
     """
 
     request_id: str
@@ -122,6 +128,8 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    num_cached_tokens: int = 0
+    pooled: tuple[float, ...] | None = None
 
     @property
     def num_generated_tokens(self) -> int:

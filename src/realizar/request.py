@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from realizar.sampling_params import SamplingParams
+
+Pooling = Literal["last", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,12 @@ class Request:
         request_id: unique among open requests.
         prompt_token_ids: not empty, each within the vocabulary.
         sampling: with `seed` set; `stop_token_ids` are all ids that end a choice, the model's included unless ignored.
-        max_tokens: tokens to generate per choice; 0 only scores the prompt.
+        max_tokens: tokens to generate per choice; 0 only scores or pools the prompt.
         arrival_s: of `time.monotonic`.
+        priority: lower is sooner; among equals, first come, first served.
+        cache_salt: requests share cached blocks only with those of the same salt.
+        pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
+            generates nothing: its `max_tokens` is 0.
     """
 
     request_id: str
@@ -25,6 +32,9 @@ class Request:
     sampling: SamplingParams
     max_tokens: int
     arrival_s: float = field(default_factory=time.monotonic)
+    priority: int = 0
+    cache_salt: str | None = None
+    pooling: Pooling | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
