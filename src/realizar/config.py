@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal, get_args
 
 from realizar.errors import InvalidRequestError
 
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
+MAX_SPECULATIVE_TOKENS = 16
+_LEAST = {
+    "threads": 1,
+    "context_length": 1,
+    "max_running": 1,
+    "block_size": 1,
+    "max_step_tokens": 1,
+    "kv_cache_bytes": 1,
+    "speculative_tokens": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,8 @@ class EngineConfig:
             memory.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
+        speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 is off. What
+            comes out is the same.
     """
 
     threads: int | None = None
@@ -36,12 +49,20 @@ class EngineConfig:
     max_step_tokens: int = 512
     kv_cache_bytes: int | None = None
     instruction_set: str | None = None
+    speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context_length", "max_running", "block_size", "max_step_tokens", "kv_cache_bytes"):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidRequestError(f"{name} must be at least 1, not {value}", name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise InvalidRequestError(f"{name} must be an integer, not {value!r}", name)
+            if value is not None and value < least:
+                raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
+        if self.speculative_tokens > MAX_SPECULATIVE_TOKENS:
+            raise InvalidRequestError(
+                f"speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, not {self.speculative_tokens}",
+                "speculative_tokens",
+            )
         if self.kv_cache_dtype not in get_args(KVCacheDType):
             known = ", ".join(get_args(KVCacheDType))
             raise InvalidRequestError(

@@ -6,9 +6,39 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from realizar.errors import InvalidRequestError
+
+StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """A grammar that the output must follow, to its end. It is compiled, and refused if it can't be, by the engine.
+
+    Attributes:
+        kind: `json_object` is any JSON object; `choice` is one of some strings.
+        value: the schema as JSON text, the regular expression, the Lark grammar, the choices as a JSON list of
+            strings; "" for `json_object`.
+    """
+
+    kind: StructuredKind
+    value: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(StructuredKind):
+            known = ", ".join(get_args(StructuredKind))
+            raise InvalidRequestError(
+                f"the kind of structured output must be one of {known}, not {self.kind}", "structured"
+            )
+        value: object = self.value
+        if not isinstance(value, str):
+            raise InvalidRequestError(f"the {self.kind} must be given as text, not {value!r}", "structured")
+        if (self.kind == "json_object") != (not value):
+            raise InvalidRequestError(
+                "json_object takes no value" if value else f"the {self.kind} is empty", "structured"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +65,8 @@ class SamplingParams:
         stop: strings that end the output and are not part of it. stop_token_ids: ids that do.
         ignore_eos: go on past the model's end-of-generation ids.
         n: independent choices.
+        structured: grammar of the output; every token that would break it is forbidden before all else acts. Once it
+            is complete only ids that end the choice are left, so then `ignore_eos` and `min_tokens` do not hold.
     """
 
     max_tokens: int | None = None
@@ -66,6 +98,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         stop: object = self.stop
