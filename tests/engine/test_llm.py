@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,3 +175,9 @@ def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
             model._client._core.audit()
     assert texts[0] == texts[1]
     assert texts[0].startswith(" 190 191 192")
+
+
+@pytest.mark.parametrize("prompts", [5, None, 1.5])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="a prompt is text or token ids"):
+        llm.generate(prompts, GREEDY)

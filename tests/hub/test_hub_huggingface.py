@@ -168,7 +168,7 @@ def test_a_private_model_needs_its_token(tmp_path: Path, endpoint: Endpoint) -> 
         ("user/pickles", {}, "pickled"),
         ("user/quants:Q2_K", {}, "there are: Q4_K_M, Q8_0"),
         ("user/quants", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
-        ("user/quants", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "user/quants: "),
+        ("user/quants", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 can't be reached"),
     ],
 )
 def test_what_can_not_be_fetched_is_one_line(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +205,8 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list; a sequence that starts with a number is one prompt of token ids."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"a prompt is text or token ids, not {type(prompts).__name__}", "prompt")
     items: list[Any] = list(prompts)
     return [items] if items and not isinstance(items[0], str | Sequence) else items
 

@@ -138,6 +138,12 @@ def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
         status = error.response.status_code
         raise HubError(f"{name}: {'not found' if status == 404 else f'HTTP {status}: {_first_line(error)}'}") from error
     except (errors.HFValidationError, errors.EntryNotFoundError, OSError, _http_error()) as error:
+        if _is_transport(error):
+            from huggingface_hub.constants import ENDPOINT
+
+            raise HubError(
+                f"{name}: not in the cache, and {ENDPOINT} can't be reached: {_first_line(error)}"
+            ) from error
         raise HubError(f"{name}: {_first_line(error)}") from error
 
 

@@ -1,0 +1,28 @@
+"""EngineConfig refuses what is out of range or of the wrong type, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize("name", ["threads", "context_length", "max_running", "max_step_tokens", "kv_cache_bytes"])
+@pytest.mark.parametrize("value", ["a", 2.0, True, 0, -1])
+def test_numbers(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{name} must be") as caught:
+        EngineConfig(**{name: value})
+    assert caught.value.param == name
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    assert EngineConfig(threads=np.int64(2)).threads == 2  # type: ignore[arg-type]
+
+
+def test_unknown_cache_type_lists_the_known() -> None:
+    with pytest.raises(InvalidRequestError, match="auto, f16, bf16, int8"):
+        EngineConfig(kv_cache_dtype="fp8")  # type: ignore[arg-type]
