@@ -1,0 +1,70 @@
+"""`ServedModel`: what the API process knows of the model. Weights are the engine's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import ChatTemplateError, InvalidRequestError
+from realizar.sampling_params import SamplingParams
+from realizar.tokenizer.chat_template import ChatTemplate
+from realizar.tokenizer.generation_defaults import generation_defaults
+from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as the API shows it.
+
+    Attributes:
+        names: ids that requests may use; the first is the one that answers carry.
+        tokenizer: of the model.
+        template: None for a model without a chat template.
+        default_sampling: the model's own defaults and those of the command line; a request's fields go on top.
+        context_length: tokens of a request, prompt and output; the engine may bound them further.
+        created_s: Unix time.
+    """
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    default_sampling: SamplingParams
+    context_length: int
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        if not self.names or not all(self.names):
+            raise InvalidRequestError("a served model needs a name", "served_model_name")
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def make_served_model(
+    checkpoint: Checkpoint, names: Sequence[str], context_length: int, sampling: SamplingParams | None = None
+) -> ServedModel:
+    """What the API needs of a checkpoint; reads the vocabulary and no weights.
+
+    Args:
+        names: ids that requests may use, the first foremost.
+        context_length: tokens of a request, prompt and output.
+        sampling: defaults of requests; None takes the model's own.
+
+    Raises:
+        TokenizerError: no vocabulary, or one that can't be reproduced exactly.
+        CheckpointError: a malformed one.
+    """
+    tokenizer = load_tokenizer(checkpoint)
+    template: ChatTemplate | None = None
+    try:
+        template = ChatTemplate(tokenizer)
+    except ChatTemplateError:
+        template = None  # `chat` says so when asked
+    if sampling is None:
+        defaults: dict[str, object] = {**generation_defaults(checkpoint)}
+        sampling = SamplingParams(**defaults)  # type: ignore[arg-type]
+    return ServedModel(tuple(names), tokenizer, template, sampling, context_length)
