@@ -19,6 +19,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.spec import ModelSpec
 from realizar.outputs import TokenLogprobs as TokenLogprobs
+from realizar.request import Pooling as Pooling
 from realizar.sampling_params import SamplingParams
 
 
@@ -31,9 +32,12 @@ class RowInput:
         query_start: index of its first token in the flat arrays.
         num_tokens: its tokens in this step; 0 for a dead or padded row.
         num_computed_tokens: its tokens already in the KV cache.
-        sample: whether the last token's logits give a choice.
+        sample: whether the last token's logits give a choice, with drafts those of the tokens before them too.
         logprob_queries: positions at which log-probabilities are wanted (prompt scoring).
-        draft_ids: speculated tokens among the row's tokens.
+        draft_ids: speculated tokens, which are the last of the row's tokens. A choice is made before each of them and
+            after the last, as long as each is what was chosen; the choices are the same as without drafts.
+        pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
+            on. For a mean, all steps of the row must name it; each gives the mean so far.
         adapter: low-rank adapter id, or None.
     """
 
@@ -44,6 +48,7 @@ class RowInput:
     sample: bool
     logprob_queries: tuple[LogprobQuery, ...] = ()
     draft_ids: tuple[int, ...] = ()
+    pooling: Pooling | None = None
     adapter: int | None = None
 
 
@@ -73,11 +78,12 @@ class RowOutput:
 
     Attributes:
         row: its number.
-        token_ids: choices of this step: one, more with accepted drafts, none when not sampling.
+        token_ids: choices of this step: one, more with accepted drafts, none when not sampling. None follows one of
+            the row's `stop_token_ids`.
         logprobs: per choice, where the row's sampling parameters ask for them: those of the model's own distribution,
             before bias, penalties and temperature.
         queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
-        pooled: float32 [hidden_size], or None.
+        pooled: float32 [hidden_size], after the model's final norm and not normalised further; or None.
     """
 
     row: int
@@ -126,7 +132,10 @@ class Step(Protocol):
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         """Allow only some ids for some rows: row to uint32 [ceil(vocab / 32)], bit i of word j for id 32 j + i.
 
-        May come after launch and must come before `result`.
+        A row with drafts has a mask per choice, uint32 [drafts + 1, ceil(vocab / 32)]; those after a forbidden draft
+        are never read. Masks act before bias and penalties; log-probabilities stay the model's own.
+
+        May come after launch and must come before `result`, and before the next `submit`.
         """
 
     def result(self) -> StepOutput:
