@@ -1,0 +1,91 @@
+"""What the quantised products read: activations in two formats, and numpy functions that build them. numpy only.
+
+A product's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated zeroed
+and nobody writes there. Which of the two formats a step uses depends on its number of rows alone
+(`Products.activation_format`), so that every product of a step reads the same one.
+
+`int8`, for few rows:
+
+    codes  int8    [rows, padded_cols]          row-major, columns in their natural order; rint(x / scale)
+    terms  float32 [rows, padded_cols / 16, 2]  per 16 columns: the scale of the 32 columns that they lie in (max|x| / 127;
+                                                where that is 0, 0 and codes of 0), and scale * sum of the 16 codes
+
+The second term is what a weight's offset or minimum multiplies. It is the sum of the codes, not of x: with the exact
+sum the rounding errors of codes no longer cancel.
+
+`half`, for more rows: float16 in the order in which the tensor cores take their B operand, in blocks of `block_rows` rows:
+
+    values      float16 [blocks, padded_cols / 64, 8, block_rows / 8, 8, 8]
+    row_scales  float32 [blocks * block_rows]
+
+Row m, column c lies at block m // block_rows, chunk c // 64 and, with d = c % 64,
+
+    [(d % 16) // 4 * 2 + d % 2, m % block_rows // 8, m % 8, d // 16 * 2 + d % 4 // 2]
+
+A row is divided by its `row_scales` entry, a power of two (1 unless its largest value would overflow a half or it is so
+small that halves lose it), and the product multiplies back. Rows beyond the step's, up to the end of the block, may
+hold anything: no row's result depends on another's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 64  # columns of a chunk: four steps of 16 of the tensor cores
+GROUP = 32  # columns that share an int8 scale
+TERM = 16  # columns that share a sum
+
+
+def padded_cols(cols: int) -> int:
+    """Columns rounded up to whole chunks."""
+    return -(-cols // CHUNK) * CHUNK
+
+
+def half_positions(cols: int) -> NDArray[np.int64]:
+    """For each column its offset from its row's first element of the chunk, in units of one core matrix row of eight.
+
+    int64 [cols, 2]: index of the core matrix (0 to 7) and place in its row (0 to 7).
+    """
+    d = np.arange(cols) % CHUNK
+    return np.stack([d % 16 // 4 * 2 + d % 2, d // 16 * 2 + d % 4 // 2], axis=1)
+
+
+def int8_activations(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """float32 [rows, cols] -> codes and terms of the `int8` format."""
+    rows, cols = x.shape
+    padded = np.zeros((rows, padded_cols(cols)), dtype=np.float32)
+    padded[:, :cols] = x
+    groups = padded.reshape(rows, -1, GROUP)
+    scales = np.abs(groups).max(axis=2) / np.float32(127)
+    inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, scales, np.float32(1)), np.float32(0))
+    codes = np.rint(groups * inverse[..., None]).astype(np.int8)
+    sums = codes.reshape(rows, -1, GROUP // TERM, TERM).sum(axis=3, dtype=np.int32)
+    terms = np.empty((rows, padded.shape[1] // TERM, 2), dtype=np.float32)
+    terms[..., 0] = np.repeat(scales, GROUP // TERM, axis=1)
+    terms[..., 1] = (scales[..., None] * sums).reshape(rows, -1)
+    return codes.reshape(rows, -1), terms
+
+
+def half_activations(x: NDArray[np.float32], block_rows: int) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+    """float32 [rows, cols] -> values and row_scales of the `half` format, rows filled up with zeros."""
+    rows, cols = x.shape
+    blocks = -(-rows // block_rows)
+    scales = np.ones(blocks * block_rows, dtype=np.float32)
+    scales[:rows] = row_scales(x)
+    padded = np.zeros((blocks * block_rows, padded_cols(cols)), dtype=np.float32)
+    padded[:rows, :cols] = x / scales[:rows, None]
+    # Axes: block, eight rows, row; chunk, then a column's 16s, 4s, 2s and 1s.
+    split = padded.astype(np.float16).reshape(blocks, block_rows // 8, 8, -1, 4, 4, 2, 2)
+    ordered = split.transpose(0, 3, 5, 7, 1, 2, 4, 6)
+    return np.ascontiguousarray(ordered).reshape(blocks, -1, 8, block_rows // 8, 8, 8), scales
+
+
+def row_scales(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The power of two that each row is divided by: brings its largest value below 2^14 if above, to 2^-4 if below 2^-8.
+
+    Between the two it is 1. float32 [rows].
+    """
+    exponent = np.frexp(np.abs(x).max(axis=1))[1]  # the largest value lies in [2^(e-1), 2^e)
+    shift = np.where(exponent > 14, exponent - 14, np.where((exponent < -8) & (exponent > -100), exponent + 4, 0))
+    return np.ldexp(np.float32(1), shift).astype(np.float32)
