@@ -9,7 +9,9 @@ RealizarError
 │   └── ContextLengthError  prompt and output do not fit the context
 ├── HubError                a model that can't be found or fetched
 ├── CapacityError           not enough memory for what was asked
+├── QueueFullError          as many requests wait as may; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
+    └── EngineUnavailableError  it is starting, starting again, or draining; try again after `retry_after_s`
 """
 
 from __future__ import annotations
@@ -69,3 +71,22 @@ class CapacityError(RealizarError):
 
 class EngineDeadError(RealizarError):
     """The engine stopped while, or before, a request was open."""
+
+
+class EngineUnavailableError(EngineDeadError):
+    """No request is taken now: the engine is starting, starting again after a crash, or draining.
+
+    `retry_after_s`: seconds after which to try again.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFullError(RealizarError):
+    """As many requests wait as may. `retry_after_s`: seconds after which to try again."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

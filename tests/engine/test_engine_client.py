@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from number_text import NumberText, spelled
 from realizar.config import EngineConfig
 from realizar.engine.client import EngineClient
 from realizar.engine.core import EngineCore
@@ -18,40 +19,10 @@ from scripted_backend import ScriptedBackend, expected_tokens, history_states, l
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
-class NumberText:
-    """Token 17 is the text `17 `; the last character is held back for a while. The stop string `?` breaks it."""
-
-    def __init__(self, sampling: SamplingParams) -> None:
-        self.stop_string: str | None = None
-        self._stops, self._whole, self._given = sampling.stop, "", 0
-
-    def add(self, token_id: int) -> str:
-        if "?" in self._stops:
-            raise ValueError("no such number")
-        self._whole += f"{token_id} "
-        for stop in self._stops:
-            if stop in self._whole:
-                self.stop_string = stop
-                self._whole = self._whole[: self._whole.index(stop)]
-                return self._give(len(self._whole))
-        return self._give(len(self._whole) - 1)
-
-    def finish(self) -> str:
-        return self._give(len(self._whole))
-
-    def _give(self, end: int) -> str:
-        text, self._given = self._whole[self._given : end], max(end, self._given)
-        return text
-
-
 def make_client(backend: ScriptedBackend | None = None, end_ids: tuple[int, ...] = ()) -> EngineClient:
     backend = backend or ScriptedBackend()
     core = EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
     return EngineClient(core, NumberText, end_ids)
-
-
-def spelled(tokens: list[int]) -> str:
-    return "".join(f"{token_id} " for token_id in tokens)
 
 
 def test_pieces_concatenate_to_the_whole() -> None:

@@ -51,6 +51,8 @@ class _Open:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     scheduled_s: float | None = None
     first_token_s: float | None = None
+    num_cached_tokens: int = 0
+    pooled: tuple[float, ...] | None = None
 
 
 class OutputProcessor:
@@ -86,6 +88,10 @@ class OutputProcessor:
         entry.prompt_logprobs.extend(output.prompt_logprobs)
         if entry.scheduled_s is None:
             entry.scheduled_s = output.scheduled_s
+        if output.choice == 0:
+            entry.num_cached_tokens = output.num_cached_tokens
+        if output.pooled is not None:
+            entry.pooled = output.pooled
         if entry.first_token_s is None and (output.token_ids or output.finish_reason is not None):
             entry.first_token_s = output.produced_s
         return self._take_in(choice, output)
@@ -120,6 +126,8 @@ class OutputProcessor:
                 finished_s=now_s,
             ),
             prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *entry.prompt_logprobs),
+            num_cached_tokens=entry.num_cached_tokens,
+            pooled=entry.pooled,
         )
 
     def _take_in(self, choice: _Choice, output: TokenOutput) -> ChoiceDelta:

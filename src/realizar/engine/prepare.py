@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from realizar.errors import InvalidRequestError
-from realizar.request import Request
+from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 
@@ -20,6 +20,9 @@ def prepare_request(
     max_request_tokens: int,
     end_ids: Collection[int] = (),
     score_only: bool = False,
+    priority: int = 0,
+    cache_salt: str | None = None,
+    pooling: Pooling | None = None,
 ) -> Request:
     """Resolve and check a request; whether it fits the engine is `EngineCore.add`'s to say.
 
@@ -27,6 +30,7 @@ def prepare_request(
         max_request_tokens: what `max_tokens=None` fills up to, prompt included.
         end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
+        priority, cache_salt, pooling: as of `Request`; a pooled request generates nothing.
 
     Raises:
         InvalidRequestError: an empty prompt, or an id beyond the vocabulary.
@@ -41,7 +45,7 @@ def prepare_request(
         if top is not None and top > vocab_size:
             raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
-    if score_only:
+    if score_only or pooling is not None:
         max_tokens = 0
     elif sampling.max_tokens is None:
         max_tokens = max(max_request_tokens - len(prompt_token_ids), 1)  # 1: refused, with the counts, on admission
@@ -56,6 +60,9 @@ def prepare_request(
             stop_token_ids=tuple(sorted(stops)),
         ),
         max_tokens=max_tokens,
+        priority=priority,
+        cache_salt=cache_salt,
+        pooling=pooling,
     )
 
 

@@ -1,0 +1,55 @@
+"""What the engine measures: figures of the moment, and counts since its start. Nouns only.
+
+Figures of one request are in `outputs.Timings`; here are those of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Figures of an engine at one moment. Counts run from its start; `plus` goes on with them after a restart.
+
+    Attributes:
+        num_running, num_waiting: choices of requests, each counted alone.
+        num_used_blocks, num_blocks: KV blocks, over all cache groups; cached blocks that nobody uses are not used.
+        num_preemptions: choices computed again for lack of blocks.
+        prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
+        draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
+        num_steps: steps run. step_s: seconds spent in them.
+        prompt_tokens, generation_tokens: tokens read and chosen.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_used_blocks: int = 0
+    num_blocks: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    num_steps: int = 0
+    step_s: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    def plus(self, earlier: EngineStats) -> EngineStats:
+        """These figures with the counts of an engine that ended before this one started."""
+        return EngineStats(
+            **{
+                field.name: getattr(self, field.name)
+                + (0 if field.name in _MOMENTARY else getattr(earlier, field.name))
+                for field in fields(self)
+            }
+        )
+
+
+_MOMENTARY = frozenset({"num_running", "num_waiting", "num_used_blocks", "num_blocks"})

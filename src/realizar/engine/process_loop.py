@@ -1,0 +1,169 @@
+"""`EngineLoop`: drives an `EngineCore` by commands from another thread, and tells what comes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from realizar.engine.core import EngineCore
+from realizar.engine.metrics import EngineStats
+from realizar.engine.process_messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskAudit,
+    AskStats,
+    AuditAnswer,
+    Command,
+    EngineInfo,
+    Event,
+    Failed,
+    Outputs,
+    Ready,
+    Refused,
+    Shutdown,
+    StatsAnswer,
+    record_error,
+)
+from realizar.errors import EngineDeadError, RealizarError
+from realizar.outputs import TokenOutput
+
+_log = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """The step loop with an inbox, read between steps.
+
+    Args:
+        tell: called with every event on the thread that runs the loop.
+    """
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._inbox: deque[Command] = deque()
+        self._news = threading.Condition()
+        self._ended = False
+        self._step_started_s: float | None = None
+        self._num_steps = 0
+        self._step_s = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._prompts: dict[str, int] = {}
+
+    def post(self, command: Command) -> None:
+        """Put a command into the inbox; from any thread, never waits."""
+        with self._news:
+            self._inbox.append(command)
+            self._news.notify()
+
+    @property
+    def step_age_s(self) -> float:
+        """How long the step that is running has been; 0 between steps. From any thread."""
+        started_s = self._step_started_s
+        return 0.0 if started_s is None else time.monotonic() - started_s
+
+    def run(self, load: Callable[[], EngineCore]) -> None:
+        """Load, then obey until told to shut down or until the engine stops. Every error ends as a `Failed` event."""
+        try:
+            core = load()
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the engine must hear of it
+            if not isinstance(error, RealizarError):
+                _log.exception("loading failed")
+            self._tell(Failed(record_error(error)))
+            return
+        try:
+            self._tell(Ready(_describe(core)))
+            self._obey(core)
+        except EngineDeadError as error:
+            self._tell(Failed(record_error(error)))
+        finally:
+            core.close()
+
+    def _obey(self, core: EngineCore) -> None:
+        while True:
+            with self._news:
+                while not self._inbox and not core.has_work:
+                    self._news.wait()
+                commands = list(self._inbox)
+                self._inbox.clear()
+            for command in commands:
+                if isinstance(command, Shutdown):
+                    return
+                self._handle(core, command)
+            if core.has_work:
+                self._step(core)
+
+    def _step(self, core: EngineCore) -> None:
+        started_s = self._step_started_s = time.monotonic()
+        outputs = core.step()
+        self._step_started_s = None
+        self._step_s += time.monotonic() - started_s
+        self._num_steps += 1
+        if outputs:
+            for output in outputs:
+                self._count(output)
+            self._tell(Outputs(tuple(outputs)))
+
+    def _count(self, output: TokenOutput) -> None:
+        self._generation_tokens += len(output.token_ids)
+        if output.token_ids or output.finish_reason is not None:
+            self._prompt_tokens += self._prompts.pop(output.request_id, 0)
+
+    def _handle(self, core: EngineCore, command: Command) -> None:
+        if isinstance(command, Add):
+            request = command.request
+            try:
+                core.add(request)
+            except EngineDeadError:
+                raise
+            except RealizarError as error:
+                self._tell(Refused(request.request_id, record_error(error)))
+                return
+            self._prompts[request.request_id] = request.num_prompt_tokens
+            self._tell(Accepted(request.request_id))
+        elif isinstance(command, Abort):
+            core.abort(command.request_id, command.choice)
+            if command.choice is None:
+                self._prompts.pop(command.request_id, None)
+        elif isinstance(command, AskStats):
+            self._tell(StatsAnswer(command.ticket, self._stats(core)))
+        elif isinstance(command, AskAudit):
+            self._tell(AuditAnswer(command.ticket, _audit(core)))
+
+    def _stats(self, core: EngineCore) -> EngineStats:
+        counts = core.counts
+        return EngineStats(
+            num_running=counts.running,
+            num_waiting=counts.waiting,
+            num_preemptions=counts.preemptions,
+            num_steps=self._num_steps,
+            step_s=self._step_s,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+        )
+
+
+def _audit(core: EngineCore) -> str | None:
+    try:
+        core.audit()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _describe(core: EngineCore) -> EngineInfo:
+    spec, capacity = core.spec, core.capacity
+    return EngineInfo(
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        context_length=capacity.context_length,
+        max_request_tokens=core.max_request_tokens,
+        max_running=capacity.max_rows,
+        capacity=capacity,
+        pid=os.getpid(),
+    )

@@ -1,0 +1,175 @@
+"""What goes between the engine and who asks it: commands one way, events the other. msgspec and the nouns.
+
+The same records serve an engine on a thread, where they are handed over as they are, and one in a process of its own,
+where `engine.transport` writes them as msgpack.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from realizar import errors
+from realizar.backends.base import Capacity
+from realizar.engine.metrics import EngineStats
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What is known of an engine once its model is loaded.
+
+    Attributes:
+        architecture: of the model. vocab_size, hidden_size: its dimensions.
+        context_length: tokens of a request, prompt and output, as configured or as the model has it.
+        max_request_tokens: the same, or what the KV cache holds if that is less.
+        max_running: choices in one step.
+        threads: of the CPU backend, or None.
+        capacity: of the backend.
+        pid: of the engine's process.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    max_request_tokens: int
+    max_running: int
+    capacity: Capacity
+    pid: int
+    threads: int | None = None
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """Queue a request; the answer is `Accepted` or `Refused`."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request, or one choice of it; no answer."""
+
+    request_id: str
+    choice: int | None = None
+
+
+class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
+    """The answer is `StatsAnswer` with the same ticket."""
+
+    ticket: int
+
+
+class AskAudit(msgspec.Struct, frozen=True, tag="ask_audit"):
+    """The answer is `AuditAnswer` with the same ticket."""
+
+    ticket: int
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """The answer is `Pong` with the same ticket, at once: also in the middle of a step."""
+
+    ticket: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End the engine; open requests get no more outputs."""
+
+
+Command: TypeAlias = Add | Abort | AskStats | AskAudit | Ping | Shutdown
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """What is being done before the engine is ready, and the share done, 0 to 1."""
+
+    what: str
+    share: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded; commands are obeyed from now on."""
+
+    info: EngineInfo
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """A request is queued."""
+
+    request_id: str
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs", array_like=True):
+    """What one step gave."""
+
+    outputs: tuple[TokenOutput, ...]
+
+
+class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
+    ticket: int
+    stats: EngineStats
+
+
+class AuditAnswer(msgspec.Struct, frozen=True, tag="audit"):
+    """`fault` is what the audit found wrong, or None."""
+
+    ticket: int
+    fault: str | None
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """`step_s`: how long the step that is running has been, 0 between steps."""
+
+    ticket: int
+    step_s: float
+
+
+class ErrorRecord(msgspec.Struct, frozen=True):
+    """An error of `realizar.errors` by the name of its class."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A request is not queued."""
+
+    request_id: str
+    error: ErrorRecord
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The last event of an engine that could not load, or stopped."""
+
+    error: ErrorRecord
+
+
+Event: TypeAlias = Loading | Ready | Accepted | Refused | Outputs | StatsAnswer | AuditAnswer | Pong | Failed
+
+
+def record_error(error: BaseException) -> ErrorRecord:
+    """An error as a record; one that is no RealizarError becomes one line of that base."""
+    if isinstance(error, errors.RealizarError):
+        return ErrorRecord(type(error).__name__, str(error), getattr(error, "param", None))
+    text = " ".join(str(error).split())
+    return ErrorRecord("RealizarError", f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def restore_error(record: ErrorRecord) -> errors.RealizarError:
+    """The error of a record, of its own class where that takes a message alone."""
+    kind = getattr(errors, record.kind, None)
+    if kind in (errors.InvalidRequestError, errors.ContextLengthError):
+        restored: errors.RealizarError = kind(record.message, record.param)
+        return restored
+    if kind in _PLAIN:
+        return _PLAIN[_PLAIN.index(kind)](record.message)
+    return errors.RealizarError(record.message)
+
+
+_PLAIN: tuple[type[errors.RealizarError], ...] = (
+    errors.UnsupportedModelError,
+    errors.TokenizerError,
+    errors.HubError,
+    errors.CapacityError,
+    errors.EngineDeadError,
+)

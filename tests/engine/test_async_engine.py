@@ -1,0 +1,305 @@
+"""Streams, refusals, aborts and death through `AsyncEngine`, with a scripted engine on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from number_text import NumberText, spelled
+from realizar.backends.base import ForwardInput
+from realizar.config import EngineConfig
+from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.async_link import LoadProgress, ThreadLink
+from realizar.engine.core import EngineCore
+from realizar.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    RealizarError,
+)
+from realizar.sampling_params import SamplingParams
+from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+LONG = SamplingParams(temperature=0.0, max_tokens=200)
+
+
+class GatedBackend(ScriptedBackend):
+    """A scripted backend whose steps wait while `gate` is closed, and take `step_s` seconds more."""
+
+    def __init__(self, step_s: float = 0.0, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.step_s = step_s
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def submit(self, forward_input: ForwardInput) -> ScriptedStep:
+        assert self.gate.wait(10)
+        time.sleep(self.step_s)
+        return super().submit(forward_input)
+
+
+def loader(backend: ScriptedBackend) -> Callable[[LoadProgress], EngineCore]:
+    def load(progress: LoadProgress) -> EngineCore:
+        progress("weights", 1.0)
+        return EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+
+    return load
+
+
+@asynccontextmanager
+async def running(backend: ScriptedBackend, max_queued: int | None = None) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(ThreadLink(loader(backend)), NumberText, max_queued=max_queued)
+    await engine.start()
+    try:
+        await asyncio.wait_for(engine.wait_ready(), 10)
+        yield engine
+    finally:
+        await engine.close()
+    assert backend.down
+
+
+async def settled(engine: AsyncEngine) -> None:
+    """Wait, at most a second, until nothing is open in the engine; then its books are in order."""
+    async with asyncio.timeout(1):
+        while (stats := await engine.stats()).num_running or stats.num_waiting:
+            pass
+    assert await engine.audit() is None
+
+
+def test_pieces_concatenate_to_the_whole() -> None:
+    async def main() -> None:
+        wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
+        async with running(ScriptedBackend()) as engine:
+            assert engine.state == "ready"
+            assert engine.info.vocab_size == 97
+            async with await engine.generate([1, 2], GREEDY, prompt="one two") as stream:
+                pieces = [piece async for piece in stream]
+                output = await stream.result()
+            assert "".join(piece.text for piece in pieces) == output.outputs[0].text == spelled(wanted)
+            assert pieces[-1].finish_reason == "length"
+            assert (output.prompt, output.prompt_token_ids) == ("one two", (1, 2))
+            stats = await engine.stats()
+            assert (stats.prompt_tokens, stats.generation_tokens, stats.num_running) == (2, 8, 0)
+            assert stats.num_steps == 8
+            await settled(engine)
+
+    asyncio.run(main())
+
+
+def test_many_at_once_get_what_each_gets_alone() -> None:
+    async def one(engine: AsyncEngine, prompt: list[int]) -> list[int]:
+        sampling = replace(GREEDY, n=2, seed=3, temperature=1.0)
+        output = await (await engine.generate(prompt, sampling, keep_pieces=False)).result()
+        assert [choice.index for choice in output.outputs] == [0, 1]
+        for choice in output.outputs:
+            assert list(choice.token_ids) == expected_tokens(prompt, (None,), sampling, 8, choice.index)
+        return prompt
+
+    async def main() -> None:
+        async with running(ScriptedBackend(num_blocks=(40,))) as engine:
+            prompts = [[number, number + 1, 5] for number in range(16)]
+            assert await asyncio.gather(*(one(engine, prompt) for prompt in prompts)) == prompts
+            await settled(engine)
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_gets_joined_pieces() -> None:
+    async def main() -> None:
+        async with running(ScriptedBackend()) as engine, await engine.generate([1, 2], GREEDY) as stream:
+            output = await stream.result()
+            pieces = [piece async for piece in stream]
+            assert [piece.text for piece in pieces] == [output.outputs[0].text]
+            assert pieces[0].token_ids == output.outputs[0].token_ids
+            assert pieces[0].finish_reason == "length"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["close", "leave", "cancel"])
+def test_a_reader_that_goes_frees_its_blocks(how: str) -> None:
+    async def main() -> None:
+        async with running(GatedBackend(step_s=0.005)) as engine:
+            stream = await engine.generate([1, 2], LONG)
+            await anext(aiter(stream))
+            if how == "close":
+                stream.close()
+                stream.close()
+            elif how == "leave":
+                async with stream:
+                    pass
+            else:
+                task = asyncio.create_task(_read(engine))
+                await asyncio.sleep(0.02)
+                task.cancel()
+                stream.close()
+            with pytest.raises(RealizarError, match="closed"):
+                await stream.result()
+            await settled(engine)
+            assert (await (await engine.generate([3], GREEDY)).result()).num_generated_tokens == 8
+
+    async def _read(engine: AsyncEngine) -> None:
+        async with await engine.generate([7, 8], LONG) as stream:
+            await stream.result()
+
+    asyncio.run(main())
+
+
+def test_cancelled_before_it_is_accepted() -> None:
+    async def main() -> None:
+        backend = GatedBackend()
+        async with running(backend) as engine:
+            backend.gate.clear()
+            first = await engine.generate([1, 2], GREEDY)
+            await asyncio.sleep(0.05)  # the engine is in a step now, and reads nothing
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(engine.generate([3, 4], LONG), 0.05)
+            backend.gate.set()
+            assert (await first.result()).num_generated_tokens == 8
+            await settled(engine)
+
+    asyncio.run(main())
+
+
+def test_a_stop_string_ends_the_row_too() -> None:
+    async def main() -> None:
+        wanted = expected_tokens([1, 2], (None,), LONG, 8)
+        async with running(ScriptedBackend()) as engine:
+            stream = await engine.generate([1, 2], replace(LONG, stop=(f"{wanted[3]} ",)))
+            output = (await stream.result()).outputs[0]
+            assert (output.text, output.finish_reason) == (spelled(wanted[:3]), "stop")
+            await settled(engine)
+
+    asyncio.run(main())
+
+
+def test_refusals_are_raised_and_leave_nothing() -> None:
+    async def main() -> None:
+        backend = GatedBackend(num_blocks=(8,))
+        async with running(backend) as engine:
+            for prompt, sampling, error in (
+                ([], GREEDY, InvalidRequestError),
+                ([97], GREEDY, InvalidRequestError),
+                ([1] * 300, GREEDY, ContextLengthError),
+                ([1] * 40, GREEDY, CapacityError),
+                ([1], replace(GREEDY, n=100), InvalidRequestError),
+            ):
+                with pytest.raises(error):
+                    await engine.generate(prompt, sampling)
+            backend.gate.clear()
+            open_one = await engine.generate([1], GREEDY, request_id="mine")
+            with pytest.raises(InvalidRequestError, match="in use"):
+                await engine.generate([1], GREEDY, request_id="mine")
+            backend.gate.set()
+            await open_one.result()
+            await settled(engine)
+
+    asyncio.run(main())
+
+
+def test_the_queue_is_bounded() -> None:
+    async def main() -> None:
+        backend = GatedBackend(max_rows=2)
+        async with running(backend, max_queued=3) as engine:
+            backend.gate.clear()
+            tasks = [asyncio.create_task(engine.generate([number], GREEDY)) for number in range(5)]
+            await asyncio.sleep(0.05)
+            with pytest.raises(QueueFullError) as caught:
+                await engine.generate([1], GREEDY)
+            assert 1 <= caught.value.retry_after_s <= 60
+            backend.gate.set()
+            outputs = [await stream.result() for stream in await asyncio.gather(*tasks)]
+            assert [output.num_generated_tokens for output in outputs] == [8] * 5
+            assert (await (await engine.generate([1], GREEDY)).result()).num_generated_tokens == 8
+
+    asyncio.run(main())
+
+
+def test_a_dead_engine_reaches_every_waiter() -> None:
+    async def one(engine: AsyncEngine, number: int) -> None:
+        async with await engine.generate([number], LONG) as stream:
+            async for _ in stream:
+                pass
+
+    async def main() -> None:
+        async with running(ScriptedBackend(fail_at=5)) as engine:
+            async with asyncio.timeout(5):
+                ends = await asyncio.gather(*(one(engine, number) for number in range(5)), return_exceptions=True)
+            assert [type(end) for end in ends] == [EngineDeadError] * 5
+            assert {str(end) for end in ends} == {"the engine stopped: RuntimeError: the device fell off the bus"}
+            assert engine.state == "dead"
+            with pytest.raises(EngineDeadError, match="fell off the bus"):
+                await engine.generate([1], GREEDY)
+            assert isinstance(await engine.wait_dead(), EngineDeadError)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_can_not_load_says_why() -> None:
+    def fail(progress: LoadProgress) -> EngineCore:
+        raise CapacityError("the weights do not fit")
+
+    async def main() -> None:
+        engine = AsyncEngine(ThreadLink(fail), NumberText)
+        with pytest.raises(EngineUnavailableError):
+            await engine.generate([1], GREEDY)
+        await engine.start()
+        with pytest.raises(CapacityError, match="do not fit"):
+            await asyncio.wait_for(engine.wait_ready(), 5)
+        with pytest.raises(EngineDeadError, match="do not fit"):
+            await engine.generate([1], GREEDY)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_draining_ends_what_is_open_and_takes_no_more() -> None:
+    async def main() -> None:
+        backend = GatedBackend()
+        async with running(backend) as engine:
+            backend.gate.clear()
+            stream = await engine.generate([1, 2], GREEDY)
+            draining = asyncio.create_task(engine.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(EngineUnavailableError, match="shutting down"):
+                await engine.generate([1], GREEDY)
+            assert not draining.done()
+            backend.gate.set()
+            await asyncio.wait_for(draining, 5)
+            assert (await stream.result()).num_generated_tokens == 8
+
+    asyncio.run(main())
+
+
+def test_closing_ends_what_is_open() -> None:
+    async def main() -> None:
+        async with running(GatedBackend(step_s=0.005)) as engine:
+            stream = await engine.generate([1, 2], LONG)
+        with pytest.raises(EngineDeadError, match="closed"):
+            await stream.result()
+
+    asyncio.run(main())
+
+
+def test_text_that_fails_ends_one_request_alone() -> None:
+    async def main() -> None:
+        async with running(ScriptedBackend()) as engine:
+            good = await engine.generate([1, 2], GREEDY)
+            bad = await engine.generate([1, 2], replace(GREEDY, stop=("?",)))
+            with pytest.raises(RealizarError, match="no such number"):
+                await bad.result()
+            assert (await good.result()).num_generated_tokens == 8
+            await settled(engine)
+
+    asyncio.run(main())
