@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, RowOutput, StepOutput
+from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, StepOutput
 from realizar.backends.cpu.bind import Binder, BoundProgram
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -24,10 +24,11 @@ from realizar.backends.cpu.kernels.attention import (
     scratch_bytes,
 )
 from realizar.backends.cpu.kv_memory import KVMemory
+from realizar.backends.cpu.logit_reader import LogitReader
+from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.sampler import RowSampler
-from realizar.backends.cpu.sampler_logprobs import token_logprobs
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights import Weights
 from realizar.backends.cpu.workspace import Workspace
@@ -45,7 +46,7 @@ _PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different th
 
 
 class CPUStep:
-    """A finished forward pass whose rows are sampled when the result is asked for."""
+    """A finished forward pass whose rows are sampled when the result is asked for, or the next step submitted."""
 
     def __init__(self, backend: CPUBackend, forward_input: ForwardInput) -> None:
         self._backend, self._input = backend, forward_input
@@ -53,6 +54,8 @@ class CPUStep:
         self._output: StepOutput | None = None
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        if self._output is not None:
+            raise RuntimeError("masks came after the step's rows were sampled")
         self._masks.update(masks)
 
     def result(self) -> StepOutput:
@@ -62,7 +65,7 @@ class CPUStep:
 
 
 class CPUBackend:
-    """The `Backend` of CPUs. One step is in flight at a time: `submit` runs it.
+    """The `Backend` of CPUs. `submit` runs the step, having sampled the rows of the one before: no two overlap.
 
     Args:
         progress: told of loading: what is being done, and the share done, 0 to 1.
@@ -71,6 +74,7 @@ class CPUBackend:
     def __init__(self, progress: Callable[[str, float], None] | None = None) -> None:
         self._progress = progress or (lambda _what, _share: None)
         self._samplers: dict[int, RowSampler] = {}
+        self._pools: dict[int, MeanPool] = {}
         self._last: dict[int, int] = {}
         self._pending: CPUStep | None = None
         self._team: ThreadTeam | None = None
@@ -102,6 +106,7 @@ class CPUBackend:
             self._scratch, self._partial,  # type: ignore[arg-type]
         )  # fmt: skip
         self._body, self._tail = binder.bind(program.body, False), binder.bind(program.tail, True)
+        self._final_norm = binder.bind(program.tail[:-1], True)
         self._team = ThreadTeam(threads)
         self._capacity = Capacity(
             block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
@@ -136,6 +141,7 @@ class CPUBackend:
 
     def close(self, row: int) -> None:
         self._samplers.pop(row, None)
+        self._pools.pop(row, None)
         self._last.pop(row, None)
 
     def submit(self, forward_input: ForwardInput) -> CPUStep:
@@ -186,27 +192,26 @@ class CPUBackend:
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
         """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time."""
-        wanted: list[tuple[int, int, int]] = []  # token, index of the row, index of the query or -1 for the choice
-        for index, row in enumerate(forward_input.rows):
-            wanted.extend((row.query_start + query.index, index, i) for i, query in enumerate(row.logprob_queries))
-            if row.sample and row.num_tokens:
-                wanted.append((row.query_start + row.num_tokens - 1, index, -1))
-        outputs = [RowOutput(row.row, ()) for row in forward_input.rows]
+        readers = [self._reader(row, masks.get(row.row)) for row in forward_input.rows]
+        wanted = [(token, reader) for reader in readers for token in reader.tokens]
         for first in range(0, len(wanted), _MAX_SELECTED):
             part = wanted[first : first + _MAX_SELECTED]
-            logits = self._logits([token for token, _, _ in part])
-            for (_, index, query), values in zip(part, logits, strict=True):
-                outputs[index] = self._read(forward_input.rows[index], outputs[index], query, values, masks)
+            logits = self._logits([token for token, _ in part])
+            for (_, reader), values in zip(part, logits, strict=True):
+                reader.read(values)
+        for reader in readers:
+            if reader.token_ids:
+                self._last[reader.row.row] = reader.token_ids[-1]
+        pooled = [self._pool(row) for row in forward_input.rows]
         self._pending = None
-        return StepOutput(tuple(outputs))
+        return StepOutput(tuple(reader.output(vector) for reader, vector in zip(readers, pooled, strict=True)))
+
+    def _reader(self, row: RowInput, mask: NDArray[np.uint32] | None) -> LogitReader:
+        return LogitReader(row, self._samplers[row.row] if row.sample and row.num_tokens else None, mask)
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        space = self._workspace
-        space.selected[: len(tokens)] = tokens
-        space.step[STEP_SELECTED] = len(tokens)
-        assert self._team is not None
-        self._team.run(self._tail.at, self._tail.count)
-        logits = space.buffers["logits"].values[: len(tokens), : self._spec.vocab_size]
+        self._run_selected(self._tail, tokens)
+        logits = self._workspace.buffers["logits"].values[: len(tokens), : self._spec.vocab_size]
         if self._spec.logit_scale != 1.0:
             logits *= np.float32(self._spec.logit_scale)
         if self._spec.logit_soft_cap is not None:
@@ -214,20 +219,30 @@ class CPUBackend:
             np.multiply(np.tanh(logits / cap), cap, out=logits)
         return logits
 
-    def _read(
-        self, row: RowInput, output: RowOutput, query: int, logits: NDArray[np.float32],
-        masks: Mapping[int, NDArray[np.uint32]],
-    ) -> RowOutput:  # fmt: skip
-        if query >= 0:
-            asked = row.logprob_queries[query]
-            found = token_logprobs(logits, asked.target, asked.top_n)
-            return RowOutput(row.row, output.token_ids, output.logprobs, (*output.queried, found))
-        sampler = self._samplers[row.row]
-        chosen = sampler.sample(logits, row.num_computed_tokens + row.num_tokens, masks.get(row.row))
-        sampler.accept(chosen.token_id)
-        self._last[row.row] = chosen.token_id
-        logprobs = () if chosen.logprobs is None else (chosen.logprobs,)
-        return RowOutput(row.row, (chosen.token_id,), logprobs, output.queried)
+    def _pool(self, row: RowInput) -> NDArray[np.float32] | None:
+        """The pooled hidden state that a row wants, float32 [hidden_size]."""
+        if row.pooling is None or not row.num_tokens:
+            return None
+        end = row.query_start + row.num_tokens
+        if row.pooling == "last":
+            return self._hidden([end - 1])[0].copy()
+        pool = self._pools.setdefault(row.row, MeanPool(self._spec.hidden_size))
+        pool.restart_at(row.num_computed_tokens)
+        for first in range(row.query_start, end, _MAX_SELECTED):
+            pool.add(self._hidden(list(range(first, min(first + _MAX_SELECTED, end)))))
+        return pool.mean()
+
+    def _hidden(self, tokens: list[int]) -> NDArray[np.float32]:
+        """Final hidden states, float32 [tokens, hidden_size], where the next use of `selected` overwrites them."""
+        self._run_selected(self._final_norm, tokens)
+        return self._workspace.buffers["selected"].values[: len(tokens), : self._spec.hidden_size]
+
+    def _run_selected(self, program: BoundProgram, tokens: list[int]) -> None:
+        space = self._workspace
+        space.selected[: len(tokens)] = tokens
+        space.step[STEP_SELECTED] = len(tokens)
+        assert self._team is not None
+        self._team.run(program.at, program.count)
 
     def shutdown(self) -> None:
         if self._team is not None:

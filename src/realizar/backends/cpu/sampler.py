@@ -101,6 +101,14 @@ class RowSampler:
             self.mirostat_mu -= self.sampling.mirostat_eta * error
         self._observed = None
 
+    def ends(self, token_id: int) -> bool:
+        """Whether the output ends with this token, the last one accepted.
+
+        Before `min_tokens` a stop token is chosen only where a grammar leaves nothing else: it ends the output too.
+        """
+        late = self.num_output_tokens > self.sampling.min_tokens or self.sampling.structured is not None
+        return late and token_id in self.sampling.stop_token_ids
+
     def _adjust(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None) -> NDArray[np.float32]:
         """Logits with all that acts on single ids applied; the given array itself where nothing does."""
         ending = self._end_ids.size > 0 and self.num_output_tokens < self.sampling.min_tokens
