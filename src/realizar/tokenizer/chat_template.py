@@ -17,6 +17,13 @@ from realizar.tokenizer.chat_messages import (
 )
 from realizar.tokenizer.control_texts import ControlTextHider
 from realizar.tokenizer.tokenizer import Tokenizer
+from realizar.tokenizer.tool_prompts import (
+    has_tool_messages,
+    spell_tool_messages,
+    tools_as_system_text,
+    with_first_user_text,
+    with_system_text,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -24,6 +31,14 @@ if TYPE_CHECKING:
 # Those in use have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
 MAX_TEMPLATE_CHARACTERS = 48 << 10
 _MAX_NODES = 6_000
+_NEEDLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "lookup",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": []},
+    },
+}
 
 
 class ChatTemplate:
@@ -57,7 +72,8 @@ class ChatTemplate:
 
         Args:
             messages: `role`, `content` (text, or parts of text), `tool_calls`, ... as OpenAI's API has them.
-            tools: function descriptions, as OpenAI's API has them.
+            tools: function descriptions, as OpenAI's API has them. A template that does not show tools has them in
+                its system message, with the form of a call that the style `json` parses.
             add_generation_prompt: whether the prompt ends where the assistant's answer starts.
             variables: others that the template knows, such as `enable_thinking` or `documents`.
 
@@ -87,17 +103,41 @@ class ChatTemplate:
         text = compiled.render(safe_messages, safe_tools, add_generation_prompt, safe_variables)
         return self._tokenizer.encode_rendered(text, hidden.mark)
 
+    def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The text of the template that prompts with such tools, or without any, are rendered by."""
+        return self._sources[self._chosen_name(tools)]
+
+    def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
+        """Whether that template shows tools itself.
+
+        Raises:
+            ChatTemplateError: it is malformed or too large.
+        """
+        return self._choose(tools).takes_tools
+
     @functools.cached_property
     def _hider(self) -> ControlTextHider:
         return ControlTextHider(self._tokenizer.control_texts())
 
-    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> _Compiled:
+    def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
-        if name not in self._sources:
-            name = next(iter(self._sources))
+        return name if name in self._sources else next(iter(self._sources))
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> _Compiled:
+        name = self._chosen_name(tools)
         if name not in self._compiled:
             self._compiled[name] = _Compiled(self._sources[name], self._tokenizer.special_texts)
         return self._compiled[name]
+
+
+@functools.lru_cache(maxsize=16)
+def template_takes_tools(source: str) -> bool:
+    """Whether a template shows the tools it is given.
+
+    Raises:
+        ChatTemplateError: it is malformed or too large.
+    """
+    return _Compiled(source, {}).takes_tools
 
 
 class _Compiled:
@@ -106,7 +146,7 @@ class _Compiled:
     def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
         # Templates add to these without asking whether the model has them.
         self._source, self._special_texts = source, {"bos_token": "", "eos_token": "", **special_texts}
-        self._template = _compile(source)
+        self._template, self._names_tools = _compile(source)
 
     def render(
         self,
@@ -115,8 +155,46 @@ class _Compiled:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        adapted = adapt_messages(with_texts(messages), self._traits)
-        return self._render(adapted, tools, add_generation_prompt, variables)
+        checked = with_texts(messages)
+        if "tool_calls" not in self._source and has_tool_messages(checked):
+            checked = spell_tool_messages(checked)
+        if tools and not self.takes_tools:
+            return self._render_with_tool_text(checked, tools, add_generation_prompt, variables)
+        return self._render(adapt_messages(checked, self._traits), tools, add_generation_prompt, variables)
+
+    def _render_with_tool_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Tools as text in the system message, or in the user's where the template refuses a system message."""
+        text = tools_as_system_text(tools)
+        placed = adapt_messages(with_system_text(messages, text), self._traits)
+        try:
+            return self._render(placed, None, add_generation_prompt, variables)
+        except TemplateBoundsError:
+            raise
+        except ChatTemplateError:
+            placed = adapt_messages(with_first_user_text(messages, text), self._traits)
+            return self._render(placed, None, add_generation_prompt, variables)
+
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools: it reads them, and the prompt differs with one."""
+        if not self._names_tools:
+            return False
+        question = [{"role": "user", "content": "x"}]
+        shown: list[str | None] = []
+        for tools in (None, [_NEEDLE_TOOL]):
+            try:
+                shown.append(self._render(question, tools, True, {}))
+            except TemplateBoundsError:
+                raise
+            except ChatTemplateError:
+                shown.append(None)
+        return shown[1] is not None and shown[0] != shown[1]
 
     @functools.cached_property
     def _traits(self) -> TemplateTraits:
@@ -142,8 +220,8 @@ class _Compiled:
         )
 
 
-def _compile(source: str) -> Template:
-    """Compiles a template.
+def _compile(source: str) -> tuple[Template, bool]:
+    """Compiles a template; also says whether it reads a variable `tools`.
 
     Raises:
         ChatTemplateError: it is too large or malformed.
@@ -155,10 +233,13 @@ def _compile(source: str) -> Template:
     environment = BoundedEnvironment()
     try:
         tree = environment.parse(source)
-        count = sum(1 for _ in _all_nodes(tree))
+        count, names_tools = 0, False
+        for node in _all_nodes(tree):
+            count += 1
+            names_tools = names_tools or (getattr(node, "name", None) == "tools" and node.ctx == "load")
         if count > _MAX_NODES:
             raise ChatTemplateError(f"the chat template has {count} parts, above {_MAX_NODES}")
-        return environment.from_string(tree)
+        return environment.from_string(tree), names_tools
     except ChatTemplateError:
         raise
     except RecursionError:

@@ -1,0 +1,208 @@
+"""Tool calls as they are read: names, arguments, and the JSON object that most models write them as. Standard library
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from realizar.tokenizer.parsers.base import ToolCallDelta
+from realizar.tokenizer.parsers.cursor import Cursor, MismatchError, Reading
+from realizar.tokenizer.parsers.json_text import object_text, pass_value, read_string
+
+_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+_OTHER_KEYS = frozenset({"type", "id"})
+
+
+class AnswerEndedError(Exception):
+    """The one call that was allowed is complete. Caught by the parser; never seen by a caller."""
+
+
+class Calls:
+    """The calls of one answer, given out as they are read.
+
+    Args:
+        names: of the request's tools; a text that calls anything else is no call.
+        new_id: makes the id of a call.
+        parallel: whether more than one call is allowed.
+        emit: takes what is known of a call.
+    """
+
+    def __init__(
+        self,
+        names: Collection[str],
+        new_id: Callable[[], str],
+        emit: Callable[[ToolCallDelta], None],
+        *,
+        parallel: bool = True,
+    ) -> None:
+        self._names, self._new_id, self._emit, self._parallel = frozenset(names), new_id, emit, parallel
+        self.count = 0
+
+    def check_name(self, name: str) -> None:
+        """Raise MismatchError where no tool has this name."""
+        if name not in self._names:
+            raise MismatchError
+
+    def open(self, name: str) -> None:
+        """Start a call of a known tool."""
+        self._emit(ToolCallDelta(self.count, self._new_id(), name, ""))
+        self.count += 1
+
+    def give(self, arguments: str) -> None:
+        """Add to the open call's arguments."""
+        if arguments:
+            self._emit(ToolCallDelta(self.count - 1, None, None, arguments))
+
+    def close(self) -> None:
+        """End the open call.
+
+        Raises:
+            AnswerEndedError: no other may follow.
+        """
+        if not self._parallel:
+            raise AnswerEndedError
+
+
+def read_arguments(cursor: Cursor, calls: Calls, name: str, end: str) -> Reading[None]:
+    """Read a call's arguments, an object, and give them out as they come.
+
+    Arguments that turn out not to be JSON go on, as they stand, up to `end`, which is not read: they are given out
+    already, and a client that sees them as a whole can tell.
+
+    Raises:
+        MismatchError: no object is next, or no tool has this name.
+    """
+    calls.check_name(name)
+    if (yield from cursor.peek()) != "{":
+        raise MismatchError
+    calls.open(name)
+    try:
+        yield from pass_value(cursor, calls.give)
+    except MismatchError:
+        yield from _pass_rest(cursor, calls, end)
+    cursor.save()
+    calls.close()
+
+
+def _pass_rest(cursor: Cursor, calls: Calls, end: str) -> Reading[None]:
+    while (yield from cursor.peek()):
+        if end and end.startswith(cursor.text[cursor.position : cursor.position + len(end)]):
+            start = cursor.position
+            if (yield from cursor.optional(end)):
+                cursor.position = start
+                return
+        calls.give(cursor.text[cursor.position])
+        cursor.position += 1
+
+
+class CallReader:
+    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is another word for arguments.
+
+    Args:
+        cursor: where to read.
+        calls: where calls go.
+        end: the mark after a call; empty where there is none.
+        marked: whether a mark said that a call follows; otherwise an object with other keys is no call.
+    """
+
+    def __init__(self, cursor: Cursor, calls: Calls, end: str = "", *, marked: bool = True) -> None:
+        self._cursor, self._calls, self._end, self._marked = cursor, calls, end, marked
+        self._start()
+
+    def _start(self) -> None:
+        self._name: str | None = None
+        self._arguments: str | None = None  # read before the name
+        self._given = False
+
+    def read_all(self) -> Reading[None]:
+        """Read one call or a list of calls.
+
+        Raises:
+            MismatchError: something else is next; calls read before are given out and saved.
+        """
+        cursor = self._cursor
+        yield from cursor.space()
+        if not (yield from cursor.optional("[")):
+            yield from self.read()
+            return
+        while True:
+            yield from cursor.space()
+            yield from self.read()
+            yield from cursor.space()
+            if not (yield from cursor.optional(",")):
+                break
+        yield from cursor.optional("]")
+        cursor.save()
+
+    def read(self) -> Reading[None]:
+        """Read one call.
+
+        Raises:
+            MismatchError: something else is next. A call whose arguments were given out stays a call.
+        """
+        cursor = self._cursor
+        self._start()
+        yield from cursor.expect("{")
+        while True:
+            yield from cursor.space()
+            key = yield from read_string(cursor)
+            yield from cursor.space()
+            yield from cursor.expect(":")
+            yield from cursor.space()
+            yield from self._read_value(key)
+            yield from cursor.space()
+            if not (yield from cursor.optional(",")):
+                break
+        closed = yield from cursor.optional("}")
+        if not self._given:
+            if not closed:
+                raise MismatchError
+            self._give_whole("{}" if self._arguments is None else self._arguments)
+        cursor.save()
+
+    def _read_value(self, key: str) -> Reading[None]:
+        cursor = self._cursor
+        if key == "name" and self._name is None:
+            name = yield from read_string(cursor)
+            self._calls.check_name(name)
+            self._name = name
+            if self._arguments is not None:
+                self._give_whole(self._arguments)
+        elif key in _ARGUMENT_KEYS and not self._given and self._arguments is None:
+            yield from self._read_arguments()
+        elif self._marked or key in _OTHER_KEYS:
+            yield from pass_value(cursor, _nowhere)
+        else:
+            raise MismatchError
+
+    def _read_arguments(self) -> Reading[None]:
+        cursor, pieces = self._cursor, list[str]()
+        char = yield from cursor.peek()
+        if char == "{" and self._name is not None:
+            self._given = True
+            yield from read_arguments(cursor, self._calls, self._name, self._end)
+        elif char == "{":
+            yield from pass_value(cursor, pieces.append)
+            self._arguments = "".join(pieces)
+        elif char == '"':
+            self._arguments = object_text((yield from read_string(cursor)))
+            if self._arguments is None:
+                raise MismatchError
+        else:
+            yield from cursor.expect("null")
+            self._arguments = "{}"
+
+    def _give_whole(self, arguments: str) -> None:
+        """Give out a call whose arguments are known as a whole."""
+        if self._name is None:
+            raise MismatchError
+        self._given = True
+        self._calls.open(self._name)
+        self._calls.give(arguments)
+        self._cursor.save()
+        self._calls.close()
+
+
+def _nowhere(text: str) -> None:
+    """Takes text that nobody wants."""

@@ -1,0 +1,94 @@
+"""Which parser a model's answers need, as its chat template tells."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realizar.errors import ChatTemplateError
+from realizar.tokenizer.chat_template import template_takes_tools
+from realizar.tokenizer.parsers.base import OutputParser
+from realizar.tokenizer.parsers.marks import (
+    DEEPSEEK_CALL,
+    HERMES_CALL,
+    LLAMA_CALL,
+    MISTRAL_CALLS,
+    REASONING_MARKS,
+    ReasoningMarks,
+)
+from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.parsers.styles import DEEPSEEK, HERMES, JSON, LLAMA, MISTRAL, ToolStyle
+
+# A template may hold several of these in texts it shows; the more telling come first.
+_TELLING = (
+    (DEEPSEEK_CALL, DEEPSEEK),
+    (MISTRAL_CALLS, MISTRAL),
+    (HERMES_CALL, HERMES),
+    (LLAMA_CALL, LLAMA),
+    ('"parameters": dictionary', LLAMA),
+    ('\\"parameters\\": dictionary', LLAMA),
+    ("Environment: ipython", LLAMA),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How a model writes calls and reasoning; `reasoning` is None where it has none."""
+
+    style: ToolStyle
+    reasoning: ReasoningMarks | None
+
+
+@functools.lru_cache(maxsize=64)
+def find_format(template: str | None) -> AnswerFormat:
+    """How answers to prompts of a template are written.
+
+    A template that shows no tools, and one whose way of calling is not known, mean JSON objects.
+    """
+    if template is None:
+        return AnswerFormat(JSON, None)
+    reasoning = next((marks for marks in REASONING_MARKS if marks.start in template or marks.end in template), None)
+    try:
+        takes_tools = template_takes_tools(template)
+    except ChatTemplateError:
+        takes_tools = False
+    style = next((style for text, style in _TELLING if text in template), JSON) if takes_tools else JSON
+    return AnswerFormat(style, reasoning)
+
+
+def opens_reasoning(marks: ReasoningMarks | None, prompt_end: str) -> bool:
+    """Whether a prompt ends inside reasoning: its last words, control tokens spelled, end with the mark."""
+    return marks is not None and prompt_end.rstrip().endswith(marks.start)
+
+
+def choose_parser(
+    template: str | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    parallel: bool = True,
+    prompt_end: str = "",
+) -> OutputParser:
+    """The parser of one answer.
+
+    Args:
+        template: the source of the chat template that rendered the prompt; `ChatTemplate.source` gives it.
+        tools: function descriptions, as OpenAI's API has them; None or none where no call is wanted.
+        parallel: whether there may be several calls.
+        prompt_end: the last words of the prompt, control tokens spelled; a dozen tokens are enough.
+    """
+    form = find_format(template)
+    return AnswerParser(
+        form.reasoning,
+        form.style if tools else None,
+        [tool_name(tool) for tool in tools or ()],
+        reasoning_open=opens_reasoning(form.reasoning, prompt_end),
+        parallel=parallel,
+    )
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool's function."""
+    name = tool.get("function", tool).get("name", "")
+    return name if isinstance(name, str) else ""

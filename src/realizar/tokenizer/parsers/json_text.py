@@ -1,0 +1,149 @@
+"""JSON in arriving text: passing over a value while its text is given on, character by character checked.
+
+RFC 8259, strictly: what is given on as a whole value parses. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_WORD = re.compile(r"[-+.0-9A-Za-z]*")
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+def pass_value(cursor: Cursor, give: Give) -> Reading[None]:
+    """Read one JSON value; `give` gets its text, and white space before it, as it comes.
+
+    Raises:
+        MismatchError: no JSON is next, or it breaks off; the cursor stands behind what was given.
+    """
+    closers: list[str] = []
+    while True:
+        if (yield from _open_or_pass(cursor, give, closers)):
+            continue  # a bracket was opened and a value stands in it
+        while closers:
+            give((yield from cursor.space()))
+            if (yield from _taken(cursor, closers[-1], give)):
+                closers.pop()
+                continue
+            if not (yield from _taken(cursor, ",", give)):
+                raise MismatchError
+            if closers[-1] == "}":
+                yield from _pass_key(cursor, give)
+            break
+        else:
+            return
+
+
+def _open_or_pass(cursor: Cursor, give: Give, closers: list[str]) -> Reading[bool]:
+    """Read a bracket that opens, or a whole value: a scalar, a string or an empty bracket; whether the former."""
+    give((yield from cursor.space()))
+    char = yield from cursor.peek()
+    if char == '"':
+        yield from pass_string(cursor, give)
+        return False
+    if char not in ("{", "["):
+        yield from _pass_scalar(cursor, give)
+        return False
+    yield from _taken(cursor, char, give)
+    closer = "}" if char == "{" else "]"
+    give((yield from cursor.space()))
+    if (yield from _taken(cursor, closer, give)):
+        return False
+    closers.append(closer)
+    if char == "{":
+        yield from _pass_key(cursor, give)
+    return True
+
+
+def _pass_key(cursor: Cursor, give: Give) -> Reading[None]:
+    give((yield from cursor.space()))
+    yield from pass_string(cursor, give)
+    give((yield from cursor.space()))
+    if not (yield from _taken(cursor, ":", give)):
+        raise MismatchError
+
+
+def _taken(cursor: Cursor, char: str, give: Give) -> Reading[bool]:
+    if (yield from cursor.peek()) != char:
+        return False
+    cursor.position += 1
+    give(char)
+    return True
+
+
+def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
+    start = cursor.position
+    word = yield from cursor.match(_WORD)
+    if not _SCALAR.fullmatch(word):
+        cursor.position = start
+        raise MismatchError
+    give(word)
+
+
+def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
+    """Read a JSON string, quotes included; `give` gets its text as it comes.
+
+    Raises:
+        MismatchError: none is next, or it breaks off; the cursor stands behind what was given.
+    """
+    if not (yield from _taken(cursor, '"', give)):
+        raise MismatchError
+    while not (yield from _taken(cursor, '"', give)):
+        char = yield from cursor.peek()
+        if char == "\\":
+            yield from _pass_escape(cursor, give)
+        elif found := _PLAIN.match(cursor.text, cursor.position):
+            cursor.position = found.end()
+            give(found.group())
+        else:
+            raise MismatchError  # a control character, or the end
+
+
+def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
+    start = cursor.position
+    size = 2
+    while True:
+        escape = cursor.text[start : start + size]
+        if escape[1:2] == "u":
+            size = 6
+            escape = cursor.text[start : start + size]
+        if len(escape) == size or not (yield from cursor.more()):
+            break
+    if len(escape) < size or not (escape[1] in '"\\/bfnrt' or (escape[1] == "u" and _HEX.issuperset(escape[2:]))):
+        raise MismatchError
+    cursor.position += size
+    give(escape)
+
+
+def read_string(cursor: Cursor) -> Reading[str]:
+    """Read a JSON string and decode it.
+
+    Raises:
+        MismatchError: none is next, or it breaks off.
+    """
+    pieces: list[str] = []
+    yield from pass_string(cursor, pieces.append)
+    decoded: str = json.loads("".join(pieces))
+    return decoded
+
+
+def object_text(text: str) -> str | None:
+    """A text that is a JSON object, in characters that UTF-8 can express; None where it is none."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)  # lone surrogates stay escapes
+    return text

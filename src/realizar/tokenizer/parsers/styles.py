@@ -1,0 +1,158 @@
+"""How models write tool calls: one reader per style, and where in an answer it may start. Standard library only."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
+from realizar.tokenizer.parsers.cursor import Cursor, Reading
+from realizar.tokenizer.parsers.marks import (
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_CALLS,
+    DEEPSEEK_CALLS_END,
+    DEEPSEEK_NAME_END,
+    HERMES_CALL,
+    HERMES_CALL_END,
+    LLAMA_CALL,
+    MISTRAL_ARGUMENTS,
+    MISTRAL_CALL_ID,
+    MISTRAL_CALLS,
+)
+
+StyleName = Literal["hermes", "llama3", "mistral", "deepseek", "json"]
+Reader = Callable[[Cursor, Calls, str], Reading[None]]
+
+_NAME = re.compile(r"[\w.:/-]*")
+_NAME_LIMIT = 256
+_FENCE = "```"
+_FENCED_JSON = "```json"
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStyle:
+    """A way to write tool calls.
+
+    Attributes:
+        name: of the style.
+        marks: texts that open a call anywhere in an answer.
+        line_marks: texts that open one at the beginning of a line.
+        first_marks: texts that open one at the beginning of the answer.
+        read: reads what follows a mark, given that mark; raises MismatchError where it is no call.
+        new_id: makes ids that the model's template takes.
+    """
+
+    name: StyleName
+    read: Reader
+    new_id: Callable[[], str]
+    marks: tuple[str, ...] = ()
+    line_marks: tuple[str, ...] = ()
+    first_marks: tuple[str, ...] = ()
+
+
+def _long_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _short_id() -> str:
+    """Nine letters and digits: templates of Mistral models refuse anything else."""
+    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+
+
+def _read_hermes(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`; some models put a list there."""
+    yield from CallReader(cursor, calls, HERMES_CALL_END).read_all()
+    yield from cursor.space()
+    yield from cursor.optional(HERMES_CALL_END)
+    cursor.save()
+
+
+def _read_llama(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """`{"name": ..., "parameters": ...}`, several with `;` between them, perhaps after `<|python_tag|>`."""
+    marked = mark == LLAMA_CALL
+    if not marked:
+        cursor.position -= len(mark)  # the brace is part of the call
+    yield from cursor.space()
+    yield from _read_objects(cursor, calls, ";", marked=marked)
+
+
+def _read_json(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """`{"name": ..., "arguments": ...}`, several in a list or one after the other, perhaps in a fence."""
+    if mark == HERMES_CALL:
+        yield from _read_hermes(cursor, calls, mark)
+        return
+    fenced = mark.startswith(_FENCE)
+    if not fenced:
+        cursor.position -= len(mark)
+    yield from cursor.space()
+    if (yield from cursor.peek()) == "[":
+        yield from CallReader(cursor, calls, marked=False).read_all()
+    else:
+        yield from _read_objects(cursor, calls, ",;", marked=False)
+    if fenced:
+        yield from cursor.space()
+        yield from cursor.optional(_FENCE)
+        cursor.save()
+
+
+def _read_objects(cursor: Cursor, calls: Calls, separators: str, *, marked: bool) -> Reading[None]:
+    reader = CallReader(cursor, calls, marked=marked)
+    while True:
+        yield from reader.read()
+        yield from cursor.space()
+        yield from cursor.one_of(separators)
+        yield from cursor.space()
+        if (yield from cursor.peek()) != "{":
+            cursor.position = cursor.saved
+            return
+
+
+def _read_mistral(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """`[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+    yield from cursor.space()
+    if (yield from cursor.peek()) in ("[", "{"):
+        yield from CallReader(cursor, calls, MISTRAL_CALLS).read_all()
+        return
+    name = yield from cursor.match(_NAME)
+    calls.check_name(name)
+    if (yield from cursor.optional(MISTRAL_CALL_ID)):
+        yield from cursor.until(MISTRAL_ARGUMENTS, _NAME_LIMIT)
+    else:
+        yield from cursor.optional(MISTRAL_ARGUMENTS)
+    yield from cursor.space()
+    yield from read_arguments(cursor, calls, name, MISTRAL_CALLS)
+
+
+def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """A call's name and arguments between special marks; older models put the arguments into a fence."""
+    if mark == DEEPSEEK_CALLS:
+        yield from cursor.space()
+        yield from cursor.expect(DEEPSEEK_CALL)
+    head = yield from cursor.until(DEEPSEEK_NAME_END, _NAME_LIMIT)
+    if (yield from cursor.peek()) in ("{", " ", "\n"):
+        yield from cursor.space()
+        yield from read_arguments(cursor, calls, head.strip(), DEEPSEEK_CALL_END)
+    else:
+        name = yield from cursor.until("\n", _NAME_LIMIT)
+        yield from cursor.space()
+        yield from cursor.expect(_FENCED_JSON)
+        yield from cursor.space()
+        yield from read_arguments(cursor, calls, name.strip(), DEEPSEEK_CALL_END)
+    for end in (_FENCE, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END):
+        yield from cursor.space()
+        yield from cursor.optional(end)
+    cursor.save()
+
+
+HERMES = ToolStyle("hermes", _read_hermes, _long_id, marks=(HERMES_CALL,))
+LLAMA = ToolStyle("llama3", _read_llama, _long_id, marks=(LLAMA_CALL,), first_marks=("{",))
+MISTRAL = ToolStyle("mistral", _read_mistral, _short_id, marks=(MISTRAL_CALLS,))
+DEEPSEEK = ToolStyle("deepseek", _read_deepseek, _long_id, marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL))
+JSON = ToolStyle("json", _read_json, _long_id, marks=(HERMES_CALL,), line_marks=(_FENCED_JSON, _FENCE, "{", "["))
+STYLES = (HERMES, LLAMA, MISTRAL, DEEPSEEK, JSON)

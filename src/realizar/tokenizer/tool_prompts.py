@@ -1,0 +1,101 @@
+"""Tools in prompts of templates that know nothing of tools: as text, in the system message. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_CALLING = """\
+To call a function, answer with nothing but a JSON object: {"name": "<its name>", "arguments": {<its arguments>}}
+To call several, answer with a JSON list of such objects. If no function is needed, answer in plain text."""
+
+
+def tools_as_system_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What tells a model which functions there are and how to call them: the form that the style `json` parses.
+
+    Args:
+        tools: function descriptions, as OpenAI's API has them.
+    """
+    lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
+    return "\n".join(["You can call these functions, described in JSON, one a line:", *lines, "", _CALLING])
+
+
+def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Messages with a text at the end of the first one, where that is the system's, or in a new one before it."""
+    copies = [dict(message) for message in messages]
+    if copies[0]["role"] in ("system", "developer"):
+        copies[0]["content"] = _joined(copies[0].get("content"), text)
+        return copies
+    return [{"role": "system", "content": text}, *copies]
+
+
+def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The same for templates that refuse a system message: the text, and what that message said, go before the first
+    message of the user.
+    """
+    copies = [dict(message) for message in messages]
+    if copies[0]["role"] in ("system", "developer"):
+        text = _joined(_plain(copies.pop(0).get("content")), text)
+    for message in copies:
+        if message["role"] == "user":
+            message["content"] = _joined(text, _plain(message.get("content")))
+            return copies
+    return [{"role": "user", "content": text}, *copies]
+
+
+def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation holds calls or results of tools."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+
+
+def spell_tool_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls as the assistant's text, in the form asked for above, and their results as the user's.
+
+    A user's message after a result joins it: many templates want roles to alternate.
+    """
+    spelled: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    follows_result = False
+    for message in messages:
+        role, content = message["role"], message.get("content")
+        if calls := message.get("tool_calls"):
+            names.update(
+                {call["id"]: call["function"]["name"] for call in calls if "id" in call and "function" in call}
+            )
+            spelled.append({"role": role, "content": _joined(_plain(content), _spelled_calls(calls))})
+        elif role == "tool":
+            name = message.get("name") or names.get(message.get("tool_call_id", ""), "")
+            result = json.dumps({"result_of": name, "content": _plain(content)}, ensure_ascii=False)
+            if follows_result:
+                spelled[-1]["content"] += f"\n{result}"
+            else:
+                spelled.append({"role": "user", "content": result})
+        elif role == "user" and follows_result:
+            spelled[-1]["content"] += f"\n\n{_plain(content)}"
+        else:
+            spelled.append(dict(message))
+        follows_result = role == "tool"
+    return spelled
+
+
+def _spelled_calls(calls: Sequence[Mapping[str, Any]]) -> str:
+    objects = []
+    for call in calls:
+        function = call.get("function", call)
+        arguments = function.get("arguments", "{}")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        objects.append(f'{{"name": {json.dumps(function.get("name", ""))}, "arguments": {text or "{}"}}}')
+    return objects[0] if len(objects) == 1 else f"[{', '.join(objects)}]"
+
+
+def _plain(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part["text"] for part in content)
+
+
+def _joined(first: Any, second: str) -> Any:
+    if isinstance(first, list | tuple):
+        return [*first, {"type": "text", "text": second}]
+    return f"{first}\n\n{second}" if first and second else first or second
