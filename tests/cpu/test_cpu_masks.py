@@ -1,0 +1,107 @@
+"""A mask forbids ids in its row, before all else acts, and changes nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cpu_rows import Part, forward_input, mask_of, plain_decode, run_step
+from cpu_runs import Runner
+from random_models import Recipe, random_model, random_tokens
+from realizar.config import EngineConfig
+from realizar.errors import RealizarError
+from realizar.sampling_params import SamplingParams
+
+RECIPE = Recipe(vocab_size=90)  # no multiple of 32
+PROMPT = random_tokens(RECIPE, 12, 8)
+GREEDY = SamplingParams(temperature=0, logprobs=3)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    config = EngineConfig(threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
+    made = Runner(*random_model(RECIPE), config)
+    yield made
+    made.close()
+
+
+def test_neighbours_are_the_same_bits_as_alone(runner: Runner) -> None:
+    expected, logprobs = plain_decode(runner, 0, PROMPT, GREEDY, 12)
+    allowed = [3, 31, 32, 64, 89]
+    prompts = {0: PROMPT, 1: PROMPT[::-1], 2: PROMPT}
+    for row, prompt in prompts.items():
+        runner.backend.open(row, GREEDY, prompt, len(prompt), 0)
+    tokens, computed = dict(prompts), dict.fromkeys(prompts, 0)
+    texts: dict[int, list[int]] = {row: [] for row in prompts}
+    found = []
+    for _ in range(12):
+        masks = {1: mask_of(allowed, 90), 2: mask_of(range(90), 90)}
+        outputs = run_step(runner, [Part(row, tokens[row], computed[row]) for row in prompts], masks=masks)
+        for row, output in zip(prompts, outputs, strict=True):
+            computed[row] += len(tokens[row])
+            tokens[row] = output.token_ids
+            texts[row].extend(output.token_ids)
+        found.extend(outputs[0].logprobs)
+    for row in prompts:
+        runner.backend.close(row)
+    assert texts[0] == texts[2] == expected
+    assert found == logprobs
+    assert set(texts[1]) <= set(allowed)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0, top_k=1, seed=1, logprobs=90),
+        SamplingParams(temperature=1.5, top_p=0.05, seed=2, logprobs=90),
+        SamplingParams(temperature=1.0, min_p=0.9, top_n_sigma=0.1, seed=3, logprobs=90),
+        SamplingParams(temperature=0.0, logit_bias={7: 100.0}, logprobs=90),
+        SamplingParams(temperature=1.0, mirostat=2, mirostat_tau=0.1, seed=5, logprobs=90),
+    ],
+)
+def test_a_mask_acts_before_the_truncations(runner: Runner, sampling: SamplingParams) -> None:
+    """The least probable ids alone are allowed; log-probabilities are the model's own all the same."""
+    logits = runner.logits(PROMPT)[-1].astype(np.float64)
+    ranked = np.argsort(-logits)
+    allowed = [int(token_id) for token_id in ranked[-4:] if token_id != 7]
+    runner.backend.open(0, sampling, PROMPT, len(PROMPT), 0)
+    (output,) = run_step(runner, [Part(0, PROMPT)], masks={0: mask_of(allowed, 90)})
+    runner.backend.close(0)
+    assert output.token_ids[0] in allowed
+    expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    (found,) = output.logprobs
+    assert found.logprob == pytest.approx(expected[output.token_ids[0]], abs=1e-5)
+    assert [token_id for token_id, _ in found.top] == np.argsort(-logits, kind="stable").tolist()
+
+
+def test_each_choice_of_a_row_with_drafts_has_its_own_mask(runner: Runner) -> None:
+    """The second mask forbids the second draft, so it is the last choice, and the third mask is not read."""
+    expected, _ = plain_decode(runner, 0, PROMPT, GREEDY, 3)
+    other = (expected[1] + 1) % 90
+    masks = np.stack([mask_of(range(90), 90), mask_of([other], 90), mask_of([], 90), mask_of([], 90)])
+    runner.backend.open(0, GREEDY, PROMPT, len(PROMPT), 0)
+    (output,) = run_step(runner, [Part(0, PROMPT, drafts=expected)], masks={0: masks})
+    runner.backend.close(0)
+    assert list(output.token_ids) == [expected[0], other]
+
+
+def test_masks_that_come_too_late_are_refused(runner: Runner) -> None:
+    runner.backend.open(0, GREEDY, PROMPT, len(PROMPT), 0)
+    step = runner.backend.submit(forward_input(runner, [Part(0, PROMPT)], 6))
+    step.result()
+    with pytest.raises(RuntimeError, match="after the step"):
+        step.set_masks({0: mask_of([1], 90)})
+    runner.backend.close(0)
+
+
+def test_an_empty_mask_is_an_error(runner: Runner) -> None:
+    runner.backend.open(0, GREEDY, PROMPT, len(PROMPT), 0)
+    step = runner.backend.submit(forward_input(runner, [Part(0, PROMPT)], 6))
+    step.set_masks({0: mask_of([], 90)})
+    with pytest.raises(RealizarError, match="no token is allowed"):
+        step.result()
+    step.set_masks({0: mask_of([1], 90)})
+    assert step.result().rows[0].token_ids == (1,)
+    runner.backend.close(0)
