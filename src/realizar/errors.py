@@ -9,6 +9,7 @@ RealizarError
 │   └── ContextLengthError  prompt and output do not fit the context
 ├── HubError                a model that can't be found or fetched
 ├── CapacityError           not enough memory for what was asked
+├── KernelError             a device kernel that can't be compiled, loaded or launched
 ├── QueueFullError          as many requests wait as may; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
     └── EngineUnavailableError  it is starting, starting again, or draining; try again after `retry_after_s`
@@ -67,6 +68,10 @@ class HubError(RealizarError):
 
 class CapacityError(RealizarError):
     """Weights, KV cache or workspace do not fit into memory."""
+
+
+class KernelError(RealizarError):
+    """A device kernel that can't be compiled, loaded or launched; says which and why."""
 
 
 class EngineDeadError(RealizarError):

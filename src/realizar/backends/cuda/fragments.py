@@ -1,0 +1,314 @@
+"""Weights in the register order of the tensor cores: the layout that all product kernels share. numpy only.
+
+A matrix [rows, cols] is cut into blocks of 64 rows by chunks of 64 columns. A block is four tiles of 16 rows; in a tile a
+warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of rows g (half 0) and g + 8 (half 1), the 16 columns 16 t .. 16 t + 15
+of the chunk. So a lane needs one scale a row however small the groups, and vectors of a codebook lie within a lane. The
+tensor cores' K index within a chunk is a permutation of the columns (`pack_activations.half_positions`).
+
+Memory: [rows / 64][cols / 64] blocks; with two-level scales the super-scales of four chunks follow their blocks. A block:
+
+    code planes   each [tile 4][lane 32][bytes of a lane]; `FragmentFormat.planes` lists those bytes
+    small scales  [tile 4][set][g 8][half 2][scale, or scale and minimum]; lane (g, t) reads set t * sets / 4
+    super-scales  [tile 4][g 8][half 2][scale, or scale and minimum] float16, per 256 columns
+
+With byte b of word j of a lane standing for column 16 t + 4 j + b:
+
+    4-bit plane   16 bytes: word j, low nibble of byte b half 0, high nibble half 1; of a 16-entry codebook instead:
+                  nibble i of word j is column 4 j + i of half 0, nibble 4 + i of half 1
+    2-bit plane   8 bytes: word `half`, byte b, bits 2 j and 2 j + 1
+    1-bit plane   4 bytes: byte b, bit 4 half + j
+    8-bit plane   [tile 4][half 2][lane 32][16 bytes]
+    vectors       low eight bits of the indices of half 0's vectors, then half 1's; signs, a byte per eight columns
+                  likewise; the indices' high bits, one field after another, lowest first
+
+A code of six bits is a 4-bit and a 2-bit plane, of five 4 + 1, of three 2 + 1. Kernels read a code at bit `position` of
+a half float, where it is a subnormal number: code * 2^(position - 24). So scales are stored times 2^(24 - position), and
+a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of 64 rows such that the largest
+scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies its sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import UnsupportedModelError
+from realizar.quantization.planes import Planes
+
+BLOCK = 64  # rows of a block and columns of a chunk
+SUPER = 256  # columns that share super-scales
+Small = Literal["f16", "u4_pair", "u8_pair", "i8", "u4_odd", "none"]
+SMALL_BYTES: dict[Small, int] = {"f16": 2, "u4_pair": 1, "u8_pair": 2, "i8": 1, "u4_odd": 0, "none": 0}
+PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFormat:
+    """How a matrix's codes and scales are stored; all that a kernel's source depends on.
+
+    Attributes:
+        bits: width of a scalar code; 0 for vectors.
+        offset: subtracted from a code: 0, or a power of two.
+        sets: scales per row and chunk: 1, 2 or 4.
+        small: type of the scales in a block. `f16` are final, the others integers that multiply super-scales: `u4_pair`
+            and `u8_pair` scale and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
+        minima: whether minima stand beside scales.
+        codebook: whether codes index a table of 16 bytes.
+        vector: columns of a codebook vector: 0, 4 or 8.
+        high_bits: bits of a vector's index beyond eight: 0, 1, 2 or 4.
+        signs: whether vectors have signs.
+    """
+
+    bits: int
+    offset: float
+    sets: int
+    small: Small
+    minima: bool = False
+    codebook: bool = False
+    vector: int = 0
+    high_bits: int = 0
+    signs: bool = False
+
+    @property
+    def two_level(self) -> bool:
+        return self.small != "f16"
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Bits per lane of each code plane."""
+        if self.vector:
+            vectors = 32 // self.vector
+            sizes = (8 * vectors, 32 if self.signs else 0, self.high_bits * vectors)
+            return tuple(size for size in sizes if size)
+        return tuple(32 * width for width in PLANES[self.bits])
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """Bit of a half float at which the codes of each half of a tile stand."""
+        if self.vector or self.codebook:
+            return 0, 0
+        return {1: (1, 1), 4: (0, 4), 5: (0, 4), 6: (0, 4)}.get(self.bits, (0, 0))
+
+    @property
+    def codes_bytes(self) -> int:
+        """Bytes of codes per block."""
+        return sum(self.planes) * 16
+
+    @property
+    def tile_scale_bytes(self) -> int:
+        """Bytes of small scales per tile."""
+        if self.small == "u4_odd":
+            return self.sets * 8
+        pair = 2 if self.minima and self.small == "f16" else 1
+        return self.sets * 16 * SMALL_BYTES[self.small] * pair
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of codes and small scales per block: a multiple of 16."""
+        return self.codes_bytes + 4 * self.tile_scale_bytes
+
+    @property
+    def super_bytes(self) -> int:
+        """Bytes of super-scales per 64 rows and 256 columns."""
+        return (256 if self.minima else 128) if self.two_level else 0
+
+    def chunks(self, cols: int) -> int:
+        """Chunks that `cols` columns take: whole super-blocks with two-level scales."""
+        unit = SUPER if self.two_level else BLOCK
+        return -(-cols // unit) * (unit // BLOCK)
+
+    def strip_bytes(self, cols: int) -> int:
+        """Bytes of 64 rows."""
+        chunks = self.chunks(cols)
+        return chunks * self.block_bytes + chunks // 4 * self.super_bytes
+
+    def size_bytes(self, rows: int, cols: int) -> int:
+        """Bytes of a whole matrix, without `block_scales`."""
+        return -(-rows // BLOCK) * self.strip_bytes(cols)
+
+
+def fragment_format(planes: Planes, compact: bool = False) -> FragmentFormat:
+    """The format of a quantised matrix.
+
+    Args:
+        planes: the matrix.
+        compact: keep two-level scales also where one level costs less than an eighth more (4 to 6 bits).
+
+    Raises:
+        UnsupportedModelError: no format holds such groups or codes.
+    """
+    sets = max(1, BLOCK // planes.group_size)
+    minima = planes.minima is not None
+    two_level = planes.super_group_size is not None
+    if planes.group_size not in (16, 32, 64, 128, 256) or planes.super_group_size not in (None, SUPER):
+        raise UnsupportedModelError(f"groups of {planes.group_size} columns do not run on CUDA")
+    if planes.vector_size > 1:
+        high = {8: 0, 9: 1, 10: 2, 12: 4}.get(planes.bits)
+        if high is None or not two_level or minima:
+            raise UnsupportedModelError(f"vector codebooks with indices of {planes.bits} bits do not run on CUDA")
+        signs = planes.signs is not None
+        return FragmentFormat(0, 128, sets, "u4_odd", vector=planes.vector_size, high_bits=high, signs=signs)
+    if planes.codebook is not None:
+        return FragmentFormat(4, 128, sets, "f16", codebook=True)
+    if planes.bits not in PLANES:
+        raise UnsupportedModelError(f"codes of {planes.bits} bits do not run on CUDA")
+    if planes.bits == 1 and minima:  # codes 0 and 1 that mean minus and plus the same
+        return FragmentFormat(1, 0.5, sets, "f16")
+    offset = float(planes.offset)
+    if two_level and (compact or planes.bits < 4):
+        small: Small = ("u4_pair" if planes.bits < 4 else "u8_pair") if minima else "i8"
+        return FragmentFormat(planes.bits, offset, sets, small, minima)
+    if planes.group_size == SUPER and not minima:
+        return FragmentFormat(planes.bits, offset, 1, "none")
+    return FragmentFormat(planes.bits, offset, sets, "f16", minima)
+
+
+def pack_fragments(planes: Planes, form: FragmentFormat) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """A matrix in fragment order, rows and columns padded with weights of zero.
+
+    Returns:
+        uint8 [form.size_bytes(rows, cols)], and block_scales, float32 [ceil(rows / 64)].
+    """
+    strips, chunks = -(-planes.rows // BLOCK), form.chunks(planes.cols)
+    exponents = _exponents(planes, form, strips)
+    parts = _code_planes(planes, form, strips, chunks)
+    if form.small != "none":
+        parts.append(_small_scales(planes, form, strips, chunks, exponents))
+    blocks = np.concatenate([part.reshape(strips, chunks, -1) for part in parts], axis=2)
+    if form.two_level:
+        supers = _super_scales(planes, form, strips, chunks // 4, exponents)
+        blocks = np.concatenate([blocks.reshape(strips, chunks // 4, -1), supers], axis=2)
+    return blocks.reshape(-1), np.ldexp(np.float32(1), -exponents).astype(np.float32)
+
+
+def _exponents(planes: Planes, form: FragmentFormat, strips: int) -> NDArray[np.int32]:
+    """e of 2^e per block of rows: int32 [strips]."""
+
+    def largest(values: NDArray[np.float32]) -> NDArray[np.int32]:
+        """x such that all values of a strip are below 2^x."""
+        tops = np.zeros(strips * BLOCK, dtype=np.float32)
+        tops[: planes.rows] = np.abs(values).max(axis=1)
+        strip_tops = tops.reshape(strips, BLOCK).max(axis=1)
+        return np.where(strip_tops > 0, np.frexp(strip_tops)[1], -200).astype(np.int32)
+
+    exponents = 15 - 24 + form.positions[0] - largest(planes.group_scales())
+    minima = planes.group_minima() if form.minima else None
+    if minima is not None:
+        exponents = np.minimum(exponents, 15 - largest(minima))
+    return np.clip(exponents, -100, 100).astype(np.int32)
+
+
+def _tiled(values: NDArray[Any], strips: int, chunks: int, per_chunk: int) -> NDArray[Any]:
+    """[rows, columns of something] zero-padded to [strips, tile, half, g, chunks, per_chunk]."""
+    padded = np.zeros((strips * BLOCK, chunks * per_chunk), dtype=values.dtype)
+    padded[: values.shape[0], : values.shape[1]] = values
+    return padded.reshape(strips, 4, 2, 8, chunks, per_chunk)
+
+
+def _code_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: int) -> list[NDArray[np.uint8]]:
+    """Code planes, each [strips, chunks, 4, 32, bytes of a lane] or [.., 4, 2, 32, 16] for eight bits."""
+    if form.vector:
+        return _vector_planes(planes, form, strips, chunks)
+    # Axes of `codes`: strip, tile, half, g, chunk, t, j, b. Padding keeps code 0: its scale is 0.
+    codes = _tiled(planes.codes.astype(np.uint8), strips, chunks, BLOCK).reshape(strips, 4, 2, 8, chunks, 4, 4, 4)
+    low, high = codes[:, :, 0], codes[:, :, 1]  # [strip, tile, g, chunk, t, j, b]
+    order = (0, 3, 1, 2, 4, 5, 6)
+    found: list[NDArray[np.uint8]] = []
+    shift = 0
+    for width in PLANES[form.bits]:
+        if width == 8:
+            plane = codes.transpose(0, 4, 1, 2, 3, 5, 6, 7)
+        elif form.codebook:
+            nibbles = np.concatenate([low, high], axis=-1).transpose(order)
+            plane = nibbles[..., 0::2] | nibbles[..., 1::2] << np.uint8(4)
+        elif width == 4:
+            plane = ((low & np.uint8(15)) | (high & np.uint8(15)) << np.uint8(4)).transpose(order)
+        else:
+            fields = (codes >> np.uint8(shift)) & np.uint8((1 << width) - 1)
+            steps = np.arange(4, dtype=np.uint8) * np.uint8(width)
+            halves = np.bitwise_or.reduce(fields << steps[:, None], axis=-2)  # [strip, tile, half, g, chunk, t, b]
+            if width == 2:
+                plane = halves.transpose(0, 4, 1, 3, 5, 2, 6)
+            else:
+                plane = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).transpose(0, 3, 1, 2, 4, 5)
+        found.append(np.ascontiguousarray(plane))
+        shift += width
+    return found
+
+
+def _vector_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: int) -> list[NDArray[np.uint8]]:
+    """Planes of a vector codebook: low bits of indices, signs, high bits."""
+    per_lane = 16 // form.vector
+
+    def lanes(values: NDArray[Any], count: int) -> NDArray[Any]:
+        """[rows, count per 16 columns] -> [strip, chunk, tile, g, t, half, count]."""
+        return _tiled(values, strips, chunks, 4 * count).reshape(strips, 4, 2, 8, chunks, 4, count).transpose(
+            0, 4, 1, 3, 5, 2, 6
+        )  # fmt: skip
+
+    indices = lanes(planes.codes, per_lane)
+    found = [np.ascontiguousarray(indices.astype(np.uint8))]
+    if planes.signs is not None:
+        found.append(np.ascontiguousarray(lanes(planes.signs, 2)))
+    if form.high_bits:
+        fields = np.ascontiguousarray(indices >> 8).astype(np.uint8)
+        bits = np.unpackbits(fields.reshape(-1, 1), axis=1, count=form.high_bits, bitorder="little")
+        found.append(np.packbits(bits.reshape(-1), bitorder="little"))
+    return found
+
+
+def _placed(values: NDArray[np.float32], form: FragmentFormat, exponents: NDArray[np.int32]) -> NDArray[np.float16]:
+    """Scales [strip, tile, half, ...] as stored: float16, times 2^e and 2^(24 - position)."""
+    shape = (len(exponents), 1, 2) + (1,) * (values.ndim - 3)
+    shifts = exponents[:, None] + 24 - np.array(form.positions)
+    with np.errstate(under="ignore"):
+        return np.ldexp(values, shifts.reshape(shape)).astype(np.float16)
+
+
+def _lowered(values: NDArray[np.float32], exponents: NDArray[np.int32]) -> NDArray[np.float16]:
+    """Minima [strip, ...] as stored: float16, times 2^e."""
+    with np.errstate(under="ignore"):
+        return np.ldexp(values, exponents.reshape(-1, *(1,) * (values.ndim - 1))).astype(np.float16)
+
+
+def _small_scales(
+    planes: Planes, form: FragmentFormat, strips: int, chunks: int, exponents: NDArray[np.int32]
+) -> NDArray[np.uint8]:
+    """[strips, chunks, tile, set, g, half, scale and minimum] as bytes."""
+
+    def tiled(values: NDArray[Any]) -> NDArray[Any]:
+        repeat = max(1, planes.group_size // BLOCK)  # groups wider than a chunk
+        return _tiled(np.repeat(values, repeat, axis=1), strips, chunks, form.sets)
+
+    order = (0, 4, 1, 5, 3, 2)  # to strip, chunk, tile, set, g, half
+    if form.small == "f16":
+        scales = _placed(tiled(planes.group_scales()), form, exponents).transpose(order)
+        minima = planes.group_minima() if form.minima else None
+        if minima is not None:
+            scales = np.stack([scales, _lowered(tiled(minima), exponents).transpose(order)], axis=-1)
+        return np.ascontiguousarray(scales).view(np.uint8)
+    scales = tiled(planes.scales).transpose(order)
+    if form.small == "u4_odd":
+        nibbles = np.maximum(scales >> 1, 0).astype(np.uint8)
+        return np.ascontiguousarray(nibbles[..., 0] | nibbles[..., 1] << np.uint8(4))
+    if planes.minima is None or not form.minima:
+        return np.ascontiguousarray(scales.astype(np.int8)).view(np.uint8)
+    minima = tiled(planes.minima).transpose(order)
+    if form.small == "u4_pair":
+        return np.ascontiguousarray((scales | minima << 4).astype(np.uint8))
+    return np.ascontiguousarray(np.stack([scales, minima], axis=-1).astype(np.uint8))
+
+
+def _super_scales(
+    planes: Planes, form: FragmentFormat, strips: int, supers: int, exponents: NDArray[np.int32]
+) -> NDArray[np.uint8]:
+    """[strips, supers, bytes]: per super-block [tile, g, half, scale and minimum]."""
+    order = (0, 4, 1, 3, 2, 5)
+    source = planes.scales.astype(np.float32) if planes.super_scales is None else planes.super_scales
+    found = [_placed(_tiled(source, strips, supers, 1), form, exponents).transpose(order)]
+    if form.minima and planes.super_minima is not None:
+        found.append(_lowered(_tiled(planes.super_minima, strips, supers, 1), exponents).transpose(order))
+    return np.ascontiguousarray(np.concatenate(found, axis=-1)).reshape(strips, supers, -1).view(np.uint8)

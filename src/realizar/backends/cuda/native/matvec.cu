@@ -1,0 +1,88 @@
+// Products for few rows: integer dot products of codes with int8 activations.
+// Defined by the loader: NAME ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
+// UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor).
+
+INLINE int dot4(u32 codes, u32 x, int sum) { int r; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(codes), "r"(x), "r"(sum)); return r; }
+
+constexpr float power(int e) { float r = 1.f; for (; e < 0; e++) r *= 0.5f; for (; e > 0; e--) r *= 2.f; return r; }
+
+extern "C" __global__ void __launch_bounds__(TILES* PARTS * 32, BLOCKS)
+NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, const void* __restrict__ table,
+     const char* __restrict__ codes, const float2* __restrict__ terms, float* __restrict__ partials,
+     int rows_out, int chunks, int splits, int row_stride, int split_stride) {
+  __shared__ float sums[PARTS][ROWS][TILES * 16];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+  const int slot = warp % TILES, share = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + share;
+  const int tile = blockIdx.x * TILES + slot;
+  const int first = (int)((long)chunks * part / parts);
+  const int count = tile * 16 < rows_out ? (int)((long)chunks * (part + 1) / parts) - first : 0;
+  const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
+
+  Raw next[UNROLL];
+  auto request = [&](int from) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+      if (from + u < count) {
+        const int chunk = first + from + u;
+        const Streamed block{strip + block_at(chunk)}, supers{strip + supers_at(chunk)};
+        read_codes(next[u], block, tile % 4, lane);
+        read_scales(next[u], block, supers, tile % 4, lane);
+      }
+  };
+  request(0);
+  const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
+  let_next_start();
+  wait_for_previous();
+
+  float scaled[2][ROWS], shifted_sums[2][ROWS];  // sums of scale * dot product, and of what stands beside it
+#pragma unroll
+  for (int m = 0; m < ROWS; m++) scaled[0][m] = scaled[1][m] = shifted_sums[0][m] = shifted_sums[1][m] = 0.f;
+  const char* x_at = codes + (long)first * 64 + t * 16;
+  const float2* terms_at = terms + (long)first * 4 + t;
+
+  for (int k = 0; k < count; k += UNROLL) {
+    Raw raws[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) raws[u] = next[u];
+    request(k + UNROLL);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+      if (k + u < count) {
+        const Raw& raw = raws[u];
+        const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
+        const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
+        const Pairs p = scale_pairs(raw);
+        const float s0 = low_half(p.pair[0]), s1 = MINIMA ? low_half(p.pair[1]) : high_half(p.pair[0]);
+        const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+          const uint4 x = load16(x_at + ((long)m * chunks + k + u) * 64);
+          const float2 term = load_float2(terms_at + ((long)m * chunks + k + u) * 4);
+          const int d0 = dot4(q0[3], x.w, dot4(q0[2], x.z, dot4(q0[1], x.y, dot4(q0[0], x.x, 0))));
+          const int d1 = dot4(q1[3], x.w, dot4(q1[2], x.z, dot4(q1[1], x.y, dot4(q1[0], x.x, 0))));
+          scaled[0][m] += s0 * term.x * (float)d0;
+          scaled[1][m] += s1 * term.x * (float)d1;
+          if constexpr (MINIMA || OFFSET != 0.f) { shifted_sums[0][m] += m0 * term.y; shifted_sums[1][m] += m1 * term.y; }
+        }
+      }
+  }
+  constexpr float scale0 = power(POSITION0 - 24), scale1 = power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
+  constexpr float shift0 = MINIMA ? 1.f : -OFFSET * power(POSITION0 - 24), shift1 = MINIMA ? 1.f : -OFFSET * power(POSITION1 - 24);
+#pragma unroll
+  for (int m = 0; m < ROWS; m++) {
+    float low = scaled[0][m] * scale0 + shifted_sums[0][m] * shift0, high = scaled[1][m] * scale1 + shifted_sums[1][m] * shift1;
+    low += __shfl_xor_sync(~0u, low, 1);
+    high += __shfl_xor_sync(~0u, high, 1);
+    low += __shfl_xor_sync(~0u, low, 2);
+    high += __shfl_xor_sync(~0u, high, 2);
+    if (t == 0) { sums[share][m][slot * 16 + g] = low * block_scale; sums[share][m][slot * 16 + g + 8] = high * block_scale; }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < ROWS * TILES * 16; i += TILES * PARTS * 32) {
+    const int m = i / (TILES * 16), row = blockIdx.x * TILES * 16 + i % (TILES * 16);
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
+    if (row < rows_out) partials[(long)blockIdx.y * split_stride + (long)m * row_stride + row] = sum;
+  }
+}

@@ -1,0 +1,106 @@
+// Products for 8 rows and more from compute capability 8.0 on: weights become the A operand of mma.sync in registers,
+// activations come through shared memory by ldmatrix. All warps fill a ring of stages with cp.async.
+// Defined by the loader: NAME ROWS (of an activation block: 8-256) STRIPS (of 64 rows, per block) STAGES
+// BLOCKS (per multiprocessor).
+
+constexpr int PART_ROWS = ROWS < 64 ? ROWS : 64;  // rows that one thread block takes
+constexpr int PARTS = ROWS / PART_ROWS;
+constexpr int THREADS = STRIPS * 128;
+constexpr int STRIP_STAGE = BLOCK_BYTES + SUPER_BYTES;
+constexpr int WEIGHTS_STAGE = STRIPS * STRIP_STAGE;
+constexpr int STAGE_BYTES = WEIGHTS_STAGE + PART_ROWS * 128;
+
+INLINE void copy16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+INLINE void multiply(float* c, const u32* a, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+INLINE void load_matrices(u32 (&b)[4], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at) : "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, const void* __restrict__ table,
+     const char* __restrict__ values, const float* __restrict__ row_scales, float* __restrict__ partials,
+     int rows, int rows_out, int chunks, int splits, int row_stride, int split_stride) {
+  extern __shared__ __align__(128) char ring[];
+  const u32 base = (u32)__cvta_generic_to_shared(ring);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, tile = warp % 4, own = warp / 4;
+  const int first = (int)((long)chunks * blockIdx.y / splits), count = (int)((long)chunks * (blockIdx.y + 1) / splits) - first;
+  const int strips = (rows_out + 63) / 64, strip0 = blockIdx.x * STRIPS;
+  const int x_block = blockIdx.z / PARTS, x_part = blockIdx.z % PARTS;
+  const char* x = values + ((long)x_block * chunks + first) * (ROWS * 128) + x_part * (PART_ROWS * 16);
+
+  auto fetch_weights = [&](int k) {
+    if (k >= count) return;
+    const u32 to = base + k % STAGES * STAGE_BYTES;
+    for (int i = threadIdx.x; i < STRIPS * (STRIP_STAGE / 16); i += THREADS) {
+      const int strip = i / (STRIP_STAGE / 16), at = i % (STRIP_STAGE / 16) * 16;
+      if (strip0 + strip >= strips) break;
+      const char* from = weights + (strip0 + strip) * strip_bytes(chunks) + (at < BLOCK_BYTES ? block_at(first + k) + at : supers_at(first + k) + at - BLOCK_BYTES);
+      copy16(to + strip * STRIP_STAGE + at, from);
+    }
+  };
+  auto fetch_x = [&](int k) {
+    if (k >= count) return;
+    const u32 to = base + k % STAGES * STAGE_BYTES + WEIGHTS_STAGE;
+    for (int i = threadIdx.x; i < PART_ROWS * 8; i += THREADS)  // eight core-matrix columns of PART_ROWS 16-byte rows
+      copy16(to + i * 16, x + (long)k * (ROWS * 128) + i / PART_ROWS * (ROWS * 16) + i % PART_ROWS * 16);
+  };
+  auto close = [&]() { asm volatile("cp.async.commit_group;" ::: "memory"); };
+
+  for (int k = 0; k < STAGES - 1; k++) fetch_weights(k);
+  let_next_start();
+  wait_for_previous();
+  for (int k = 0; k < STAGES - 1; k++) { fetch_x(k); close(); }
+
+  float c[PART_ROWS / 8][4];
+#pragma unroll
+  for (int m = 0; m < PART_ROWS / 8; m++) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.f;
+  for (int k = 0; k < count; k++) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    __syncthreads();
+    fetch_weights(k + STAGES - 1);
+    fetch_x(k + STAGES - 1);
+    close();
+    const int at = k % STAGES * STAGE_BYTES;
+    if (strip0 + own < strips) {
+      const char* strip = ring + at + own * STRIP_STAGE;
+      const Staged block{strip}, supers{strip + BLOCK_BYTES};
+      Raw raw;
+      u32 a[4][4];
+      read_codes(raw, block, tile, lane);
+      read_scales(raw, block, supers, tile, lane);
+      decode(a, raw, table);
+      // Lane l addresses row l % 8 of core matrix 4 h + l / 8: two K steps at once.
+      const u32 row = base + at + WEIGHTS_STAGE + (lane / 8 * PART_ROWS + lane % 8) * 16;
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int m = 0; m < PART_ROWS / 8; m++) {
+          u32 b[4];
+          load_matrices(b, row + h * 4 * PART_ROWS * 16 + m * 128);
+          multiply(c[m], a[2 * h], b[0], b[1]);
+          multiply(c[m], a[2 * h + 1], b[2], b[3]);
+        }
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+
+  const int strip = strip0 + own, row = strip * 64 + tile * 16 + g;
+  if (strip >= strips) return;
+  const float block_scale = __ldg(block_scales + strip);
+  float* out = partials + (long)blockIdx.y * split_stride;
+#pragma unroll
+  for (int m = 0; m < PART_ROWS / 8; m++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int x_row = x_block * ROWS + x_part * PART_ROWS + m * 8 + t * 2 + e;
+      if (x_row < rows) {
+        const float scale = block_scale * load_float(row_scales + x_row);
+        float* to = out + (long)x_row * row_stride + row;
+        if (row < rows_out) to[0] = c[m][e] * scale;
+        if (row + 8 < rows_out) to[8] = c[m][2 + e] * scale;
+      }
+    }
+}

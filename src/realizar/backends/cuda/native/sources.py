@@ -1,0 +1,181 @@
+"""Product kernels as sources: macros from a weight format and a kernel's own parameters. numpy-free, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from realizar.backends.cuda.fragments import FragmentFormat, Small
+from realizar.backends.cuda.native.compiler import Source
+
+KernelKind = Literal["matvec", "wgmma", "mma_sync"]
+_SMALL: dict[Small, str] = {
+    "f16": "SMALL_F16",
+    "u4_pair": "SMALL_U4_PAIR",
+    "u8_pair": "SMALL_U8_PAIR",
+    "i8": "SMALL_I8",
+    "u4_odd": "SMALL_U4_ODD",
+    "none": "SMALL_NONE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MatvecTiles:
+    """Parameters of the kernel for few rows.
+
+    Attributes:
+        rows: 1 to 7.
+        tiles: tiles of 16 weight rows per block.
+        parts: warps of a block that share the columns of a tile.
+        unroll: chunks that a warp requests at once.
+        blocks: blocks per multiprocessor that registers must allow.
+    """
+
+    rows: int
+    tiles: int
+    parts: int
+    unroll: int
+    blocks: int
+
+    kind: Literal["matvec"] = "matvec"
+
+    @property
+    def threads(self) -> int:
+        return self.tiles * self.parts * 32
+
+    def shared_bytes(self, form: FragmentFormat) -> int:
+        """Dynamic shared memory of a block."""
+        return 0
+
+    def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
+        return -(-rows_out // (16 * self.tiles)), splits, 1
+
+    def defines(self, form: FragmentFormat) -> list[tuple[str, str]]:
+        names = ("ROWS", "TILES", "PARTS", "UNROLL", "BLOCKS")
+        values = (self.rows, self.tiles, self.parts, self.unroll, self.blocks)
+        return [(name, str(value)) for name, value in zip(names, values, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTiles:
+    """Parameters of the Hopper kernel.
+
+    Attributes:
+        rows: activation rows of a block: a multiple of 8 up to 256.
+        strips: strips of 64 weight rows per consumer warpgroup.
+        groups: consumer warpgroups.
+        stages: of the ring. step: chunks per stage: 1, 2 or 4.
+        blocks: per multiprocessor.
+    """
+
+    rows: int
+    strips: int
+    groups: int
+    stages: int
+    step: int
+    blocks: int
+
+    kind: Literal["wgmma"] = "wgmma"
+
+    @property
+    def registers(self) -> int:
+        """Registers that a consumer thread takes over from the producer, or 0 where none need to."""
+        large = self.blocks == 1 and self.rows * self.strips >= 256
+        return {1: 0, 2: 240, 3: 160}.get(self.groups, 0) if large else 0
+
+    @property
+    def threads(self) -> int:
+        return self.groups * 128 + (128 if self.registers else 32)
+
+    def shared_bytes(self, form: FragmentFormat) -> int:
+        """Dynamic shared memory of a block."""
+        weights = self.groups * self.strips * (self.step * form.block_bytes + form.super_bytes)
+        return self.stages * (weights + self.step * self.rows * 128)
+
+    def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
+        return -(-rows_out // (64 * self.strips * self.groups)), splits, row_blocks
+
+    def defines(self, form: FragmentFormat) -> list[tuple[str, str]]:
+        names = ("ROWS", "STRIPS", "GROUPS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
+        values = (self.rows, self.strips, self.groups, self.stages, self.step, self.blocks, self.registers)
+        count = self.rows // 2
+        accumulators = ", ".join(f"%{i}" for i in range(count))
+        inputs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}, " + f"%{count + 4}"
+        operands = ", ".join(f'"+f"(c[{i}])' for i in range(count))
+        return [
+            *((name, str(value)) for name, value in zip(names, values, strict=True)),
+            ("ROWS_TEXT", f'"{self.rows}"'),
+            ("ACCUMULATORS", f'"{accumulators}"'),
+            ("INPUTS", f'"{inputs}"'),
+            ("OPERANDS", operands),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class MmaSyncTiles:
+    """Parameters of the kernel for compute capability 8.0 and on.
+
+    Attributes:
+        rows: of an activation block: a multiple of 8 up to 64, or 128 or 256.
+        strips: strips of 64 weight rows per block, a warp for every 16 rows.
+        stages: of the ring, at least 3. blocks: per multiprocessor.
+    """
+
+    rows: int
+    strips: int
+    stages: int
+    blocks: int
+
+    kind: Literal["mma_sync"] = "mma_sync"
+
+    @property
+    def threads(self) -> int:
+        return self.strips * 128
+
+    def shared_bytes(self, form: FragmentFormat) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * (self.strips * (form.block_bytes + form.super_bytes) + min(self.rows, 64) * 128)
+
+    def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
+        return -(-rows_out // (64 * self.strips)), splits, row_blocks * max(1, self.rows // 64)
+
+    def defines(self, form: FragmentFormat) -> list[tuple[str, str]]:
+        names = ("ROWS", "STRIPS", "STAGES", "BLOCKS")
+        return [(n, str(v)) for n, v in zip(names, (self.rows, self.strips, self.stages, self.blocks), strict=True)]
+
+
+Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
+
+
+def product_source(form: FragmentFormat, tiles: Tiles) -> Source:
+    """The kernel for weights of a format."""
+    scale = "vector" if form.vector else f"{'codebook' if form.codebook else 'affine'}{form.bits}"
+    name = f"{tiles.kind}_{scale}_{form.small}_rows{tiles.rows}"
+    defines = [*_format_defines(form), *tiles.defines(form)]
+    return Source(name, ("weights.cu", f"{tiles.kind}.cu"), tuple(defines))
+
+
+def activations_source() -> Source:
+    """Float rows to both formats of activations."""
+    return Source("activations", ("activations.cu",), (("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")))
+
+
+def _format_defines(form: FragmentFormat) -> list[tuple[str, str]]:
+    values: dict[str, int | str] = {
+        "BITS": form.bits,
+        "VECTOR": form.vector,
+        "HIGH_BITS": form.high_bits,
+        "SIGNS": int(form.signs),
+        "CODEBOOK": int(form.codebook),
+        "SETS": form.sets,
+        "MINIMA": int(form.minima),
+        "SMALL": _SMALL[form.small],
+        "OFFSET": f"{form.offset!r}f" if form.offset % 1 else f"{int(form.offset)}.f",
+        "POSITION0": form.positions[0],
+        "POSITION1": form.positions[1],
+        "CODES_BYTES": form.codes_bytes,
+        "TILE_SCALE_BYTES": form.tile_scale_bytes,
+        "BLOCK_BYTES": form.block_bytes,
+        "SUPER_BYTES": form.super_bytes,
+    }
+    return [(key, str(value)) for key, value in values.items()]

@@ -1,0 +1,237 @@
+// Reading weights in fragment order; shared by the product kernels. The layout and the constants' meaning stand in
+// fragments.py; the loader defines, from a FragmentFormat:
+//   BITS VECTOR HIGH_BITS SIGNS CODEBOOK SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
+//   POSITION0 POSITION1 CODES_BYTES TILE_SCALE_BYTES BLOCK_BYTES SUPER_BYTES
+// No header is included: half floats are handled through inline PTX.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INLINE __device__ __forceinline__
+#define SMALL_F16 0
+#define SMALL_U4_PAIR 1
+#define SMALL_U8_PAIR 2
+#define SMALL_I8 3
+#define SMALL_U4_ODD 4
+#define SMALL_NONE 5
+
+INLINE u32 fma2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+INLINE u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+INLINE u32 add2(u32 a, u32 b) { u32 r; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+INLINE float low_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(r) : "r"(x)); return r; }
+INLINE float high_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
+INLINE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// (a & mask) | b in one instruction
+INLINE u32 masked_or(u32 a, u32 mask, u32 b) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(b)); return r; }
+template <int N> INLINE u32 shifted(u32 x) { if constexpr (N >= 0) return x << N; else return x >> -N; }
+
+// Programmatic dependent launch; nothing before compute capability 9.0.
+INLINE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+INLINE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Activations and their scales, written by the kernel before: never through the read-only path, and never before the wait.
+INLINE uint4 load16(const void* at) { uint4 r; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(at) : "memory"); return r; }
+INLINE float2 load_float2(const void* at) { float2 r; asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
+INLINE float load_float(const void* at) { float r; asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(at) : "memory"); return r; }
+
+// Where weights are read from: global memory, each byte once, or shared memory.
+struct Streamed {
+  const char* base;
+  INLINE uint4 read16(int at) const { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(base + at)); return r; }
+  INLINE uint2 read8(int at) const { uint2 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(base + at)); return r; }
+  INLINE u32 read4(int at) const { u32 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(r) : "l"(base + at)); return r; }
+  INLINE u32 read2(int at) const { u16 r; asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(base + at)); return r; }
+  INLINE u32 read1(int at) const { u32 r; asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(r) : "l"(base + at)); return r; }
+};
+struct Staged {
+  const char* base;
+  INLINE uint4 read16(int at) const { return *(const uint4*)(base + at); }
+  INLINE uint2 read8(int at) const { return *(const uint2*)(base + at); }
+  INLINE u32 read4(int at) const { return *(const u32*)(base + at); }
+  INLINE u32 read2(int at) const { return *(const u16*)(base + at); }
+  INLINE u32 read1(int at) const { return *(const u8*)(base + at); }
+};
+
+#if VECTOR
+constexpr int VECTORS = 32 / VECTOR;           // of a lane
+constexpr int LOW_WORDS = VECTORS / 4;         // eight low bits of each index
+constexpr int SIGN_AT = 128 * 4 * LOW_WORDS;   // offsets of planes in a block
+constexpr int HIGH_AT = SIGN_AT + (SIGNS ? 512 : 0);
+constexpr int HIGH_LANE_BITS = HIGH_BITS * VECTORS;
+constexpr int CODE_WORDS = LOW_WORDS + 2;
+#else
+constexpr int CODE_WORDS = BITS;
+#endif
+constexpr int SCALE_WORDS = (SMALL == SMALL_F16 && MINIMA) ? 2 : 1;
+constexpr bool TWO_LEVEL = SMALL != SMALL_F16;
+
+// What a lane holds of a tile and a chunk, as it lies in memory.
+struct Raw {
+  u32 codes[CODE_WORDS];
+  u32 scales[SCALE_WORDS];
+  u32 supers[2];
+};
+
+template <class Memory>
+INLINE void read_codes(Raw& raw, const Memory& block, int tile, int lane) {
+#if VECTOR
+  if constexpr (LOW_WORDS == 2) {
+    const uint2 low = block.read8((tile * 32 + lane) * 8);
+    raw.codes[0] = low.x; raw.codes[1] = low.y;
+  } else raw.codes[0] = block.read4((tile * 32 + lane) * 4);
+  if constexpr (SIGNS) raw.codes[LOW_WORDS] = block.read4(SIGN_AT + (tile * 32 + lane) * 4);
+  if constexpr (HIGH_LANE_BITS == 16) raw.codes[LOW_WORDS + 1] = block.read2(HIGH_AT + (tile * 32 + lane) * 2);
+  if constexpr (HIGH_LANE_BITS == 8) raw.codes[LOW_WORDS + 1] = block.read1(HIGH_AT + tile * 32 + lane);
+  if constexpr (HIGH_LANE_BITS == 4) raw.codes[LOW_WORDS + 1] = block.read1(HIGH_AT + tile * 16 + lane / 2) >> (lane % 2 * 4);
+#else
+  auto take16 = [&](int word, int at) {
+    const uint4 v = block.read16(at);
+    raw.codes[word] = v.x; raw.codes[word + 1] = v.y; raw.codes[word + 2] = v.z; raw.codes[word + 3] = v.w;
+  };
+  auto take8 = [&](int word, int at) { const uint2 v = block.read8(at); raw.codes[word] = v.x; raw.codes[word + 1] = v.y; };
+  if constexpr (BITS == 8) { take16(0, tile * 1024 + lane * 16); take16(4, tile * 1024 + 512 + lane * 16); }
+  if constexpr (BITS == 4 || BITS == 5 || BITS == 6) take16(0, (tile * 32 + lane) * 16);
+  if constexpr (BITS == 6) take8(4, 2048 + (tile * 32 + lane) * 8);
+  if constexpr (BITS == 5) raw.codes[4] = block.read4(2048 + (tile * 32 + lane) * 4);
+  if constexpr (BITS == 2 || BITS == 3) take8(0, (tile * 32 + lane) * 8);
+  if constexpr (BITS == 3) raw.codes[2] = block.read4(1024 + (tile * 32 + lane) * 4);
+  if constexpr (BITS == 1) raw.codes[0] = block.read4((tile * 32 + lane) * 4);
+#endif
+}
+
+template <class Memory>
+INLINE void read_scales(Raw& raw, const Memory& block, const Memory& supers, int tile, int lane) {
+  const int g = lane >> 2, set = (lane & 3) * SETS / 4, at = CODES_BYTES + tile * TILE_SCALE_BYTES, entry = set * 8 + g;
+  if constexpr (SMALL == SMALL_F16 && MINIMA) {
+    const uint2 v = block.read8(at + entry * 8);
+    raw.scales[0] = v.x; raw.scales[1] = v.y;
+  }
+  if constexpr (SMALL == SMALL_F16 && !MINIMA) raw.scales[0] = block.read4(at + entry * 4);
+  if constexpr (SMALL == SMALL_U8_PAIR) raw.scales[0] = block.read4(at + entry * 4);
+  if constexpr (SMALL == SMALL_U4_PAIR || SMALL == SMALL_I8) raw.scales[0] = block.read2(at + entry * 2);
+  if constexpr (SMALL == SMALL_U4_ODD) raw.scales[0] = block.read1(at + entry);
+  if constexpr (TWO_LEVEL && MINIMA) {
+    const uint2 v = supers.read8((tile * 8 + g) * 8);
+    raw.supers[0] = v.x; raw.supers[1] = v.y;
+  }
+  if constexpr (TWO_LEVEL && !MINIMA) raw.supers[0] = supers.read4((tile * 8 + g) * 4);
+}
+
+// Final scales as pairs of halves: with minima pair[r] = (scale, minimum) of half r; without, pair[0] = (scale of half 0,
+// scale of half 1). 0x64xx is 1024 + xx as a half.
+struct Pairs { u32 pair[2]; };
+INLINE Pairs scale_pairs(const Raw& raw) {
+  Pairs p; p.pair[1] = 0;
+  const u32 word = raw.scales[0];
+  if constexpr (SMALL == SMALL_F16) { p.pair[0] = word; if constexpr (MINIMA) p.pair[1] = raw.scales[SCALE_WORDS - 1]; }
+  if constexpr (SMALL == SMALL_NONE) p.pair[0] = raw.supers[0];
+  if constexpr (SMALL == SMALL_U8_PAIR || SMALL == SMALL_U4_PAIR) {
+    u32 first, second;
+    if constexpr (SMALL == SMALL_U8_PAIR) { first = permute(word, 0x64646464u, 0x4140); second = permute(word, 0x64646464u, 0x4342); }
+    else { first = 0x64006400u | (word & 15) | ((word & 0xf0) << 12); second = 0x64006400u | ((word >> 8) & 15) | ((word & 0xf000) << 4); }
+    p.pair[0] = mul2(add2(first, 0xe400e400u), raw.supers[0]);
+    p.pair[1] = mul2(add2(second, 0xe400e400u), raw.supers[1]);
+  }
+  if constexpr (SMALL == SMALL_I8) p.pair[0] = mul2(add2(permute(word ^ 0x8080u, 0x64646464u, 0x4140), 0xe480e480u), raw.supers[0]);
+  if constexpr (SMALL == SMALL_U4_ODD) p.pair[0] = mul2(add2(0x64016401u | ((word & 15) << 1) | ((word & 0xf0) << 13), 0xe400e400u), raw.supers[0]);
+  return p;
+}
+
+#if VECTOR
+// Four columns of half R, as bytes of value + 128.
+template <int R, int J>
+INLINE u32 code_bytes(const Raw& raw, const void* table) {
+  constexpr int vector = R * (VECTORS / 2) + J * 4 / VECTOR;
+  u32 index = (raw.codes[vector / 4] >> (vector % 4 * 8)) & 0xff;
+  if constexpr (HIGH_BITS > 0) index |= ((raw.codes[LOW_WORDS + 1] >> (vector * HIGH_BITS)) & ((1 << HIGH_BITS) - 1)) << 8;
+  u32 word = __ldg((const u32*)table + (VECTOR == 8 ? index * 2 + J % 2 : index));
+  if constexpr (SIGNS) {
+    const u32 bits = (raw.codes[LOW_WORDS] >> (R * 16 + J * 4)) & 15, ones = (bits * 0x00204081u) & 0x01010101u;
+    word = (word ^ (ones * 0xff)) + ones;
+  }
+  return word;
+}
+#else
+// Codes of four columns of half R as unsigned bytes; those of affine four-bit codes of half 1 times 16.
+template <int R, int J>
+INLINE u32 code_bytes(const Raw& raw, const void* table) {
+  if constexpr (CODEBOOK) {
+    const uint4 t = *(const uint4*)table;
+    const u32 nibbles = R ? raw.codes[J] >> 16 : raw.codes[J], three = nibbles & 0x7777;
+    return permute(permute(t.x, t.y, three), permute(t.z, t.w, three), masked_or(nibbles >> 1, 0x4444, 0x3210));
+  } else if constexpr (BITS == 8) return raw.codes[R * 4 + J];
+  else if constexpr (BITS == 4) return raw.codes[J] & (R ? 0xf0f0f0f0u : 0x0f0f0f0fu);
+  else if constexpr (BITS == 6) return masked_or(shifted<4 - 2 * J>(raw.codes[4 + R]), 0x30303030u, shifted<-4 * R>(raw.codes[J]) & 0x0f0f0f0fu);
+  else if constexpr (BITS == 5) return masked_or(shifted<4 - 4 * R - J>(raw.codes[4]), 0x10101010u, shifted<-4 * R>(raw.codes[J]) & 0x0f0f0f0fu);
+  else if constexpr (BITS == 3) return masked_or(shifted<2 - 4 * R - J>(raw.codes[2]), 0x04040404u, shifted<-2 * J>(raw.codes[R]) & 0x03030303u);
+  else if constexpr (BITS == 2) return shifted<-2 * J>(raw.codes[R]) & 0x03030303u;
+  else return shifted<-4 * R - J>(raw.codes[0]) & 0x01010101u;
+}
+#endif
+constexpr bool BYTES_TIMES_16 = !VECTOR && !CODEBOOK && BITS == 4;
+
+// Codes of columns 4 J + H and 4 J + 2 + H of half R in the two halves of a word, at bit POSITION of each.
+template <int R, int J, int H>
+INLINE u32 code_halves(const Raw& raw, u32 bytes) {
+#if VECTOR
+  return shifted<-8 * H>(bytes) & 0x00ff00ffu;
+#else
+  if constexpr (CODEBOOK || BITS == 8) return shifted<-8 * H>(bytes) & 0x00ff00ffu;
+  else if constexpr (BITS == 4) return shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu);
+  else if constexpr (BITS == 6)
+    return masked_or(shifted<4 + 4 * R - 2 * J - 8 * H>(raw.codes[4 + R]), R ? 0x03000300u : 0x00300030u, shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu));
+  else if constexpr (BITS == 5)
+    return masked_or(shifted<4 - J - 8 * H>(raw.codes[4]), R ? 0x01000100u : 0x00100010u, shifted<-8 * H>(raw.codes[J]) & (R ? 0x00f000f0u : 0x000f000fu));
+  else if constexpr (BITS == 3)
+    return masked_or(shifted<2 - 4 * R - J - 8 * H>(raw.codes[2]), 0x00040004u, shifted<-2 * J - 8 * H>(raw.codes[R]) & 0x00030003u);
+  else if constexpr (BITS == 2) return shifted<-2 * J - 8 * H>(raw.codes[R]) & 0x00030003u;
+  else return shifted<1 - 4 * R - J - 8 * H>(raw.codes[0]) & 0x00020002u;
+#endif
+}
+
+// A power of two as a half, twice in a word; 2^-24 .. 2^15.
+constexpr u32 half_power(int e) { return (e >= -14 ? (u32)(e + 15) << 10 : 1u << (e + 24)) * 0x10001u; }
+constexpr int log2_of(float x) { int e = 0; for (; x > 1.f; x *= 0.5f) e++; for (; x < 1.f; x *= 2.f) e--; return e; }
+
+template <int N> struct Index { static constexpr int value = N; };
+
+// The A operand of the tensor cores: four K steps of 16 of a tile, as halves.
+INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {
+  const Pairs p = scale_pairs(raw);
+  u32 s0 = permute(p.pair[0], 0, 0x1010), s1, m0, m1;
+  if constexpr (MINIMA) { m0 = permute(p.pair[0], 0, 0x3232); s1 = permute(p.pair[1], 0, 0x1010); m1 = permute(p.pair[1], 0, 0x3232); }
+  else {
+    s1 = permute(p.pair[0], 0, 0x3232);
+    m0 = m1 = 0;
+    if constexpr (OFFSET != 0.f) {
+      constexpr u32 sign = 0x80008000u;
+      m0 = mul2(s0, half_power(log2_of(OFFSET) + POSITION0 - 24) | sign);
+      m1 = mul2(s1, half_power(log2_of(OFFSET) + POSITION1 - 24) | sign);
+    }
+  }
+  auto step = [&](auto j) {
+    constexpr int J = decltype(j)::value;
+    u32 low = 0, high = 0;
+    if constexpr (VECTOR || CODEBOOK || BITS == 8) { low = code_bytes<0, J>(raw, table); high = code_bytes<1, J>(raw, table); }
+    a[J][0] = fma2(code_halves<0, J, 0>(raw, low), s0, m0);
+    a[J][1] = fma2(code_halves<1, J, 0>(raw, high), s1, m1);
+    a[J][2] = fma2(code_halves<0, J, 1>(raw, low), s0, m0);
+    a[J][3] = fma2(code_halves<1, J, 1>(raw, high), s1, m1);
+  };
+  step(Index<0>{}); step(Index<1>{}); step(Index<2>{}); step(Index<3>{});
+}
+
+// Byte offset of a chunk's block within 64 rows, and of its super-scales.
+INLINE long block_at(int chunk) { return (long)chunk * BLOCK_BYTES + (TWO_LEVEL ? (long)(chunk >> 2) * SUPER_BYTES : 0); }
+INLINE long supers_at(int chunk) { return (long)((chunk >> 2) + 1) * (4 * BLOCK_BYTES) + (long)(chunk >> 2) * SUPER_BYTES; }
+INLINE long strip_bytes(int chunks) { return block_at(chunks); }
