@@ -73,8 +73,8 @@ class OpenRequests:
         self._processor.add(request, prompt)
         self._open[request_id] = _Open(stream, request.sampling.n, accepted)
         self._num_choices += request.sampling.n
-        self._send(Add(request))
         try:
+            self._send(Add(request))
             await accepted
         except BaseException:
             stream.close()

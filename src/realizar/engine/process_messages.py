@@ -12,6 +12,7 @@ import msgspec
 
 from realizar import errors
 from realizar.backends.base import Capacity
+from realizar.config import EngineConfig
 from realizar.engine.metrics import EngineStats
 from realizar.outputs import TokenOutput
 from realizar.request import Request
@@ -39,6 +40,13 @@ class EngineInfo(msgspec.Struct, frozen=True):
     capacity: Capacity
     pid: int
     threads: int | None = None
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """The first command, to an engine in a process of its own: the path of a model, and how to run it."""
+
+    model: str
+    config: EngineConfig
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -76,7 +84,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine; open requests get no more outputs."""
 
 
-Command: TypeAlias = Add | Abort | AskStats | AskAudit | Ping | Shutdown
+Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Ping | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -98,7 +106,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     request_id: str
 
 
-class Outputs(msgspec.Struct, frozen=True, tag="outputs", array_like=True):
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """What one step gave."""
 
     outputs: tuple[TokenOutput, ...]

@@ -1,0 +1,109 @@
+"""The engine in a process of its own: `python -m realizar.engine.process FD`, started by `engine.supervisor`.
+
+FD is one end of a pair of sockets. The process ends when the other end closes, however it closes; signals that a
+terminal or a service manager sends to the whole group are its parent's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from realizar.engine.async_link import LoadProgress
+from realizar.engine.core import EngineCore
+from realizar.engine.loading import find_checkpoint, load_core
+from realizar.engine.process_loop import EngineLoop
+from realizar.engine.process_messages import Command, Event, Failed, Load, Loading, Ping, Pong
+from realizar.engine.transport import FrameError, FrameReader, encode_frame
+
+_log = logging.getLogger(__name__)
+_RECEIVE_BYTES = 1 << 18
+_PR_SET_PDEATHSIG = 1
+
+Loader = Callable[[Load, LoadProgress], EngineCore]
+
+
+def load_model(load: Load, progress: LoadProgress) -> EngineCore:
+    """The core of a model on this machine's backend. Raises what `load_core` does."""
+    return load_core(find_checkpoint(load.model), load.config, progress=progress)
+
+
+class EngineProcess:
+    """One end of the socket: commands come in on a thread of their own, the engine runs on the caller's."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._failed = False
+        self._loop = EngineLoop(self._tell)
+        self._load_command: Load | None = None
+        self._may_load = threading.Event()
+
+    def run(self, loader: Loader) -> int:
+        """Obey until told to shut down; the exit status."""
+        threading.Thread(target=self._receive, name="engine-inbox", daemon=True).start()
+        self._tell(Loading("starting", 0.0))
+        self._may_load.wait()
+        command = self._load_command
+        if command is not None:
+            self._loop.run(lambda: loader(command, lambda what, share: self._tell(Loading(what, share))))
+        return int(self._failed)
+
+    def _receive(self) -> None:
+        """Read commands; pings are answered from here, so also while a step runs."""
+        reader: FrameReader[Command] = FrameReader(Command)
+        try:
+            while data := self._connection.recv(_RECEIVE_BYTES):
+                for command in reader.feed(data):
+                    self._sort(command)
+        except FrameError as error:
+            _log.critical("the server sent what is no command: %s", error)
+        except OSError as error:
+            _log.critical("the server can't be heard: %s", error)
+        os._exit(1)  # nobody is left to work for, whatever the step is doing
+
+    def _sort(self, command: Command) -> None:
+        if isinstance(command, Ping):
+            self._tell(Pong(command.ticket, self._loop.step_age_s))
+        elif isinstance(command, Load):
+            self._load_command = command
+            self._may_load.set()
+        else:
+            self._loop.post(command)
+
+    def _tell(self, event: Event) -> None:
+        """Send an event; waits while the reader is behind, which bounds what is on its way."""
+        self._failed |= isinstance(event, Failed)
+        frame = encode_frame(event)
+        try:
+            with self._sending:
+                self._connection.sendall(frame)
+        except OSError:
+            os._exit(1)
+
+
+def run_process(descriptor: int, loader: Loader = load_model) -> int:
+    """Run an engine on a socket until its parent ends it; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    _die_with_parent()
+    return EngineProcess(socket.socket(fileno=descriptor)).run(loader)
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process when its parent dies, should it ever be unable to see the socket close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(int(sys.argv[1])))

@@ -1,0 +1,81 @@
+"""Frames on a socket: four bytes of length, big-endian, then one msgpack record of a known type. Never pickle."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct(">I")
+_ENCODER = msgspec.msgpack.Encoder()
+_Record = TypeVar("_Record")
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame, or a record too large for one. The message is one line."""
+
+
+def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """A record as a frame.
+
+    Raises:
+        FrameError: it takes more than `max_bytes`, or holds what msgpack has no form for.
+    """
+    try:
+        body = _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FrameError(f"a {type(record).__name__} can't be sent: {error}") from error
+    if len(body) > max_bytes:
+        raise FrameError(f"a {type(record).__name__} of {len(body)} bytes is above the {max_bytes} of a frame")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader(Generic[_Record]):
+    """Puts frames together from pieces of any size.
+
+    Args:
+        record_type: of the records; anything else is malformed.
+        max_bytes: of one frame; a longer one is refused before it is waited for.
+    """
+
+    def __init__(self, record_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(record_type)
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[_Record]:
+        """The records that these bytes complete.
+
+        Raises:
+            FrameError: a frame too long, or a record that is malformed, unknown or out of range. Nothing may be fed
+                after that.
+        """
+        buffer = self._buffer
+        buffer += data
+        records: list[_Record] = []
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(buffer, start)
+            if size > self._max_bytes:
+                raise FrameError(f"a frame of {size} bytes is above the {self._max_bytes} allowed")
+            end = start + _LENGTH.size + size
+            if len(buffer) < end:
+                break
+            records.append(self._decode(bytes(buffer[start + _LENGTH.size : end])))
+            start = end
+        del buffer[:start]
+        return records
+
+    def _decode(self, body: bytes) -> _Record:
+        try:
+            return self._decoder.decode(body)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise FrameError(f"a malformed frame: {reason}") from error

@@ -1,0 +1,68 @@
+"""An engine process around the scripted backend: `python scripted_process.py OPTIONS FD`, OPTIONS in JSON.
+
+`step_s`: seconds a step takes more. `dies`: `loading` exits, `refuses` says it can't load, `step` fails at the tenth
+step, `frame` sends bytes that are no frame, `hangs` never ends its tenth step. `spawns`: a file whose lines count the
+engines started; with `mends`, only the first one dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from realizar.backends.base import ForwardInput
+from realizar.config import EngineConfig
+from realizar.engine.async_link import LoadProgress
+from realizar.engine.core import EngineCore
+from realizar.engine.process import run_process
+from realizar.engine.process_messages import Load
+from realizar.errors import CapacityError
+from scripted_backend import ScriptedBackend, ScriptedStep, make_spec
+
+
+class FaultyBackend(ScriptedBackend):
+    """A scripted backend that takes its time, and fails as it is told."""
+
+    def __init__(self, step_s: float, dies: str) -> None:
+        super().__init__(num_blocks=(1024,), max_rows=8, fail_at=10 if dies == "step" else None)
+        self.step_s, self.dies = step_s, dies
+
+    def submit(self, forward_input: ForwardInput) -> ScriptedStep:
+        time.sleep(self.step_s)
+        if self.num_steps >= 10 and self.dies == "hangs":
+            time.sleep(1000)
+        if self.num_steps >= 10 and self.dies == "frame":
+            os.write(int(sys.argv[-1]), b"\0\0\0\3abc")
+            time.sleep(1000)
+        return super().submit(forward_input)
+
+
+def main() -> int:
+    options: dict[str, Any] = json.loads(sys.argv[1])
+    dies = options.get("dies", "")
+    if "spawns" in options:
+        spawns = Path(options["spawns"])
+        with spawns.open("a", encoding="ascii") as file:
+            file.write(f"{os.getpid()}\n")
+        if options.get("mends") and len(spawns.read_text(encoding="ascii").splitlines()) > 1:
+            dies = ""
+    if dies == "loading":
+        os.write(1, b"about to die\n")
+        os._exit(3)
+
+    def load(command: Load, progress: LoadProgress) -> EngineCore:
+        progress("reading weights", 0.5)
+        if dies == "refuses":
+            raise CapacityError("the weights do not fit")
+        backend = FaultyBackend(options.get("step_s", 0.0), dies)
+        return EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+
+    return run_process(int(sys.argv[2]), load)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
