@@ -110,7 +110,7 @@ def _compile(name: str, text: str, arch: str) -> bytes:
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise KernelError(f"NVRTC can't start: {status.name}")
     try:
-        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17"]
+        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--device-as-default-execution-space"]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             _, size = nvrtc.nvrtcGetProgramLogSize(program)
