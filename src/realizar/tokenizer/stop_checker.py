@@ -15,7 +15,8 @@ class StopChecker:
 
     Text that may be the start of a stop string is held back until it is or is not. The first stop string to be
     complete counts, so the result does not depend on how the text is cut into tokens; neither it nor a stop token is
-    part of the text. Before `min_tokens` tokens nothing stops, and their text is not searched later.
+    part of the text. Before `min_tokens` tokens nothing stops, and their text is not searched later. Control tokens
+    that mark tool calls or reasoning are text.
 
     Args:
         tokenizer: of the model.
@@ -24,7 +25,7 @@ class StopChecker:
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, eos_ids: Iterable[int] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, shown=tokenizer.mark_ids.values())
         self._stop = sampling.stop
         self._stop_ids = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_ids)
         self._min_tokens = sampling.min_tokens

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from realizar.errors import InvalidRequestError
+from realizar.tokenizer.parsers.marks import MARKS
 
 
 class Tokenizer(ABC):
@@ -33,6 +35,12 @@ class Tokenizer(ABC):
     def chat_template(self) -> str | None:
         """The text of the model's template for plain chat."""
         return self.chat_templates.get("default")
+
+    @functools.cached_property
+    def mark_ids(self) -> Mapping[str, int]:
+        """Control tokens that mark tool calls or reasoning in an answer, by text: the answer's text holds them."""
+        found = {text: self._encode(text, False, True) for text in sorted(MARKS & self.control_texts())}
+        return {text: ids[0] for text, ids in found.items() if len(ids) == 1}
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.

@@ -12,19 +12,32 @@ from realizar.tokenizer.chat_template import template_takes_tools
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.marks import (
     DEEPSEEK_CALL,
+    DEEPSEEK_NAME_END,
     HERMES_CALL,
     LLAMA_CALL,
+    MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     REASONING_MARKS,
     ReasoningMarks,
 )
 from realizar.tokenizer.parsers.parser import AnswerParser
-from realizar.tokenizer.parsers.styles import DEEPSEEK, HERMES, JSON, LLAMA, MISTRAL, ToolStyle
+from realizar.tokenizer.parsers.styles import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    HERMES,
+    JSON,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_LIST,
+    ToolStyle,
+)
 
 # A template may hold several of these in texts it shows; the more telling come first.
 _TELLING = (
+    (f"function{DEEPSEEK_NAME_END}", DEEPSEEK_FENCED),
     (DEEPSEEK_CALL, DEEPSEEK),
-    (MISTRAL_CALLS, MISTRAL),
+    (MISTRAL_ARGUMENTS, MISTRAL),
+    (MISTRAL_CALLS, MISTRAL_LIST),
     (HERMES_CALL, HERMES),
     (LLAMA_CALL, LLAMA),
     ('"parameters": dictionary', LLAMA),
@@ -54,7 +67,9 @@ def find_format(template: str | None) -> AnswerFormat:
         takes_tools = template_takes_tools(template)
     except ChatTemplateError:
         takes_tools = False
-    style = next((style for text, style in _TELLING if text in template), JSON) if takes_tools else JSON
+    style = JSON
+    if takes_tools:
+        style = next((known for text, known in _TELLING if text in template), JSON)
     return AnswerFormat(style, reasoning)
 
 

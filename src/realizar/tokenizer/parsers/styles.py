@@ -6,7 +6,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
@@ -36,6 +36,25 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
+class CallForm:
+    """The texts around names and arguments, as the model's template writes calls that were made.
+
+    Attributes:
+        before_name, before_arguments, after: of one call.
+        first, between, last: before, between and after all calls.
+        alone: whether a single call goes without `first` and `last`.
+    """
+
+    before_name: str
+    before_arguments: str
+    after: str
+    first: str = ""
+    between: str = ""
+    last: str = ""
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ToolStyle:
     """A way to write tool calls.
 
@@ -46,11 +65,13 @@ class ToolStyle:
         first_marks: texts that open one at the beginning of the answer.
         read: reads what follows a mark, given that mark; raises MismatchError where it is no call.
         new_id: makes ids that the model's template takes.
+        form: how calls are written, for grammars that force them.
     """
 
     name: StyleName
     read: Reader
     new_id: Callable[[], str]
+    form: CallForm
     marks: tuple[str, ...] = ()
     line_marks: tuple[str, ...] = ()
     first_marks: tuple[str, ...] = ()
@@ -84,9 +105,6 @@ def _read_llama(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 def _read_json(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     """`{"name": ..., "arguments": ...}`, several in a list or one after the other, perhaps in a fence."""
-    if mark == HERMES_CALL:
-        yield from _read_hermes(cursor, calls, mark)
-        return
     fenced = mark.startswith(_FENCE)
     if not fenced:
         cursor.position -= len(mark)
@@ -150,9 +168,51 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     cursor.save()
 
 
-HERMES = ToolStyle("hermes", _read_hermes, _long_id, marks=(HERMES_CALL,))
-LLAMA = ToolStyle("llama3", _read_llama, _long_id, marks=(LLAMA_CALL,), first_marks=("{",))
-MISTRAL = ToolStyle("mistral", _read_mistral, _short_id, marks=(MISTRAL_CALLS,))
-DEEPSEEK = ToolStyle("deepseek", _read_deepseek, _long_id, marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL))
-JSON = ToolStyle("json", _read_json, _long_id, marks=(HERMES_CALL,), line_marks=(_FENCED_JSON, _FENCE, "{", "["))
-STYLES = (HERMES, LLAMA, MISTRAL, DEEPSEEK, JSON)
+HERMES = ToolStyle(
+    "hermes",
+    _read_hermes,
+    _long_id,
+    CallForm(f'{HERMES_CALL}\n{{"name": "', '", "arguments": ', f"}}\n{HERMES_CALL_END}", between="\n"),
+    marks=(HERMES_CALL,),
+)
+LLAMA = ToolStyle(
+    "llama3",
+    _read_llama,
+    _long_id,
+    CallForm('{"name": "', '", "parameters": ', "}", between="; "),
+    marks=(LLAMA_CALL,),
+    first_marks=("{",),
+)
+MISTRAL_LIST = ToolStyle(
+    "mistral",
+    _read_mistral,
+    _short_id,
+    CallForm('{"name": "', '", "arguments": ', "}", first=f"{MISTRAL_CALLS}[", between=", ", last="]"),
+    marks=(MISTRAL_CALLS,),
+)
+MISTRAL = replace(MISTRAL_LIST, form=CallForm(MISTRAL_CALLS, MISTRAL_ARGUMENTS, ""))
+DEEPSEEK = ToolStyle(
+    "deepseek",
+    _read_deepseek,
+    _long_id,
+    CallForm(DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END, first=DEEPSEEK_CALLS, last=DEEPSEEK_CALLS_END),
+    marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL),
+)
+DEEPSEEK_FENCED = replace(
+    DEEPSEEK,
+    form=CallForm(
+        f"{DEEPSEEK_CALL}function{DEEPSEEK_NAME_END}",
+        f"\n{_FENCED_JSON}\n",
+        f"\n{_FENCE}{DEEPSEEK_CALL_END}",
+        first=DEEPSEEK_CALLS,
+        between="\n",
+        last=DEEPSEEK_CALLS_END,
+    ),
+)
+JSON = ToolStyle(
+    "json",
+    _read_json,
+    _long_id,
+    CallForm('{"name": "', '", "arguments": ', "}", first="[", between=", ", last="]", alone=True),
+    line_marks=(_FENCED_JSON, _FENCE, "{", "["),
+)

@@ -1,0 +1,161 @@
+"""Grammars, in llguidance's Lark, that make a model write tool calls in its own style, with arguments by their schemas.
+
+Control tokens stand in them by id, `<[7]>`. Arguments have the white space of Python's `json.dumps`, in which templates
+show calls. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name
+from realizar.tokenizer.parsers.marks import ReasoningMarks
+from realizar.tokenizer.parsers.styles import CallForm
+
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ANY_TEXT = r"/(.|\n)*/"
+
+
+def call_grammar(
+    form: AnswerFormat,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool = False,
+    name: str | None = None,
+    parallel: bool = True,
+    mark_ids: Mapping[str, int] | None = None,
+    reasoning_open: bool = False,
+) -> StructuredOutput | None:
+    """The grammar of an answer; None where the model may write what it likes.
+
+    Calls are forced where `required` or `name` says so. Otherwise the model decides, and where a tool is `strict` its
+    calls, once begun, follow the schemas. Reasoning before the answer stays free.
+
+    Args:
+        form: of the model's answers, by `find_format`.
+        tools: function descriptions, as OpenAI's API has them.
+        required: whether there must be a call.
+        name: of the one tool that must be called.
+        parallel: whether there may be several calls.
+        mark_ids: the tokenizer's control tokens among the marks.
+        reasoning_open: whether the prompt ends inside reasoning.
+
+    Raises:
+        InvalidRequestError: no tool has this name.
+    """
+    if name is not None:
+        tools = [tool for tool in tools if tool_name(tool) == name]
+        if not tools:
+            raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+    forced = required or name is not None
+    if not forced and not any(_is_strict(tool) for tool in tools):
+        return None
+    writer = _Writer(form, tools, parallel, mark_ids or {})
+    rules = writer.forced() if forced else writer.free()
+    prefix = ""
+    if form.reasoning is not None:
+        rules += writer.reasoning(form.reasoning)
+        prefix = "reasoning " if reasoning_open else "(reasoning_start reasoning)? "
+    return StructuredOutput("lark", "\n".join([f"start: {prefix}answer", *rules, ""]))
+
+
+class _Writer:
+    """Writes the rules of one grammar."""
+
+    def __init__(
+        self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]], parallel: bool, mark_ids: Mapping[str, int]
+    ) -> None:
+        self._style, self._tools, self._parallel, self._ids = form.style, tools, parallel, mark_ids
+        self._reasoning = form.reasoning
+        marks = sorted(mark_ids, key=len, reverse=True)
+        self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
+
+    def forced(self) -> list[str]:
+        """Calls and nothing else."""
+        return ["answer: calls", *self._calls(self._style.form, self._parallel)]
+
+    def free(self) -> list[str]:
+        """Text in which calls may start."""
+        form = self._style.form
+        if not self._style.marks or self._style.first_marks:
+            return ["answer: calls | FREE", f"FREE: {self._free_text()}", *self._calls(form, self._parallel)]
+        mark = self._style.marks[0]
+        answer = f"answer: (before calls){'*' if self._parallel else '?'} TEXT"
+        if mark in self._ids:
+            return [answer, "before: TEXT", f"TEXT: {_ANY_TEXT}", *self._calls(form, self._parallel)]
+        # The lexer ends the text at the mark, so the mark is no more part of the calls.
+        rules = [answer, f"before[lazy]: TEXT {self._text(mark)}", f"TEXT: {_ANY_TEXT}"]
+        if form.first:
+            return [*rules, *self._calls(replace(form, first=form.first.removeprefix(mark)), self._parallel)]
+        return [*rules, *self._calls(replace(form, before_name=form.before_name.removeprefix(mark)), parallel=False)]
+
+    def _free_text(self) -> str:
+        """Text no line of which starts as a call does, or whose beginning does not; nor does that start reasoning.
+
+        The lexer takes the longest match: what could be reasoning would be taken for text to the end.
+        """
+        not_first = "" if self._reasoning is None else re.escape(self._reasoning.start[0])
+        if self._style.first_marks:
+            return rf"/[ \t\r\n]*[^ \t\r\n{{{not_first}](.|\n)*/"
+        line = r"(([^{\[`\n%s][^\n]*)|(`[^{\[\n]*))?"
+        return f"/{line % not_first}(\\n{line % ''})*/"
+
+    def _calls(self, form: CallForm, parallel: bool) -> list[str]:
+        """The rule `calls` and those below it."""
+        several = f"call ({self._text(form.between)} call)*" if parallel else "call"
+        all_calls = f"{self._text(form.first)} {several} {self._text(form.last)}".strip()
+        if form.alone:
+            all_calls = f"call | {all_calls}" if parallel else "call"
+        numbers = range(len(self._tools))
+        rules = [f"calls: {all_calls}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
+        for number, tool in zip(numbers, self._tools, strict=True):
+            head = self._text(form.before_name + tool_name(tool) + form.before_arguments)
+            rules += [
+                f"call_{number}: {head} arguments_{number} {self._text(form.after)}".rstrip(),
+                f"arguments_{number}: %json {json.dumps(_schema(tool))}",
+            ]
+        return rules
+
+    def _text(self, literal: str) -> str:
+        """A literal as a sequence of strings and control tokens; empty for an empty one."""
+        pieces = self._marks.split(literal) if self._marks is not None else [literal]
+        return " ".join(
+            f"<[{self._ids[piece]}]>" if piece in self._ids else json.dumps(piece, ensure_ascii=False)
+            for piece in pieces
+            if piece
+        )
+
+    def reasoning(self, marks: ReasoningMarks) -> list[str]:
+        """The rules `reasoning_start` and `reasoning`, which goes on to the end's mark."""
+        start = f"reasoning_start: {self._text(marks.start)}"
+        if marks.end in self._ids:
+            return [
+                start,
+                f"reasoning: THOUGHT {self._text(marks.end)} GAP",
+                f"THOUGHT: {_ANY_TEXT}",
+                r"GAP: /\n{0,2}/",
+            ]
+        return [
+            start,
+            "reasoning: thought GAP",
+            f"thought[lazy]: THOUGHT {self._text(marks.end)}",
+            f"THOUGHT: {_ANY_TEXT}",
+            r"GAP: /\n{0,2}/",
+        ]
+
+
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return bool(tool.get("function", tool).get("strict"))
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's parameters, an object. What can't be enforced is passed over unless the tool is strict."""
+    parameters = tool.get("function", tool).get("parameters") or {"properties": {}}
+    options = _SPACING if _is_strict(tool) else {**_SPACING, "lenient": True}
+    return {"type": "object", **parameters, "x-guidance": options}
