@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 
 FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: the row's choice in the step before
@@ -46,6 +47,8 @@ class ScheduledRow:
         num_computed_tokens: tokens before these.
         sample: whether a choice is wanted after the last of them.
         logprob_queries: prompt positions to score.
+        draft_ids: speculated tokens, the last of `token_ids`; only with `sample`.
+        pooling: the final hidden state wanted after these tokens.
     """
 
     sequence_id: int
@@ -54,10 +57,17 @@ class ScheduledRow:
     num_computed_tokens: int
     sample: bool
     logprob_queries: tuple[LogprobQuery, ...] = ()
+    draft_ids: tuple[int, ...] = ()
+    pooling: Pooling | None = None
 
     @property
     def num_scheduled_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it computes one token beside drafts."""
+        return len(self.token_ids) - len(self.draft_ids) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +80,8 @@ class ScheduledBatch:
     @property
     def num_scheduled_tokens(self) -> int:
         return sum(row.num_scheduled_tokens for row in self.rows)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of rows that compute one known choice, and its drafts."""
+        return sum(row.num_scheduled_tokens for row in self.rows if row.is_decode)

@@ -17,7 +17,10 @@ _LEAST = {
     "block_size": 1,
     "max_step_tokens": 1,
     "kv_cache_bytes": 1,
+    "max_queued": 1,
     "speculative_tokens": 0,
+    "prompt_lookup_max": 1,
+    "prompt_lookup_min": 1,
 }
 
 
@@ -39,6 +42,11 @@ class EngineConfig:
             None takes the best that the processor reports.
         speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 is off. What
             comes out is the same.
+        prompt_lookup_max, prompt_lookup_min: number of last tokens that must have stood in the text before for what
+            followed them to be drafted; the longest run that has is taken.
+        max_queued: requests that may wait beyond those that run; None is no limit.
+        prefix_cache: start requests from KV blocks that others computed for the same beginning. What comes out is the
+            same.
     """
 
     threads: int | None = None
@@ -50,6 +58,10 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     instruction_set: str | None = None
     speculative_tokens: int = 0
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
+    max_queued: int | None = None
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -62,6 +74,11 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, not {self.speculative_tokens}",
                 "speculative_tokens",
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise InvalidRequestError(
+                f"prompt_lookup_min is {self.prompt_lookup_min}, above prompt_lookup_max {self.prompt_lookup_max}",
+                "prompt_lookup_min",
             )
         if self.kv_cache_dtype not in get_args(KVCacheDType):
             known = ", ".join(get_args(KVCacheDType))

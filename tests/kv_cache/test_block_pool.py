@@ -24,7 +24,7 @@ def test_too_many_takes_nothing() -> None:
     pool.allocate(2)
     with pytest.raises(CapacityError, match="2 KV blocks wanted, 1 of 3 free"):
         pool.allocate(2)
-    assert pool.num_free == 1
+    assert pool.num_available == 1
 
 
 def test_a_shared_block_is_free_when_its_last_user_leaves() -> None:
@@ -69,7 +69,7 @@ def test_random_users_against_a_model() -> None:
             users[block] -= 1
             if not users[block]:
                 del users[block]
-        assert pool.num_free == 16 - len(users)
+        assert pool.num_available == 16 - len(users)
         assert pool.audit() == BlockCounts(free=16 - len(users), used=len(users), total=16)
 
 

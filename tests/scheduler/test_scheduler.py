@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from realizar.batch import FROM_PREVIOUS_STEP, ScheduledBatch
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.counts import SchedulerCounts
 from realizar.scheduler.policy import Policy
-from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
+from realizar.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Result:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     queried: tuple[TokenLogprobs, ...] = ()
+    pooled: NDArray[np.float32] | None = None
 
 
 class Clock:
@@ -55,7 +59,7 @@ def make_scheduler(
 
 def request(name: str, prompt: int, max_tokens: int = 20, n: int = 1, stop: tuple[int, ...] = ()) -> Request:
     sampling = SamplingParams(n=n, seed=1, stop_token_ids=stop)
-    return Request(name, tuple(range(1, prompt + 1)), sampling, max_tokens, arrival_s=0.0)
+    return Request(name, tuple(range(1, prompt + 1)), sampling, max_tokens, arrival_s=0.0, cache_salt=name)
 
 
 def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
@@ -84,7 +88,7 @@ def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
     assert step(scheduler) == [(0, 4, 1, True), (1, 0, 9, False)]
     assert step(scheduler) == [(0, 5, 1, True), (1, 9, 5, True), (2, 0, 3, True)]
     assert step(scheduler) == [(0, 6, 1, True), (1, 14, 1, True), (2, 3, 1, True)]
-    assert scheduler.counts == SchedulerCounts(running=3, waiting=0, preemptions=0)
+    assert scheduler.counts == SchedulerCounts(running=3, waiting=0, preemptions=0, prefix_cache_queries=21)
 
 
 def test_prefill_first_holds_decodes_back() -> None:
@@ -160,7 +164,10 @@ def test_a_step_ahead_of_a_stop_is_dropped_and_its_row_stays_taken() -> None:
 
 
 def test_the_last_to_come_is_preempted_and_keeps_its_row() -> None:
-    """Two growing rows meet a pool of 8 blocks: the later gives way, and is computed again, in its row, when alone."""
+    """Two growing rows meet a pool of 8 blocks: the later gives way, and goes on, in its row, when alone.
+
+    The other took one of its three blocks; what it had in the first two is still there.
+    """
     scheduler = make_scheduler(num_blocks=8)
     scheduler.add(request("a", 6, max_tokens=6))
     scheduler.add(request("b", 4, max_tokens=6))
@@ -178,7 +185,7 @@ def test_the_last_to_come_is_preempted_and_keeps_its_row() -> None:
         [(0, 8, 1, True)],
         [(0, 9, 1, True)],
         [(0, 10, 1, True)],
-        [(1, 0, 7, True)],
+        [(1, 4, 3, True)],
         [(1, 7, 1, True)],
         [(1, 8, 1, True)],
     ]
@@ -201,7 +208,7 @@ def test_a_preempted_sequence_waits_for_its_token_before_it_starts_again() -> No
     scheduler.abort("a")
     assert scheduler.schedule().rows == ()
     answer(scheduler, third)
-    assert shape(scheduler.schedule()) == [(1, 0, 7, True)]
+    assert shape(scheduler.schedule()) == [(1, 4, 3, True)]
 
 
 def test_a_stop_token_counts_only_after_min_tokens() -> None:

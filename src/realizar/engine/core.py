@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from functools import partial
 
 from realizar.backends.base import Backend, Capacity, Step
 from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
 from realizar.errors import EngineDeadError
+from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
 from realizar.outputs import TokenOutput
 from realizar.request import Request
+from realizar.scheduler.counts import SchedulerCounts
+from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.pace import Pace
 from realizar.scheduler.policy import Policy
-from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
+from realizar.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +32,8 @@ class EngineCore:
         backend: loaded; shut down by `close`.
         spec: what the backend has loaded.
         config: limits; the backend's own capacity bounds them.
-        steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile.
+        steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile. With
+            speculation every step is waited for: drafts follow a token that is known.
     """
 
     def __init__(
@@ -43,7 +49,7 @@ class EngineCore:
         max_running = min(config.max_running, capacity.max_rows)
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         self._backend, self._spec, self._capacity = backend, spec, capacity
-        self._steps_in_flight = steps_in_flight
+        self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._death: str | None = None
         self._cache = KVCacheManager(
@@ -53,13 +59,22 @@ class EngineCore:
             num_rows=max_running,
             context_length=capacity.context_length,
             max_step_tokens=max_step_tokens,
+            prefix_cache=config.prefix_cache,
         )
+        policy = policy or Policy()
         self._scheduler = Scheduler(
             self._cache,
             max_running=max_running,
             max_step_tokens=max_step_tokens,
             context_length=capacity.context_length,
+            max_queued=config.max_queued,
             policy=policy,
+            pace=Pace(policy.stretch),
+            new_lookup=partial(
+                DraftLookup, config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
+            )
+            if config.speculative_tokens
+            else None,
         )
 
     @property
@@ -80,6 +95,11 @@ class EngineCore:
         return self._scheduler.counts
 
     @property
+    def block_counts(self) -> tuple[BlockCounts, ...]:
+        """KV blocks by state, per cache group; a cached block is in nobody's use."""
+        return self._cache.counts
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is open, or a step is still on its way."""
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
@@ -89,6 +109,7 @@ class EngineCore:
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
+            QueueFullError: as many requests wait as may.
             EngineDeadError: the engine stopped.
         """
         self._check_alive()
@@ -118,9 +139,9 @@ class EngineCore:
         Raises:
             RuntimeError: they are not.
         """
-        self._cache.audit()
+        counts = self._cache.audit()
         self._scheduler.audit()
-        if not self._scheduler.has_work and self._cache.num_free_blocks != self._cache.num_blocks:
+        if not self._scheduler.has_work and any(group.used for group in counts):
             raise RuntimeError("no sequence is open and KV blocks are in use")
 
     def close(self) -> None:

@@ -22,6 +22,8 @@ def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> Forward
                 num_computed_tokens=scheduled.num_computed_tokens,
                 sample=scheduled.sample,
                 logprob_queries=scheduled.logprob_queries,
+                draft_ids=scheduled.draft_ids,
+                pooling=scheduled.pooling,
             )
         )
         token_ids.extend(scheduled.token_ids)

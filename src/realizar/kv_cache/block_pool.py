@@ -1,7 +1,8 @@
-"""`BlockPool`: the blocks of one cache group and how many users each has."""
+"""`BlockPool`: the blocks of one cache group, how many users each has, and what is worth keeping in those without."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,71 +11,114 @@ from realizar.errors import CapacityError
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """Blocks of a pool by state."""
+    """Blocks of a pool by state. A cached block has no users and keeps its contents until it is given out again."""
 
     free: int
     used: int
     total: int
+    cached: int = 0
 
 
 class BlockPool:
     """Hands out block numbers 0 .. num_blocks - 1.
 
-    The block freed last is handed out first: its memory is the warmest, and memory never needed is never touched.
+    The block freed last is handed out first: its memory is the warmest, and memory never needed is never touched. When
+    none is free, the cached block that was left longest ago loses its key and is handed out.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._users = [0] * num_blocks
+        self._keys: dict[int, bytes] = {}
+        self._blocks: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # without users, least recently used first
 
     @property
     def num_blocks(self) -> int:
         return self._num_blocks
 
     @property
-    def num_free(self) -> int:
-        return len(self._free)
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give: free and cached."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def counts(self) -> BlockCounts:
+        free, cached = len(self._free), len(self._cached)
+        return BlockCounts(free, self._num_blocks - free - cached, self._num_blocks, cached)
+
+    def num_users(self, block: int) -> int:
+        return self._users[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, each with one user.
+        """Take `count` blocks, each with one user.
 
         Raises:
-            CapacityError: fewer are free; nothing is taken.
+            CapacityError: fewer are free or cached; nothing is taken.
         """
-        if count > len(self._free):
-            raise CapacityError(f"{count} KV blocks wanted, {len(self._free)} of {self._num_blocks} free")
-        blocks = [self._free.pop() for _ in range(count)]
+        if count > self.num_available:
+            raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self._num_blocks} free")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._users[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add a user to each block, all of them in use."""
+        """Add a user to each block, all of them in use or cached."""
         for block in blocks:
             if self._users[block] == 0:
-                raise RuntimeError(f"KV block {block} is free and can't be shared")
+                if block not in self._cached:
+                    raise RuntimeError(f"KV block {block} is free and can't be shared")
+                del self._cached[block]
             self._users[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Take a user from each block; a block without users is free."""
+        """Take a user from each block; without users, one with a key is cached and any other is free."""
         for block in blocks:
             if self._users[block] == 0:
                 raise RuntimeError(f"KV block {block} is freed twice")
             self._users[block] -= 1
             if self._users[block] == 0:
-                self._free.append(block)
+                if block in self._keys:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def register(self, block: int, key: bytes) -> None:
+        """Let a block in use be found by its key, unless another has that key, or the block has one."""
+        if self._users[block] == 0:
+            raise RuntimeError(f"KV block {block} has no user and can't get a key")
+        if key not in self._blocks and block not in self._keys:
+            self._keys[block], self._blocks[key] = key, block
+
+    def find(self, key: bytes) -> int | None:
+        """The block with this key, in use or cached."""
+        return self._blocks.get(key)
 
     def audit(self) -> BlockCounts:
         """Count the blocks by state from first principles.
 
         Raises:
-            RuntimeError: a block is in two states or in none.
+            RuntimeError: a block is in two states or in none, or keys and blocks disagree.
         """
-        used = sum(users > 0 for users in self._users)
-        free = set(self._free)
-        if len(free) != len(self._free) or any(self._users[block] for block in free):
+        used = {block for block, users in enumerate(self._users) if users > 0}
+        free, cached = set(self._free), set(self._cached)
+        if len(free) != len(self._free) or used & free:
             raise RuntimeError("a free KV block is listed twice or has users")
-        if len(free) + used != self._num_blocks:
-            raise RuntimeError(f"{len(free)} KV blocks free + {used} used is not {self._num_blocks}")
-        return BlockCounts(free=len(free), used=used, total=self._num_blocks)
+        if used & cached or free & cached:
+            raise RuntimeError("a cached KV block is free or has users")
+        if len(free) + len(used) + len(cached) != self._num_blocks:
+            raise RuntimeError(
+                f"{len(free)} KV blocks free + {len(used)} used + {len(cached)} cached is not {self._num_blocks}"
+            )
+        if self._blocks != {key: block for block, key in self._keys.items()} or not cached <= self._keys.keys():
+            raise RuntimeError("keys and KV blocks disagree")
+        if free & self._keys.keys():
+            raise RuntimeError("a free KV block has a key")
+        return BlockCounts(len(free), len(used), self._num_blocks, len(cached))
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        del self._blocks[self._keys.pop(block)]
+        return block

@@ -8,9 +8,9 @@ from typing import Literal
 from realizar.scheduler.sequence import Sequence
 
 
-def order(sequence: Sequence) -> int:
-    """Sort key of admission, smallest first: first come, first served. The largest gives way when blocks run out."""
-    return sequence.sequence_id
+def order(sequence: Sequence) -> tuple[int, int]:
+    """Sort key of admission, smallest first: by priority, then by arrival. The largest gives way for lack of blocks."""
+    return sequence.request.priority, sequence.sequence_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Policy:
     Attributes:
         first: `decode` keeps running streams at their pace; `prefill` reads every prompt that fits before anyone
             decodes, so that the two phases are apart (benchmarks).
+        stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them.
     """
 
     first: Literal["decode", "prefill"] = "decode"
+    stretch: float = 2.5

@@ -47,3 +47,18 @@ class RowPool:
         closed, self._closed = self._closed, []
         self._free.extend(reversed(closed))
         return closed
+
+    def audit(self, owned: Iterable[int]) -> None:
+        """Prove that every row is free, owned, leaving or closed, and only one of these.
+
+        Args:
+            owned: rows of open sequences.
+
+        Raises:
+            RuntimeError: one is lost or in two states.
+        """
+        rows = [*self._free, *owned, *self._leaving, *self._closed]
+        if sorted(rows) != list(range(len(self._steps))):
+            raise RuntimeError(f"rows {sorted(rows)} are free, owned, leaving or closed, of {len(self._steps)}")
+        if min(self._steps) < 0:
+            raise RuntimeError("a row has ended more steps than it was in")

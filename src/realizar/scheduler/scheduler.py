@@ -1,66 +1,32 @@
 """`Scheduler`: continuous batching, one step at a time.
 
-A step has a budget of tokens: one for each running sequence that decodes, then chunks of prompts, then prompts of those
-that wait, first come, first served. When blocks run out, the sequence that came last gives its blocks up and is
-computed again later. A step may be scheduled before the one before it is done: tokens not known yet are
-FROM_PREVIOUS_STEP, and what comes for a sequence that has ended meanwhile is dropped.
+A step has a budget of tokens: one for each running sequence that decodes, and its drafts, then chunks of prompts, then
+prompts of those that wait, by priority and arrival. A sequence starts from the cached blocks of its prompt. When blocks
+run out, the sequence that comes last gives its blocks up and is computed again later. A step may be scheduled before
+the one before it is done: tokens not known yet are FROM_PREVIOUS_STEP, and what comes for a sequence that has ended
+meanwhile is dropped.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
-from realizar.batch import OpenedRow, ScheduledBatch, ScheduledRow
-from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
+from realizar.batch import ScheduledBatch, ScheduledRow
+from realizar.errors import QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import FinishReason, TokenLogprobs, TokenOutput
+from realizar.outputs import TokenOutput
 from realizar.request import Request
-from realizar.scheduler.policy import Policy, order
+from realizar.scheduler.admission import check_request, waits_for_blocks
+from realizar.scheduler.counts import Departures, SchedulerCounts
+from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.open_sequences import OpenSequences
+from realizar.scheduler.pace import Pace
+from realizar.scheduler.plan import Plan
+from realizar.scheduler.policy import Policy
+from realizar.scheduler.results import RowResult, token_output
 from realizar.scheduler.rows import RowPool
-from realizar.scheduler.sequence import Sequence
-
-
-class RowResult(Protocol):
-    """What the scheduler reads of a row's output; `backends.base.RowOutput` is one."""
-
-    @property
-    def row(self) -> int: ...
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def logprobs(self) -> tuple[TokenLogprobs, ...]: ...
-    @property
-    def queried(self) -> tuple[TokenLogprobs, ...]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerCounts:
-    """Sequences by state, and preemptions since the start."""
-
-    running: int
-    waiting: int
-    preemptions: int
-
-
-class _Plan:
-    """A step in the making: tokens per sequence, and the budget left."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.tokens: dict[Sequence, int] = {}
-        self.opened: list[OpenedRow] = []
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        self.tokens[sequence] = count
-        self.budget -= count
-
-    def remove(self, sequence: Sequence) -> None:
-        self.budget += self.tokens.pop(sequence, 0)
+from realizar.scheduler.sequence import Gain, Sequence
 
 
 class Scheduler:
@@ -71,6 +37,9 @@ class Scheduler:
         max_running: sequences in one step.
         max_step_tokens: tokens in one step.
         context_length: tokens of a request, prompt and output.
+        max_queued: requests that may wait for their first step beyond those that a free row takes; None is no limit.
+        pace: bounds what is read beside decodes; None reads what fits.
+        new_lookup: makes what proposes a sequence's drafts; None drafts nothing.
         clock: seconds, monotonic.
     """
 
@@ -81,26 +50,28 @@ class Scheduler:
         max_running: int,
         max_step_tokens: int,
         context_length: int,
+        max_queued: int | None = None,
         policy: Policy | None = None,
+        pace: Pace | None = None,
+        new_lookup: Callable[[], DraftLookup] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
         self._max_step_tokens = max_step_tokens
         self._context_length = context_length
+        self._max_queued = max_queued
         self._policy = policy or Policy()
+        self._pace = pace
         self._clock = clock
         self._rows = RowPool(max_running)
-        self._ids: Iterator[int] = itertools.count()
-        self._sequences: dict[int, Sequence] = {}
-        self._requests: dict[str, dict[int, Sequence]] = {}
-        self._waiting: list[Sequence] = []  # sorted by `order`
-        self._running: list[Sequence] = []  # sorted by `order`
-        self._preemptions = 0
+        self._open = OpenSequences(cache.block_size, new_lookup)
+        self._departures = Departures()
+        self._preemptions = self._queries = self._hits = self._drafts = self._accepted = 0
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is open."""
-        return bool(self._sequences)
+        return len(self._open) > 0
 
     @property
     def max_request_tokens(self) -> int:
@@ -109,42 +80,32 @@ class Scheduler:
 
     @property
     def counts(self) -> SchedulerCounts:
-        return SchedulerCounts(len(self._running), len(self._waiting), self._preemptions)
+        return SchedulerCounts(
+            running=len(self._open.running),
+            waiting=len(self._open.waiting),
+            preemptions=self._preemptions,
+            prefix_cache_queries=self._queries,
+            prefix_cache_hits=self._hits,
+            draft_tokens=self._drafts,
+            accepted_tokens=self._accepted,
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request, each choice as a sequence of its own.
 
         Raises:
-            InvalidRequestError: an empty prompt, or an id in use.
+            InvalidRequestError: an empty prompt, an id in use, or a pooled request that is to generate.
             ContextLengthError: prompt and output exceed the context.
             CapacityError: the KV cache could not hold it even alone.
+            QueueFullError: as many requests wait as may.
         """
-        if not request.prompt_token_ids:
-            raise InvalidRequestError("the prompt is empty", "prompt")
-        if request.request_id in self._requests:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
-        prompt, total = request.num_prompt_tokens, request.num_prompt_tokens + request.max_tokens
-        if total > self._context_length:
-            raise ContextLengthError(
-                f"the prompt has {prompt} tokens and {request.max_tokens} are to be generated: together {total}, "
-                f"above the context of {self._context_length}",
-                "prompt" if prompt >= self._context_length else "max_tokens",
-            )
-        stored = max(prompt, total - 1)  # the last token is never read back
-        if not self._cache.holds(stored):
-            raise CapacityError(
-                f"the request needs KV cache for {stored} tokens; the {'+'.join(map(str, self._cache.num_blocks))} "
-                f"blocks of {self._cache.block_size} tokens hold at most {self._cache.max_tokens}"
-            )
-        choices = self._requests[request.request_id] = {}
-        for choice in range(request.sampling.n):
-            sequence = Sequence(next(self._ids), request, choice)
-            self._sequences[sequence.sequence_id] = choices[choice] = sequence
-            bisect.insort(self._waiting, sequence, key=order)
+        check_request(request, self._open.requests, self._context_length, self._cache)
+        self._check_queue()
+        self._open.add(request)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it, without an output; its blocks are free at once. Unknown ids pass."""
-        for sequence in list(self._requests.get(request_id, {}).values()):
+        for sequence in list(self._open.requests.get(request_id, {}).values()):
             if choice is None or sequence.choice == choice:
                 self._remove(sequence)
 
@@ -153,40 +114,52 @@ class Scheduler:
         return self._rows.take_closed()
 
     def schedule(self) -> ScheduledBatch:
-        """Decide the next step; without rows when nothing can run before a submitted step is done."""
-        plan = _Plan(self._max_step_tokens)
+        """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
+        plan = Plan(self._max_step_tokens)
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
-        for sequence in self._running:
+        for sequence in self._open.running:
             remaining = sequence.num_remaining_tokens
             if remaining:  # else its last token is on its way
                 (decoding if remaining == 1 else prefilling).append(sequence)
         if self._policy.first == "prefill":
-            self._schedule_running(prefilling, plan)
+            self._schedule_prompts(prefilling, plan)
             self._admit(plan)
             if not plan.tokens:
-                self._schedule_running(decoding, plan)
+                self._schedule_decodes(decoding, plan)
         else:
-            self._schedule_running(decoding, plan)
-            self._schedule_running(prefilling, plan)
+            self._schedule_decodes(decoding, plan)
+            if self._pace is not None:
+                most = self._pace.prompt_tokens(plan.num_tokens)
+                plan.budget = plan.budget if most is None else min(plan.budget, most)
+            self._schedule_prompts(prefilling, plan)
             self._admit(plan)
         batch = ScheduledBatch(
-            rows=tuple(self._advance(sequence, count) for sequence, count in plan.tokens.items()),
+            rows=tuple(self._advance(sequence, plan) for sequence in plan.tokens),
             opened=tuple(plan.opened),
         )
         self._rows.submitted(row.row for row in batch.rows)
+        if batch.rows and self._pace is not None:
+            self._pace.submitted(self._clock())
         return batch
 
     def update(self, batch: ScheduledBatch, results: Iterable[RowResult]) -> list[TokenOutput]:
         """Take in what a step gave: `results` are in the order of the batch's rows. Steps come back in order."""
         now = self._clock()
+        if self._pace is not None:
+            decodes = batch.num_decode_tokens
+            self._pace.ended(decodes, batch.num_scheduled_tokens - decodes, now)
         outputs: list[TokenOutput] = []
         for scheduled, result in zip(batch.rows, results, strict=True):
             if scheduled.row != result.row:
                 raise RuntimeError(f"the backend answered for row {result.row} in place of row {scheduled.row}")
-            sequence = self._sequences.get(scheduled.sequence_id)
+            sequence = self._open.get(scheduled.sequence_id)
             if sequence is not None:
-                output = self._take_in(sequence, scheduled, result, now)
+                gain = self._take_in(sequence, scheduled, result)
+                output = token_output(sequence, gain, result, now)
+                if gain.finish_reason is not None:
+                    self._remove(sequence)
+                    self._departures.note(now)
                 if output is not None:
                     outputs.append(output)
         self._rows.finished(row.row for row in batch.rows)
@@ -198,126 +171,136 @@ class Scheduler:
         Raises:
             RuntimeError: they don't.
         """
-        rows = [sequence.row for sequence in self._sequences.values() if sequence.row is not None]
-        if len(set(rows)) != len(rows) or any(sequence.row is None for sequence in self._running):
-            raise RuntimeError("a running sequence has no row of its own")
-        if not all(s.running for s in self._running) or any(s.running for s in self._waiting):
-            raise RuntimeError("a sequence is in the wrong list")
-        ids = [sequence.sequence_id for sequence in (*self._running, *self._waiting)]
-        by_request = [sequence.sequence_id for choices in self._requests.values() for sequence in choices.values()]
-        if sorted(ids) != sorted(self._sequences) or sorted(by_request) != sorted(ids):
-            raise RuntimeError("a sequence is lost or listed twice")
+        self._rows.audit(self._open.audit())
 
-    def _schedule_running(self, sequences: list[Sequence], plan: _Plan) -> None:
-        for sequence in sequences:
+    def _check_queue(self) -> None:
+        if self._max_queued is None:
+            return
+        queued = self._open.num_queued_requests
+        if queued >= self._max_queued + self._rows.num_free:
+            raise QueueFullError(
+                f"{queued} requests wait, as many as may; try again later", self._departures.next_in_s(self._clock())
+            )
+
+    def _schedule_decodes(self, sequences: list[Sequence], plan: Plan) -> None:
+        for index, sequence in enumerate(sequences):
             if plan.budget == 0:
                 break
             if sequence.running:  # else preempted a moment ago
+                drafts = sequence.propose_drafts(plan.budget - (len(sequences) - index))
+                self._take_blocks(sequence, _row_of(sequence), plan, drafts)
+
+    def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
+        for sequence in sequences:
+            if plan.budget == 0:
+                break
+            if sequence.running:
                 self._take_blocks(sequence, _row_of(sequence), plan)
 
-    def _take_blocks(self, sequence: Sequence, row: int, plan: _Plan) -> None:
-        """Schedule what the budget and the blocks allow, preempting those that came later until a token fits."""
-        wanted = min(sequence.num_remaining_tokens, plan.budget)
+    def _take_blocks(self, sequence: Sequence, row: int, plan: Plan, drafts: tuple[int, ...] = ()) -> None:
+        """Schedule what the budget and the blocks allow, preempting those that come later until a token fits."""
+        wanted = min(sequence.num_remaining_tokens, plan.budget) + len(drafts)
         while sequence.running:
             count = self._cache.allocate(row, sequence.num_computed_tokens, wanted)
             if count:
-                plan.add(sequence, count)
+                count = min(count, wanted)
+                plan.add(sequence, count, drafts[: count - 1])
                 return
-            victim = self._running[-1]
+            victim = self._open.running[-1]
             plan.remove(victim)
             self._preempt(victim)
 
-    def _admit(self, plan: _Plan) -> None:
-        """Start those that wait, in their order, while rows, blocks and budget last."""
-        while self._waiting and plan.budget:
-            sequence = self._waiting[0]
-            room = not self._running or self._cache.can_allocate(sequence.num_tokens)  # alone, it always fits
-            if sequence.num_pending or not room:
-                return
-            if sequence.row is None:
-                if not self._rows.num_free:
-                    return
-                sequence.row = self._rows.take()
-                sequence.scheduled_s = self._clock()
-                plan.opened.append(sequence.opened(sequence.row))
-            self._waiting.pop(0)
-            sequence.running = True
-            bisect.insort(self._running, sequence, key=order)
-            self._take_blocks(sequence, sequence.row, plan)
+    def _admit(self, plan: Plan) -> None:
+        """Start those that wait, in their order, while rows, blocks and budget last.
 
-    def _advance(self, sequence: Sequence, count: int) -> ScheduledRow:
+        Nobody overtakes who waits for blocks. One without a row, where none is free, lets those pass that have one: a
+        preempted sequence keeps its row, and may be what the other waits for. And one whose next block is just being
+        computed by another sequence waits for that.
+        """
+        for sequence in list(self._open.waiting):
+            if not plan.budget or sequence.num_pending:
+                return
+            if sequence.row is None and not self._rows.num_free:
+                continue
+            prefix = self._cache.find_prefix(sequence.keys, sequence.token_ids, sequence.most_cached_tokens)
+            if waits_for_blocks(sequence, prefix, self._open.running, self._cache):
+                continue
+            if self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
+                return  # alone, it always fits
+            row = self._row_for(sequence, prefix.num_tokens, plan)
+            self._cache.adopt(row, prefix)
+            sequence.num_computed_tokens = prefix.num_tokens
+            self._open.start(sequence)
+            self._take_blocks(sequence, row, plan)
+
+    def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
+        """The sequence's row; a new one is to be opened with the step."""
+        if sequence.row is None:
+            sequence.row = self._rows.take()
+            sequence.scheduled_s = self._clock()
+            sequence.num_cached_tokens = num_cached_tokens
+            self._queries += sequence.num_prompt_tokens
+            self._hits += num_cached_tokens
+            plan.opened.append(sequence.opened(sequence.row))
+        return sequence.row
+
+    def _advance(self, sequence: Sequence, plan: Plan) -> ScheduledRow:
         """The sequence's part of the batch; from now on its tokens count as computed."""
-        sample = count == sequence.num_remaining_tokens and sequence.request.max_tokens > 0
+        count, drafts = plan.tokens[sequence], plan.drafts.get(sequence, ())
+        request, row = sequence.request, _row_of(sequence)
+        last = count - len(drafts) == sequence.num_remaining_tokens
+        sample = last and request.max_tokens > 0
         scheduled = ScheduledRow(
             sequence_id=sequence.sequence_id,
-            row=_row_of(sequence),
-            token_ids=sequence.next_tokens(count),
+            row=row,
+            token_ids=(*sequence.next_tokens(count - len(drafts)), *drafts),
             num_computed_tokens=sequence.num_computed_tokens,
             sample=sample,
             logprob_queries=sequence.take_queries(count),
+            draft_ids=drafts,
+            pooling=request.pooling if last or request.pooling == "mean" else None,
         )
         sequence.num_computed_tokens += count
         sequence.num_pending += sample
+        sequence.num_drafts = len(drafts)
+        self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
         return scheduled
 
-    def _take_in(
-        self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult, now: float
-    ) -> TokenOutput | None:
-        request = sequence.request
-        finish: FinishReason | None = None
-        stop_token_id: int | None = None
-        gained: list[int] = []
+    def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult) -> Gain:
         if scheduled.sample:
-            sequence.num_pending -= 1
-            for token_id in result.token_ids:
-                gained.append(token_id)
-                sequence.token_ids.append(token_id)
-                num_tokens = len(sequence.token_ids)
-                least = sequence.num_prompt_tokens + request.sampling.min_tokens
-                if token_id in sequence.stop_token_ids and num_tokens > least:
-                    finish, stop_token_id = "stop", token_id
-                elif num_tokens >= sequence.most_tokens:
-                    finish = "length"
-                if finish is not None:
-                    break
-        elif request.max_tokens == 0:
-            end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
-            finish = "length" if end == sequence.num_prompt_tokens else None
-        if finish is not None:
-            self._remove(sequence)
-        if not gained and not result.queried and finish is None:
-            return None
-        return TokenOutput(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            token_ids=tuple(gained),
-            scheduled_s=now if sequence.scheduled_s is None else sequence.scheduled_s,
-            produced_s=now,
-            logprobs=result.logprobs[: len(gained)],
-            prompt_logprobs=result.queried,
-            finish_reason=finish,
-            stop_token_id=stop_token_id,
-        )
+            return self._take_in_choices(sequence, scheduled, result.token_ids)
+        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        ended = sequence.request.max_tokens == 0 and end == sequence.num_prompt_tokens
+        return Gain((), "length" if ended else None)
+
+    def _take_in_choices(self, sequence: Sequence, scheduled: ScheduledRow, token_ids: tuple[int, ...]) -> Gain:
+        """Choices of a step: drafts that were wrong are computed no more."""
+        num_drafts, num_accepted = len(scheduled.draft_ids), len(token_ids) - 1
+        sequence.num_pending -= 1
+        if num_drafts:
+            sequence.num_drafts = 0
+            self._drafts += num_drafts
+            self._accepted += num_accepted
+            if sequence.lookup is not None:
+                sequence.lookup.verified(num_drafts, num_accepted)
+            if sequence.running:  # else preempted meanwhile
+                sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
+        gain = sequence.take_in(token_ids)
+        if sequence.running:
+            self._cache.register(_row_of(sequence), sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+        return gain
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take the blocks away; the sequence is computed again from its first token, in the row it has."""
-        self._running.remove(sequence)
         self._cache.free(_row_of(sequence))
-        sequence.running = False
         sequence.num_computed_tokens = 0
-        bisect.insort(self._waiting, sequence, key=order)
+        self._open.stop(sequence)
         self._preemptions += 1
 
     def _remove(self, sequence: Sequence) -> None:
-        (self._running if sequence.running else self._waiting).remove(sequence)
         if sequence.row is not None:
             self._cache.free(sequence.row)
             self._rows.release(sequence.row)
-        del self._sequences[sequence.sequence_id]
-        choices = self._requests[sequence.request.request_id]
-        del choices[sequence.choice]
-        if not choices:
-            del self._requests[sequence.request.request_id]
+        self._open.remove(sequence)
 
 
 def _row_of(sequence: Sequence) -> int:

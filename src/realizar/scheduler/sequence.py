@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow
+from realizar.kv_cache.block_keys import BlockKeys
+from realizar.outputs import FinishReason
 from realizar.request import Request
+from realizar.scheduler.drafts import DraftLookup
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a sequence took in of a step's choices, and whether that ends it."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -14,18 +27,24 @@ class Sequence:
 
     Attributes:
         sequence_id: never used twice.
+        keys: of its full blocks.
+        lookup: proposes drafts, or None.
         token_ids: prompt and output, as far as known.
         most_tokens: number of tokens at which no further choice is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         running: whether it holds blocks.
-        num_computed_tokens: in the KV cache once every submitted step is done.
-        num_pending: choices of submitted steps that are not known yet.
+        num_computed_tokens: in the KV cache once every submitted step is done, drafts on their way included.
+        num_pending: choices of submitted steps that are not known yet, drafts apart.
+        num_drafts: drafts on their way.
         num_queried: prompt positions whose log-probabilities have been asked for.
+        num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
     """
 
     sequence_id: int
     request: Request
     choice: int
+    keys: BlockKeys
+    lookup: DraftLookup | None = None
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     most_tokens: int = field(init=False)
@@ -34,7 +53,9 @@ class Sequence:
     running: bool = False
     num_computed_tokens: int = 0
     num_pending: int = 0
+    num_drafts: int = 0
     num_queried: int = 0
+    num_cached_tokens: int = 0
     scheduled_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -50,9 +71,28 @@ class Sequence:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens to compute for the next choice; 0 when none is wanted."""
+        """Tokens to compute for the next choice; 0 when none is wanted, or drafts must be verified first."""
         num_tokens = len(self.token_ids) + self.num_pending
-        return 0 if num_tokens >= self.most_tokens else num_tokens - self.num_computed_tokens
+        return 0 if num_tokens >= self.most_tokens or self.num_drafts else num_tokens - self.num_computed_tokens
+
+    @property
+    def most_cached_tokens(self) -> int:
+        """How far the sequence may start from cached blocks: its last token, and what is asked of others, is computed.
+
+        A mean needs every token of the prompt, log-probabilities those not scored yet.
+        """
+        if self.request.pooling == "mean":
+            return 0
+        scored = self.choice == 0 and self.request.sampling.prompt_logprobs is not None
+        if scored and self.num_queried < self.num_prompt_tokens - 1:
+            return self.num_queried
+        return len(self.token_ids) - 1
+
+    def propose_drafts(self, most_tokens: int) -> tuple[int, ...]:
+        """Drafts for a sequence whose last token is known and the only one to compute."""
+        if self.lookup is None or self.num_pending:
+            return ()
+        return self.lookup.propose(self.token_ids, min(most_tokens, self.most_tokens - len(self.token_ids) - 1))
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens to compute."""
@@ -70,6 +110,19 @@ class Sequence:
         first = max(start, self.num_queried)
         self.num_queried = max(self.num_queried, end)
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
+
+    def take_in(self, token_ids: Iterable[int]) -> Gain:
+        """Append a step's choices up to the one that ends the sequence."""
+        gained: list[int] = []
+        least = self.num_prompt_tokens + self.request.sampling.min_tokens
+        for token_id in token_ids:
+            gained.append(token_id)
+            self.token_ids.append(token_id)
+            if token_id in self.stop_token_ids and len(self.token_ids) > least:
+                return Gain(tuple(gained), "stop", token_id)
+            if len(self.token_ids) >= self.most_tokens:
+                return Gain(tuple(gained), "length")
+        return Gain(tuple(gained))
 
     def opened(self, row: int) -> OpenedRow:
         """What the backend is told when the sequence starts."""

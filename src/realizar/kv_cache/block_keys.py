@@ -1,0 +1,35 @@
+"""`BlockKeys`: what names the contents of a sequence's full blocks. Standard library only.
+
+A block's KV depends on its tokens, on all tokens before them, and on whatever else the request brings. Its key is
+SHA-256 over the key of the block before and its own token ids; before the first block stands a key of the rest. Nobody
+can make two histories with one key, so a hit never shows one user what another's block holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+
+class BlockKeys:
+    """Keys of the full blocks of one growing history.
+
+    Args:
+        block_size: tokens per block.
+        context: what a block's contents or its sharing depend on beside the tokens: the salt.
+    """
+
+    def __init__(self, block_size: int, context: str | None) -> None:
+        self._block_size = block_size
+        self._root = hashlib.sha256(b"" if context is None else b"salt " + context.encode()).digest()
+        self._keys: list[bytes] = []
+
+    def of(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        """Keys of the full blocks of `token_ids`, which begin with those of every earlier call; not to be changed."""
+        size = self._block_size
+        while (len(self._keys) + 1) * size <= len(token_ids):
+            start = len(self._keys) * size
+            parent = self._keys[-1] if self._keys else self._root
+            self._keys.append(hashlib.sha256(parent + array("i", token_ids[start : start + size]).tobytes()).digest())
+        return self._keys

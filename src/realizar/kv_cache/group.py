@@ -1,0 +1,132 @@
+"""`GroupBlocks`: pool and block tables of one cache group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.kv_cache.block_pool import BlockCounts, BlockPool
+
+
+class GroupBlocks:
+    """Which row holds which blocks: for full attention (`window` None) or for one window.
+
+    `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
+    """
+
+    def __init__(self, window: int | None, num_blocks: int, block_size: int, num_rows: int, max_blocks: int) -> None:
+        self.window = window
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)
+        self.first = [0] * num_rows
+        self.end = [0] * num_rows
+
+    def first_needed(self, num_computed_tokens: int) -> int:
+        """Index of the first block that a token at position `num_computed_tokens`, or a later one, sees."""
+        return 0 if self.window is None else max(num_computed_tokens - self.window + 1, 0) // self.block_size
+
+    def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Blocks that a sequence of `num_tokens` holds at most, when at most `max_step_tokens` go through a step."""
+        blocks = -(-num_tokens // self.block_size)
+        if self.window is None:
+            return blocks
+        # A step's tokens and the window - 1 before them, anywhere against the blocks' edges.
+        return min(blocks, -(-(self.window - 1 + max_step_tokens - 1) // self.block_size) + 1)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest sequence that fits when it is alone."""
+        table = self.tables.shape[1]
+        fits = self.blocks_for(table * self.block_size, 1) <= self.pool.num_blocks
+        return (table if fits else self.pool.num_blocks) * self.block_size
+
+    @property
+    def num_growing(self) -> int:
+        """Rows that hold blocks, and fewer than they ever may."""
+        most = self.blocks_for(self.tables.shape[1] * self.block_size, 1)
+        return sum(0 < end - first < most for first, end in zip(self.first, self.end, strict=True))
+
+    def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
+        """Whether a new sequence fits that starts with the blocks of `prefix`, and one more for each growing row."""
+        in_use = sum(self.pool.num_users(block) > 0 for block in prefix)
+        wanted = self.blocks_for(num_tokens, max_step_tokens) - in_use
+        return wanted + self.num_growing <= self.pool.num_available
+
+    def runs(self, keys: Sequence[bytes]) -> list[int]:
+        """At index j, how many blocks in a row are in the cache just before block j, 0 <= j <= len(keys)."""
+        runs = [0]
+        for key in keys:
+            runs.append(0 if self.pool.find(key) is None else runs[-1] + 1)
+        return runs
+
+    def cached_prefix(self, keys: Sequence[bytes]) -> tuple[int, ...]:
+        """The blocks that the token after those of `keys` sees, all of them in the cache."""
+        blocks = [self.pool.find(key) for key in keys[self.first_needed(len(keys) * self.block_size) :]]
+        return tuple(block for block in blocks if block is not None)
+
+    def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
+        """Give an empty row a share in cached blocks that end before index `end`."""
+        self.pool.share(blocks)
+        self.first[row], self.end[row] = end - len(blocks), end
+        self.tables[row, end - len(blocks) : end] = blocks
+
+    def register(self, row: int, index: int, key: bytes) -> None:
+        """Let the row's block at `index` be found, unless it has left the window."""
+        if index >= self.first[row]:
+            self.pool.register(int(self.tables[row, index]), key)
+
+    def release(self, row: int, first: int) -> None:
+        """Leave the row's blocks before index `first`."""
+        start = self.first[row]
+        first = min(first, self.end[row])
+        if first > start:
+            self.pool.free(self.tables[row, start:first].tolist())
+            self.tables[row, start:first] = 0
+            self.first[row] = first
+
+    def fit(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
+        """How many of the next `num_tokens` the row's blocks and the free ones hold; may be more, or below 0."""
+        start, end = self.first[row], self.end[row]
+        own = end * self.block_size - num_computed_tokens
+        if own >= num_tokens:
+            return own
+        leaving = self.tables[row, start : max(min(self.first_needed(num_computed_tokens), end), start)].tolist()
+        left = sum(self.pool.num_users(block) == 1 for block in leaving)
+        return own + (self.pool.num_available + left) * self.block_size
+
+    def extend(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
+        """Leave what is out of the window, then own the blocks of the next `num_tokens`."""
+        if self.window is not None:
+            self.release(row, self.first_needed(num_computed_tokens))
+        end = -(-(num_computed_tokens + num_tokens) // self.block_size)
+        if end > self.end[row]:
+            self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
+            self.end[row] = end
+
+    def clear(self, row: int) -> None:
+        """Leave all blocks of the row, the last first: cached, they are worth nothing without those before them."""
+        first, end = self.first[row], self.end[row]
+        self.pool.free(reversed(self.tables[row, first:end].tolist()))
+        self.tables[row, first:end] = 0
+        self.first[row] = self.end[row] = 0
+
+    def audit(self) -> BlockCounts:
+        """Prove that every block has as many users as rows hold it, and that the pool adds up.
+
+        Raises:
+            RuntimeError: it is not so.
+        """
+        counts = self.pool.audit()
+        owned = np.zeros(self.pool.num_blocks, np.int64)
+        for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
+            np.add.at(owned, self.tables[row, first:end], 1)
+        wrong = [block for block in range(len(owned)) if owned[block] != self.pool.num_users(block)]
+        if wrong:
+            raise RuntimeError(
+                f"block tables hold KV block {wrong[0]} {owned[wrong[0]]} times, "
+                f"and it has {self.pool.num_users(wrong[0])} users"
+            )
+        return counts

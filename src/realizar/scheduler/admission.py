@@ -1,0 +1,56 @@
+"""Whether a request may be queued, and whether one that waits had better wait on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
+from realizar.kv_cache.manager import KVCacheManager, Prefix
+from realizar.request import Request
+from realizar.scheduler.sequence import Sequence
+
+
+def check_request(request: Request, open_ids: Collection[str], context_length: int, cache: KVCacheManager) -> None:
+    """Refuse what could never run.
+
+    Raises:
+        InvalidRequestError: an empty prompt, an id in use, or a pooled request that is to generate.
+        ContextLengthError: prompt and output exceed the context.
+        CapacityError: the KV cache could not hold it even alone.
+    """
+    if not request.prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty", "prompt")
+    if request.request_id in open_ids:
+        raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
+    if request.pooling is not None and request.max_tokens > 0:
+        raise InvalidRequestError(f"a pooled request generates nothing, not {request.max_tokens} tokens", "max_tokens")
+    prompt, total = request.num_prompt_tokens, request.num_prompt_tokens + request.max_tokens
+    if total > context_length:
+        raise ContextLengthError(
+            f"the prompt has {prompt} tokens and {request.max_tokens} are to be generated: together {total}, "
+            f"above the context of {context_length}",
+            "prompt" if prompt >= context_length else "max_tokens",
+        )
+    stored = max(prompt, total - 1)  # the last token is never read back
+    if not cache.holds(stored):
+        raise CapacityError(
+            f"the request needs KV cache for {stored} tokens; the {'+'.join(map(str, cache.num_blocks))} "
+            f"blocks of {cache.block_size} tokens hold at most {cache.max_tokens}"
+        )
+
+
+def waits_for_blocks(sequence: Sequence, prefix: Prefix, running: Iterable[Sequence], cache: KVCacheManager) -> bool:
+    """Whether the block after the sequence's cached prefix is about to be computed by a running sequence.
+
+    Choices of one request wait so for the first of them, and requests with one long beginning for each other: it is
+    computed once.
+    """
+    size, end = cache.block_size, prefix.num_tokens + cache.block_size
+    if not cache.prefix_cache or end > sequence.most_cached_tokens:
+        return False
+    index = prefix.num_tokens // size
+    key = sequence.keys.of(sequence.token_ids)[index]
+    return any(
+        other.num_computed_tokens < end <= len(other.token_ids) and other.keys.of(other.token_ids)[index] == key
+        for other in running
+    )

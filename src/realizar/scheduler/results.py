@@ -1,0 +1,46 @@
+"""What the scheduler reads of a backend's answer, and what it makes of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.scheduler.sequence import Gain, Sequence
+
+
+class RowResult(Protocol):
+    """What a step gave a row; `backends.base.RowOutput` is one."""
+
+    @property
+    def row(self) -> int: ...
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]: ...
+    @property
+    def queried(self) -> tuple[TokenLogprobs, ...]: ...
+    @property
+    def pooled(self) -> NDArray[np.float32] | None: ...
+
+
+def token_output(sequence: Sequence, gain: Gain, result: RowResult, now_s: float) -> TokenOutput | None:
+    """What a step brought whoever waits for the sequence; None for a chunk of prompt that brought nothing."""
+    finish = gain.finish_reason
+    if not gain.token_ids and not result.queried and finish is None:
+        return None
+    return TokenOutput(
+        request_id=sequence.request.request_id,
+        choice=sequence.choice,
+        token_ids=gain.token_ids,
+        scheduled_s=now_s if sequence.scheduled_s is None else sequence.scheduled_s,
+        produced_s=now_s,
+        logprobs=result.logprobs[: len(gain.token_ids)],
+        prompt_logprobs=result.queried,
+        finish_reason=finish,
+        stop_token_id=gain.stop_token_id,
+        num_cached_tokens=sequence.num_cached_tokens,
+        pooled=None if finish is None or result.pooled is None else tuple(result.pooled.tolist()),
+    )
