@@ -1,0 +1,121 @@
+"""`Api`: what every handler works with, and the few steps that several of them share."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.requests import Request
+
+from realizar import __version__
+from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.async_stream import AsyncStream
+from realizar.errors import EngineUnavailableError
+from realizar.outputs import ChoiceDelta
+from realizar.server.errors import ApiError
+from realizar.server.metrics import Metrics
+from realizar.server.served_model import ServedModel
+from realizar.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The engine, the model, the settings and the figures of one server.
+
+    `fingerprint` is OpenAI's `system_fingerprint`: under another one, the same seed may give another answer.
+    """
+
+    engine: AsyncEngine
+    model: ServedModel
+    settings: ServerSettings
+    metrics: Metrics
+    fingerprint: str
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest request that can run, prompt and output.
+
+        Raises:
+            EngineUnavailableError, EngineDeadError: nothing can run now.
+        """
+        return self.engine.info.max_request_tokens
+
+    @property
+    def max_model_len(self) -> int:
+        """The same, or the model's context while it is being loaded."""
+        try:
+            return self.engine.info.max_request_tokens
+        except EngineUnavailableError:
+            return self.model.context_length
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served.
+
+        Raises:
+            ApiError: 404 model_not_found.
+        """
+        if name is None or name in self.model.names:
+            return
+        near = difflib.get_close_matches(name[:200], self.model.names, 1)
+        hint = f" (did you mean '{near[0]}'?)" if near else f" (this server has '{self.model.name}')"
+        raise ApiError(404, f"The model {name[:200]!a} does not exist{hint}", param="model", code="model_not_found")
+
+
+def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Api:
+    """What the handlers of one server work with."""
+    digest = hashlib.sha256(f"{__version__} {model.name}".encode()).hexdigest()
+    return Api(engine, model, settings, Metrics(model.name), f"fp_{digest[:10]}")
+
+
+def api_of(request: Request) -> Api:
+    """The server that a request came to."""
+    return cast("Api", request.app.state.api)
+
+
+def note(request: Request, **notes: Any) -> None:
+    """Leave figures for the request's line in the log."""
+    request.scope["state"]["notes"].update(notes)
+
+
+def new_id(prefix: str) -> str:
+    """An id for an answer and its request in the engine."""
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def now_s() -> int:
+    """Unix time."""
+    return int(time.time())
+
+
+async def pieces_of(
+    stream: AsyncStream, metrics: Metrics, enough: Callable[[], bool] = lambda: False
+) -> AsyncGenerator[ChoiceDelta]:
+    """The pieces of an open request, counted; the request is closed when its reader stops.
+
+    Args:
+        enough: asked after each piece whether the rest is not wanted.
+    """
+    last_s: dict[int, float] = {}
+    try:
+        async for piece in stream:
+            now = time.monotonic()
+            if piece.token_ids:
+                if piece.choice in last_s:
+                    metrics.tokens_came(len(piece.token_ids), now - last_s[piece.choice])
+                last_s[piece.choice] = now
+            yield piece
+            if enough() and not stream.done:
+                metrics.stopped()
+                return
+        metrics.ended(await stream.result())
+    except (GeneratorExit, asyncio.CancelledError):
+        metrics.aborted()
+        raise
+    finally:
+        stream.close()

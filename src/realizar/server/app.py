@@ -1,0 +1,128 @@
+"""The application: routes, and the layers around them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from realizar.engine.async_engine import AsyncEngine
+from realizar.server import health, tokenizer_routes
+from realizar.server.api import make_api
+from realizar.server.auth import AuthMiddleware, KeyRing
+from realizar.server.errors import ApiError, to_api_error
+from realizar.server.leaving import ClientLeftError
+from realizar.server.openai.chat import chat_completions
+from realizar.server.openai.completions import completions
+from realizar.server.openai.embeddings import embeddings
+from realizar.server.openai.models import list_models, show_model
+from realizar.server.openapi import openapi
+from realizar.server.request_log import RequestLogMiddleware
+from realizar.server.served_model import ServedModel
+from realizar.server.settings import ServerSettings
+
+OPEN_PATHS = ("/health", "/ready")
+
+
+def create_app(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Starlette:
+    """The whole server but for sockets. The engine is started and closed by the caller; it may still be loading."""
+    pages = _page_routes() if settings.web_page else []
+    open_paths = (*OPEN_PATHS, *(route.path for route in pages if isinstance(route, Route)))
+    open_prefixes = tuple(f"{route.path}/" for route in pages if isinstance(route, Mount))
+    app = Starlette(
+        routes=[*_api_routes(), *pages],
+        middleware=_layers(settings, open_paths, open_prefixes),
+        exception_handlers={HTTPException: _http_error, Exception: _error},
+    )
+    app.router.redirect_slashes = False
+    app.state.api = make_api(engine, model, settings)
+    return app
+
+
+def _api_routes() -> list[BaseRoute]:
+    return [
+        _route("/v1/chat/completions", chat_completions, "POST"),
+        _route("/v1/completions", completions, "POST"),
+        _route("/v1/embeddings", embeddings, "POST"),
+        _route("/v1/models", list_models, "GET"),
+        _route("/v1/models/{name:path}", show_model, "GET"),
+        _route("/tokenize", tokenizer_routes.tokenize, "POST"),
+        _route("/detokenize", tokenizer_routes.detokenize, "POST"),
+        _route("/tokenizer_info", tokenizer_routes.tokenizer_info, "GET"),
+        _route("/health", health.health, "GET"),
+        _route("/ready", health.ready, "GET"),
+        _route("/metrics", health.metrics, "GET"),
+        _route("/version", health.version, "GET"),
+        _route("/openapi.json", openapi, "GET"),
+    ]
+
+
+def _route(path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+    return Route(path, _answering(handler), methods=[method], name=path)
+
+
+def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """The handler with its errors as answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientLeftError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every error is told in one form
+            return await _error(request, error)
+
+    return answer
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    told = to_api_error(error)
+    request.scope["state"]["error_code"] = told.code
+    return told.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own: a path or a method that no route has."""
+    if not isinstance(error, HTTPException):
+        return await _error(request, error)
+    place = f"{request.method} {ascii(request.scope['path'])[1:-1][:200]}"
+    if error.status_code == 404:
+        told = ApiError(404, f"Unknown request URL: {place}", code="unknown_url")
+    elif error.status_code == 405:
+        told = ApiError(405, f"Not allowed: {place}", code="method_not_allowed", headers=error.headers)
+    else:
+        told = ApiError(error.status_code, error.detail, headers=error.headers)
+    return await _error(request, told)
+
+
+def _layers(settings: ServerSettings, open_paths: tuple[str, ...], open_prefixes: tuple[str, ...]) -> list[Middleware]:
+    """From the outside in. Preflight requests of allowed origins carry no key, so CORS stands before it."""
+    layers = [Middleware(RequestLogMiddleware, enabled=settings.log_requests)]
+    if settings.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type", "x-request-id"],
+                expose_headers=["x-request-id"],
+            )
+        )
+    layers.append(
+        Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths, open_prefixes=open_prefixes)
+    )
+    return layers
+
+
+def _page_routes() -> list[BaseRoute]:
+    try:
+        from realizar.server.web import web_routes
+    except ModuleNotFoundError:
+        return []
+    return list(web_routes())

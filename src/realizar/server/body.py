@@ -1,0 +1,123 @@
+"""A request's body: read within bounds of size and time, and turned into the record of its endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from realizar.server.errors import ApiError, refused
+from realizar.server.settings import ServerSettings
+from realizar.server.strict_json import parse_json
+
+_LARGE = 64 << 10  # parsing more than this takes other requests' turn on the event loop
+_PLACE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+async def read_record(request: Request, record: type[R], settings: ServerSettings) -> R:
+    """The record that a request carries.
+
+    Raises:
+        ApiError: 400 for what is wrong in it, 408 too slow, 413 too large, 415 not plain JSON.
+    """
+    body = await read_body(request, settings)
+    if len(body) > _LARGE:
+        return await asyncio.to_thread(_decode, body, record)
+    return _decode(body, record)
+
+
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """All bytes of a body. Errors as of `read_record`."""
+    _check_headers(request, settings)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > settings.max_body_bytes:
+                    raise _too_large(settings)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not arrive within {settings.body_timeout_s:g} s",
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(400, "the body ended early", code="incomplete_body") from None
+    return b"".join(parts)
+
+
+def convert(data: Any, record: type[R]) -> R:
+    """A parsed body as its record.
+
+    Raises:
+        ApiError: 400, `param` being the path of the field.
+    """
+    if not isinstance(data, dict):
+        raise refused("the body must be a JSON object", code="invalid_type")
+    try:
+        return msgspec.convert(data, record)
+    except msgspec.ValidationError as error:
+        raise _translated(str(error), record) from None
+    except RecursionError:
+        raise refused("the body is nested too deeply", code="invalid_json") from None
+
+
+def unknown_field(path: str, name: str, known: tuple[str, ...]) -> ApiError:
+    """400 for a field that no record has, with the nearest name that one has."""
+    full = f"{path}.{name}" if path else name
+    full = ascii(full)[1:-1][:200]
+    near = difflib.get_close_matches(name[:80], known, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return refused(f"Unrecognized request argument supplied: {full}{hint}", full, "unknown_parameter")
+
+
+def _decode(body: bytes, record: type[R]) -> R:
+    return convert(parse_json(body), record)
+
+
+def _translated(message: str, record: type[msgspec.Struct]) -> ApiError:
+    place = _PLACE.match(message)
+    reason, path = (place[1], place[2]) if place else (message, "")
+    path = path.replace("[...]", "")
+    if unknown := _UNKNOWN.match(reason):
+        return unknown_field(path, unknown[1], record.__struct_fields__ if not path else ())
+    if missing := _MISSING.match(reason):
+        full = f"{path}.{missing[1]}" if path else missing[1]
+        return refused(f"Missing required parameter: '{full}'", full, "missing_required_parameter")
+    what = f"Invalid value for '{path}': " if path else "Invalid body: "
+    text = ascii(reason)[1:-1].replace("`", "'")
+    return refused(f"{what}{text}", path or None, "invalid_type" if "Expected" in reason else "invalid_value")
+
+
+def _check_headers(request: Request, settings: ServerSettings) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, "compressed bodies are not accepted: send JSON as it is", code="unsupported_encoding")
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        # A page of another origin can send other types without asking first.
+        raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length[:20]) > settings.max_body_bytes:
+        raise _too_large(settings)
+
+
+def _too_large(settings: ServerSettings) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is over its limit of {settings.max_body_bytes} bytes",
+        code="request_too_large",
+        headers={"connection": "close"},
+    )

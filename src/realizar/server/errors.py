@@ -1,0 +1,124 @@
+"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}` and a status.
+
+The official client tries 408, 409, 429 and all 5xx again by itself, so a fault of the client's is always another 4xx.
+No message tells a path, a stack or an address in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from realizar.errors import (
+    CapacityError,
+    ChatTemplateError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    TokenizerError,
+)
+
+_log = logging.getLogger(__name__)
+_ADDRESS = re.compile(r"\s*(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
+_INTERNAL_PATH = re.compile(r"(?:/[\w.+-]+)+/[\w.+-]+\.(?:py|so|gguf|safetensors|json)\b")
+_MAX_MESSAGE = 2_000
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        message: one line for the caller.
+        kind: OpenAI's `type`.
+        param: path of the field at fault, as `messages[0].content`.
+        code: for programs.
+        headers: to send with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The object that clients read."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+
+
+def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request is at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, reason: str) -> ApiError:
+    """400: a field that is known and can't be honoured, named."""
+    return refused(f"{param}: {reason}", param, "unsupported_parameter")
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an exception. One that nobody foresaw is logged whole and told as nothing but 500."""
+    known = _known(error)
+    if known is not None:
+        return known
+    _log.error("a request failed", exc_info=error)
+    return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")
+
+
+def _known(error: BaseException) -> ApiError | None:
+    message = _cleaned(str(error))
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthError():
+            return refused(message, error.param, "context_length_exceeded")
+        case InvalidRequestError():
+            return refused(message, error.param)
+        case ChatTemplateError():
+            return refused(message, "messages", "chat_template_error")
+        case CapacityError():
+            return refused(message, None, "request_too_large")
+        case QueueFullError():
+            return _later(429, message, "rate_limit_error", "rate_limit_exceeded", error.retry_after_s)
+        case EngineUnavailableError():
+            return _later(503, message, "server_error", "engine_unavailable", error.retry_after_s)
+        case EngineDeadError():
+            return _later(503, "the engine stopped while the request was open", "server_error", "engine_died", 1.0)
+        case TokenizerError():
+            return ApiError(500, "the tokenizer failed on this request", kind="server_error", code="internal_error")
+        case _:
+            return None
+
+
+def _later(status: int, message: str, kind: str, code: str, retry_after_s: float) -> ApiError:
+    return ApiError(
+        status, message, kind=kind, code=code, headers={"retry-after": str(max(1, math.ceil(retry_after_s)))}
+    )
+
+
+def _cleaned(message: str) -> str:
+    """A message without addresses and paths of this machine, on one line, in characters that UTF-8 has."""
+    message = _INTERNAL_PATH.sub("a file", _ADDRESS.sub("", message))
+    line = " ".join(message.split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "..."

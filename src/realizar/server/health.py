@@ -1,0 +1,39 @@
+"""Routes for those who watch: alive, ready, figures, version."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar import __version__
+from realizar.server.api import api_of
+from realizar.server.metrics import CONTENT_TYPE
+
+
+async def health(request: Request) -> Response:
+    """200 while the server lives: also while it loads; 503 once its engine is gone for good."""
+    dead = api_of(request).engine.state == "dead"
+    return _state("dead" if dead else "ok", 503 if dead else 200)
+
+
+async def ready(request: Request) -> Response:
+    """200 once requests are taken; 503 before, while draining, and after."""
+    state = api_of(request).engine.state
+    return _state(state, 200 if state == "ready" else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """Figures in Prometheus' text form."""
+    api = api_of(request)
+    return Response(api.metrics.exposition(await api.engine.stats()), media_type=CONTENT_TYPE)
+
+
+async def version(request: Request) -> Response:
+    """The program's version."""
+    return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+
+
+def _state(state: str, status: int) -> Response:
+    headers = {"retry-after": "1"} if status == 503 else None
+    return Response(msgspec.json.encode({"status": state}), status, headers, "application/json")

@@ -1,0 +1,124 @@
+"""Log-probabilities in the forms of the two endpoints.
+
+A token whose bytes are no text by themselves is spelled `bytes:\\xe2\\x80`, so that different tokens have different
+names; `token_id:N` where a request asks for ids.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from realizar.outputs import TokenLogprobs
+from realizar.server.protocol.answers import ChatLogprob, ChatLogprobs, ChatTopLogprob, CompletionLogprobs
+from realizar.tokenizer.tokenizer import Tokenizer
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+_LOWEST = -9999.0  # JSON has no infinity: a token that can't come
+
+
+class TokenNames:
+    """How tokens are spelled. Args: as_ids: as `token_id:N`."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        self._tokenizer, self._as_ids = tokenizer, as_ids
+
+    def name(self, token_id: int) -> str:
+        """A token's name."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def bytes_of(self, token_id: int) -> list[int]:
+        """A token's bytes, as numbers."""
+        return list(self._tokenizer.token_bytes(token_id))
+
+    def text_bytes(self, token_id: int, *, spelled: bool) -> bytes:
+        """What a token adds to a text; `spelled`: control tokens add their names."""
+        hidden = not spelled and self._tokenizer.is_special(token_id)
+        return b"" if hidden else self._tokenizer.token_bytes(token_id)
+
+
+def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames, top_n: int) -> ChatLogprobs:
+    """The form of `/v1/chat/completions`."""
+    return ChatLogprobs(
+        [
+            ChatLogprob(
+                names.name(entry.token_id),
+                finite(entry.logprob),
+                names.bytes_of(entry.token_id),
+                [
+                    ChatTopLogprob(names.name(token_id), finite(logprob), names.bytes_of(token_id))
+                    for token_id, logprob in entry.top[:top_n]
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+class CompletionLogprobsMaker:
+    """The form of `/v1/completions`, piece after piece of one choice.
+
+    Args:
+        top_n: most probable tokens to list; the token itself is listed with them.
+    """
+
+    def __init__(self, names: TokenNames, top_n: int) -> None:
+        self._names, self._top_n = names, top_n
+        self._offset = 0
+        self._decoder = _UTF8("replace")
+
+    def make(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, spelled: bool = False
+    ) -> CompletionLogprobs:
+        """The next tokens.
+
+        Args:
+            entries: one per token; None for the first token of a prompt.
+            spelled: whether the text holds the names of control tokens.
+        """
+        piece = CompletionLogprobs([], [], [], [])
+        for token_id, entry in zip(token_ids, entries, strict=True):
+            piece.tokens.append(self._names.name(token_id))
+            piece.text_offset.append(self._offset)
+            self._offset += len(self._decoder.decode(self._names.text_bytes(token_id, spelled=spelled)))
+            piece.token_logprobs.append(None if entry is None else finite(entry.logprob))
+            piece.top_logprobs.append(None if entry is None else self._top(entry))
+        return piece
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for token_id, logprob in (*entry.top[: self._top_n], (entry.token_id, entry.logprob)):
+            top.setdefault(self._names.name(token_id), finite(logprob))
+        return top
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprobs | None] | None, names: TokenNames, top_n: int
+) -> list[dict[str, Any] | None]:
+    """vLLM's form of a prompt's: per token null or an object by token id."""
+    listed: list[dict[str, Any] | None] = []
+    for entry in entries or ():
+        if entry is None:
+            listed.append(None)
+            continue
+        ranks = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top[:top_n], start=1)}
+        ranks.setdefault(entry.token_id, (entry.logprob, entry.rank))
+        listed.append(
+            {
+                str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": names.name(token_id)}
+                for token_id, (logprob, rank) in ranks.items()
+            }
+        )
+    return listed
+
+
+def finite(logprob: float) -> float:
+    """A number that JSON has."""
+    return max(logprob, _LOWEST)

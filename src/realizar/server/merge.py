@@ -1,0 +1,88 @@
+"""Several streams of one request as one; and admission of several to the engine, patiently."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from realizar.errors import QueueFullError
+
+T = TypeVar("T")
+_LONGEST_PAUSE_S = 1.0
+
+
+class Admission:
+    """Lets the parts of one request in: few enough at once, and again where the queue is full for a while.
+
+    The request as a whole is refused only if its first part is.
+
+    Args:
+        at_once: parts that may be open.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self.slots = asyncio.Semaphore(max(at_once, 1))
+        self._any_in = False
+
+    async def enter(self, submit: Callable[[], Awaitable[T]]) -> T:
+        """What `submit` gives, once the queue takes it.
+
+        Raises:
+            QueueFullError: no part has been taken yet.
+        """
+        while True:
+            try:
+                entered = await submit()
+            except QueueFullError as error:
+                if not self._any_in:
+                    raise
+                await asyncio.sleep(min(error.retry_after_s, _LONGEST_PAUSE_S))
+            else:
+                self._any_in = True
+                return entered
+
+
+async def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[T]:
+    """Items of all streams as they come; the first error ends all of them, and so does the reader's leaving."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]()) as only:
+            async for item in only:
+                yield item
+        return
+    queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=2 * len(streams))
+
+    async def run(make: Callable[[], AsyncGenerator[T]]) -> None:
+        error: Exception | None = None
+        try:
+            async with aclosing(make()) as stream:
+                async for item in stream:
+                    await queue.put(item)
+        except Exception as raised:  # noqa: BLE001 - raised again by the reader
+            error = raised
+        await queue.put(_End(error))
+
+    tasks = [asyncio.ensure_future(run(make)) for make in streams]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            came = await queue.get()
+            if not isinstance(came, _End):
+                yield came
+                continue
+            num_open -= 1
+            if came.error is not None:
+                raise came.error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A stream has ended, or failed."""
+
+    error: Exception | None

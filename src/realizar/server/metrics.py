@@ -1,0 +1,120 @@
+"""Figures for Prometheus, under vLLM's stems and bucket edges with our prefix, so that dashboards need one change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from realizar.engine.metrics import EngineStats
+from realizar.outputs import RequestOutput
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_TO_FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_BETWEEN_TOKENS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+_OF_REQUESTS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_GAUGES = (
+    ("num_requests_running", "Choices being generated.", "num_running"),
+    ("num_requests_waiting", "Choices waiting for their first step, or again after a preemption.", "num_waiting"),
+    ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+)
+_COUNTERS = (
+    ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
+    ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+    ("num_preemptions", "Choices computed again for lack of KV blocks.", "num_preemptions"),
+    ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
+    ("generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("spec_decode_num_draft_tokens", "Tokens speculated.", "draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Speculated tokens that were right.", "accepted_tokens"),
+)
+
+
+class _EngineCollector(Collector):
+    """The engine's own figures, as of the last scrape."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self.stats = EngineStats()
+
+    def collect(self) -> Iterator[Metric]:
+        for stem, text, name in _GAUGES:
+            gauge = GaugeMetricFamily(f"realizar:{stem}", text, labels=["model_name"])
+            gauge.add_metric([self._model_name], float(getattr(self.stats, name)))
+            yield gauge
+        for stem, text, name in _COUNTERS:
+            counter = CounterMetricFamily(f"realizar:{stem}", text, labels=["model_name"])
+            counter.add_metric([self._model_name], float(getattr(self.stats, name)))
+            yield counter
+
+
+class Metrics:
+    """Counts of one server.
+
+    Args:
+        model_name: the label of every figure.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._engine = _EngineCollector(model_name)
+        self._registry.register(self._engine)
+        self._label = model_name
+        self._success = Counter(
+            "realizar:request_success",
+            "Choices that ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self._registry,
+        )
+        self._to_first = self._histogram("time_to_first_token_seconds", _TO_FIRST_TOKEN_S, "Arrival to first token.")
+        self._between = self._histogram("inter_token_latency_seconds", _BETWEEN_TOKENS_S, "Between tokens.")
+        self._whole = self._histogram("e2e_request_latency_seconds", _OF_REQUESTS_S, "Arrival to last token.")
+        self._queue = self._histogram("request_queue_time_seconds", _OF_REQUESTS_S, "Waiting for the first step.")
+        self._prefill = self._histogram("request_prefill_time_seconds", _OF_REQUESTS_S, "First step to first token.")
+        self._decode = self._histogram("request_decode_time_seconds", _OF_REQUESTS_S, "First token to last.")
+
+    def ended(self, output: RequestOutput) -> None:
+        """Count a request that came to its end."""
+        timings = output.timings
+        for choice in output.outputs:
+            self._success.labels(self._label, choice.finish_reason).inc()
+        self._to_first.observe(timings.first_token_s - timings.arrival_s)
+        self._whole.observe(timings.finished_s - timings.arrival_s)
+        self._queue.observe(timings.queue_s)
+        self._prefill.observe(timings.prefill_s)
+        self._decode.observe(timings.decode_s)
+
+    def tokens_came(self, count: int, gap_s: float) -> None:
+        """Count the tokens of a piece of a stream, and the time since the piece before."""
+        for _ in range(count):
+            self._between.observe(gap_s / count)
+
+    def stopped(self) -> None:
+        """Count a request that was ended because its answer was complete."""
+        self._success.labels(self._label, "stop").inc()
+
+    def aborted(self) -> None:
+        """Count a request whose client left."""
+        self._success.labels(self._label, "abort").inc()
+
+    def exposition(self, stats: EngineStats) -> bytes:
+        """All figures in Prometheus' text form."""
+        self._engine.stats = stats
+        return generate_latest(self._registry)
+
+    def _histogram(self, stem: str, buckets: tuple[float, ...], text: str) -> Histogram:
+        return Histogram(f"realizar:{stem}", text, ["model_name"], buckets=buckets, registry=self._registry).labels(
+            self._label
+        )

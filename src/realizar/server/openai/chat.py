@@ -1,0 +1,118 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.outputs import TokenLogprobs
+from realizar.server.api import Api, api_of, new_id, note, now_s
+from realizar.server.body import read_record
+from realizar.server.leaving import unless_left
+from realizar.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from realizar.server.openai.chat_plan import ChatPlan, plan_chat
+from realizar.server.openai.chat_run import ChatPiece, ChatRun
+from realizar.server.openai.chat_stream import ChatStreamer
+from realizar.server.protocol.answers import (
+    Answer,
+    ChatChoice,
+    ChatMessage,
+    FinishReason,
+    FunctionCall,
+    ToolCall,
+)
+from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.sse import EventStream
+from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCallDelta
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    api = api_of(request)
+    record = await read_record(request, ChatCompletionRequest, api.settings)
+    plan = await plan_chat(api, record)
+    request_id = new_id("chatcmpl")
+    note(request, prompt=len(plan.token_ids))
+    run = ChatRun(api, record, plan, request_id)
+    names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
+    if record.stream:
+        streamer = ChatStreamer(api, record, plan, run, names, request_id)
+        return EventStream(streamer.chunks(lambda **notes: note(request, **notes)), api.settings.ping_interval_s)
+    answer = await unless_left(request.receive, _whole(api, record, plan, run, names, request_id))
+    note(request, tokens=run.num_completion_tokens)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer while it is put together."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason = "stop"
+    stop_reason: str | int | None = None
+
+    def take_in(self, piece: ChatPiece) -> None:
+        for delta in piece.deltas:
+            match delta:
+                case ContentDelta(text):
+                    self.content.append(text)
+                case ReasoningDelta(text):
+                    self.reasoning.append(text)
+                case ToolCallDelta():
+                    self._take_in_call(delta)
+        self.logprobs.extend(piece.source.logprobs)
+        if piece.finish_reason is not None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.source.stop_reason
+
+    def _take_in_call(self, delta: ToolCallDelta) -> None:
+        if delta.index == len(self.calls):
+            self.calls.append(ToolCall(delta.id or "", FunctionCall(delta.name or "", "")))
+        self.calls[delta.index].function.arguments += delta.arguments
+
+    def message(self, *, with_reasoning: bool) -> ChatMessage:
+        content = "".join(self.content)
+        return ChatMessage(
+            content=None if self.calls and not content else content,
+            reasoning_content="".join(self.reasoning) if self.reasoning and with_reasoning else UNSET,
+            tool_calls=self.calls or UNSET,
+        )
+
+
+async def _whole(
+    api: Api, record: ChatCompletionRequest, plan: ChatPlan, run: ChatRun, names: TokenNames, request_id: str
+) -> Answer:
+    choices = [_Choice() for _ in range(plan.sampling.n)]
+    async with aclosing(run.pieces()) as pieces:
+        async for piece in pieces:
+            choices[piece.index].take_in(piece)
+    wanted = plan.sampling.prompt_logprobs
+    scored = run.output.prompt_logprobs if run.output is not None else None
+    return Answer(
+        id=request_id,
+        object="chat.completion",
+        created=now_s(),
+        model=api.model.name,
+        system_fingerprint=api.fingerprint,
+        choices=[
+            ChatChoice(
+                index=index,
+                message=choice.message(with_reasoning=record.include_reasoning is not False),
+                finish_reason=choice.finish_reason,
+                logprobs=None
+                if plan.top_logprobs is None
+                else chat_logprobs(choice.logprobs, names, plan.top_logprobs),
+                stop_reason=choice.stop_reason,
+            )
+            for index, choice in enumerate(choices)
+        ],
+        usage=run.usage,
+        prompt_logprobs=UNSET if wanted is None else prompt_logprobs(scored, names, wanted),
+    )

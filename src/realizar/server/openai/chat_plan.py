@@ -1,0 +1,160 @@
+"""A chat request made ready: prompt, sampling, and how its answers will be taken apart. Nothing has run yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.server.api import Api
+from realizar.server.errors import ApiError, refused, unsupported
+from realizar.server.openai.structured import find_structured
+from realizar.server.openai.tools import ToolPlan, plan_tools
+from realizar.server.prompts import check_length, keep_last
+from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.protocol.messages import check_messages
+from realizar.server.protocol.neutral import check_neutral
+from realizar.server.sampling import build_sampling, check_top
+from realizar.tokenizer.chat_template import ChatTemplate
+from realizar.tokenizer.parsers.base import OutputParser
+from realizar.tokenizer.parsers.choose import choose_parser
+from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.parsers.styles import JSON
+
+_PROMPT_END_TOKENS = 16
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_RESERVED = ("messages", "tools", "add_generation_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """One request, ready.
+
+    Attributes:
+        token_ids: of the prompt.
+        sampling: for the engine.
+        tools: what may be called.
+        template: source of the template that rendered the prompt.
+        prompt_end: the prompt's last words.
+        top_logprobs: to list per token; None without log-probabilities.
+        structured_field: the request's field that constrains the answer, for errors.
+    """
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    tools: ToolPlan
+    template: str
+    prompt_end: str
+    top_logprobs: int | None
+    structured_field: str
+
+    def new_parser(self) -> OutputParser:
+        """What takes one answer apart."""
+        if self.tools.forced:
+            names = [tool["function"]["name"] for tool in self.tools.forced]
+            return AnswerParser(None, JSON, names, parallel=self.tools.parallel)
+        if self.sampling.structured is not None:
+            return AnswerParser(None, None)
+        return choose_parser(self.template, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end)
+
+
+async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
+    """Check a request and render its prompt, off the event loop.
+
+    Raises:
+        ApiError, RealizarError: it can't be honoured.
+    """
+    api.check_model(request.model)
+    check_neutral(request)
+    max_tokens = api.max_tokens
+    tools = plan_tools(request)
+    found = find_structured(request, request.response_format)
+    structured_field, structured = found if found is not None else ("tools", tools.grammar())
+    if found is not None and tools.forced:
+        raise refused(f"{structured_field} can't be combined with a forced tool call", structured_field)
+    sampling = _sampling(api, request, structured)
+    template = _template(api, request)
+    messages = check_messages(request.messages)
+    for place, message in enumerate(messages):
+        content = message["content"]
+        check_length(content if isinstance(content, str) else "", max_tokens, f"messages[{place}].content")
+    variables = _variables(request, template)
+    shown = list(tools.tools) if tools.tools else None
+    token_ids = await asyncio.to_thread(
+        template.encode, messages, shown, request.add_generation_prompt is not False, **variables
+    )
+    end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
+    return ChatPlan(
+        token_ids=keep_last(token_ids, request.truncate_prompt_tokens, max_tokens),
+        sampling=sampling,
+        tools=tools,
+        template=template.source(shown),
+        prompt_end=end,
+        top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
+        structured_field=structured_field,
+    )
+
+
+def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingParams:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
+    if request.stream_options is not None and not request.stream:
+        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
+    if request.stream and request.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not together with stream")
+    top = check_top(request.top_logprobs, "top_logprobs") or 0
+    wins = request.max_completion_tokens is not None
+    sampling = build_sampling(
+        request,
+        api.model,
+        max_tokens=request.max_completion_tokens if wins else request.max_tokens,
+        max_tokens_field="max_completion_tokens" if wins else "max_tokens",
+        logprobs=top if request.logprobs else None,
+        prompt_logprobs=check_top(request.prompt_logprobs, "prompt_logprobs"),
+        structured=structured,
+    )
+    if sampling.n > api.settings.max_choices:
+        raise refused(f"n must be {api.settings.max_choices} at most, not {sampling.n}", "n", "invalid_value")
+    return sampling
+
+
+def _template(api: Api, request: ChatCompletionRequest) -> ChatTemplate:
+    if request.chat_template is not None:
+        if not api.settings.allow_request_templates:
+            raise unsupported("chat_template", "templates of requests are turned off on this server")
+        return ChatTemplate(api.model.tokenizer, request.chat_template)
+    if api.model.template is None:
+        raise ApiError(
+            400,
+            "the model has no chat template, so it can't chat: it may be a base model; use /v1/completions",
+            param="messages",
+            code="no_chat_template",
+        )
+    return api.model.template
+
+
+def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[str, Any]:
+    """What a template is given besides messages and tools."""
+    given: Mapping[str, Any] = request.chat_template_kwargs or {}
+    for name in given:
+        if name in _RESERVED or not name.isidentifier():
+            path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
+            raise refused(f"{path} can't be set", path, "invalid_value")
+    variables = dict(given)
+    if request.documents is not None:
+        variables["documents"] = request.documents
+    effort = request.reasoning_effort
+    if effort is None:
+        return variables
+    if effort not in _EFFORTS:
+        raise refused(f"reasoning_effort must be one of {', '.join(_EFFORTS)}", "reasoning_effort", "invalid_value")
+    source = template.source()
+    if "reasoning_effort" in source:
+        variables.setdefault("reasoning_effort", effort)
+    elif effort == "none" and "enable_thinking" in source:
+        variables.setdefault("enable_thinking", False)
+    elif effort not in ("none", "medium"):
+        raise unsupported("reasoning_effort", "this model has no such setting")
+    return variables

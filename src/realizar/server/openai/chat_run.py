@@ -1,0 +1,90 @@
+"""A chat request while it runs: text taken apart piece by piece, the same way for streams and whole answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from realizar.engine.async_stream import AsyncStream
+from realizar.errors import ContextLengthError, InvalidRequestError, RealizarError
+from realizar.outputs import ChoiceDelta, RequestOutput
+from realizar.server.api import Api, pieces_of
+from realizar.server.openai.chat_plan import ChatPlan
+from realizar.server.protocol.answers import FinishReason, Usage, make_usage
+from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPiece:
+    """What one choice gained, taken apart; `finish_reason` with its last piece."""
+
+    index: int
+    deltas: list[ParsedDelta]
+    source: ChoiceDelta
+    finish_reason: FinishReason | None
+
+
+class ChatRun:
+    """One request in the engine.
+
+    Args:
+        request_id: of the answer, and in the engine.
+    """
+
+    def __init__(self, api: Api, request: ChatCompletionRequest, plan: ChatPlan, request_id: str) -> None:
+        self._api, self._request, self._plan, self._request_id = api, request, plan, request_id
+        self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
+        self._open = set(range(plan.sampling.n))
+        self.num_completion_tokens = 0
+        self.output: RequestOutput | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far; those found in the cache once the engine has told."""
+        cached = None if self.output is None else self.output.num_cached_tokens
+        return make_usage(len(self._plan.token_ids), self.num_completion_tokens, cached)
+
+    async def pieces(self) -> AsyncGenerator[ChatPiece]:
+        """The pieces of all choices, as they come. The request ends when the reader stops.
+
+        Raises:
+            RealizarError: the engine refused it, or stopped.
+        """
+        stream = await self._submit()
+        async with aclosing(pieces_of(stream, self._api.metrics, lambda: not self._open)) as pieces:
+            async for piece in pieces:
+                if piece.choice in self._open:
+                    yield self._take_in(piece)
+        with suppress(RealizarError):  # closed before its end: the answers were complete
+            self.output = await stream.result()
+
+    async def _submit(self) -> AsyncStream:
+        try:
+            return await self._api.engine.generate(
+                self._plan.token_ids,
+                self._plan.sampling,
+                request_id=self._request_id,
+                priority=self._request.priority or 0,
+                cache_salt=self._request.cache_salt,
+            )
+        except ContextLengthError as error:
+            raise ContextLengthError(str(error), "messages") from None
+        except InvalidRequestError as error:
+            names = {"prompt": "messages", "structured": self._plan.structured_field}
+            raise InvalidRequestError(str(error), names.get(error.param or "", error.param)) from None
+
+    def _take_in(self, piece: ChoiceDelta) -> ChatPiece:
+        parser = self._parsers[piece.choice]
+        self.num_completion_tokens += len(piece.token_ids)
+        deltas = parser.feed(piece.text)
+        finish: FinishReason | None = None
+        if parser.ended:
+            finish = "tool_calls"
+        elif piece.finish_reason is not None:
+            deltas += parser.finish()
+            finish = "tool_calls" if parser.num_calls and piece.finish_reason == "stop" else piece.finish_reason
+        if finish is not None:
+            self._open.discard(piece.choice)
+        return ChatPiece(piece.choice, deltas, piece, finish)

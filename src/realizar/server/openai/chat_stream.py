@@ -1,0 +1,112 @@
+"""A chat answer as chunks: a role first, pieces as they come, the reason of the end last, then the usage if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+
+from msgspec import UNSET, UnsetType
+
+from realizar.server.api import Api, now_s
+from realizar.server.logprobs import TokenNames, chat_logprobs
+from realizar.server.openai.chat_plan import ChatPlan
+from realizar.server.openai.chat_run import ChatPiece, ChatRun
+from realizar.server.protocol.answers import (
+    Answer,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    FunctionCall,
+    ToolCallPiece,
+    Usage,
+)
+from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.protocol.sampling import StreamOptions
+from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
+
+
+class ChatStreamer:
+    """Makes the chunks of one request."""
+
+    def __init__(
+        self,
+        api: Api,
+        request: ChatCompletionRequest,
+        plan: ChatPlan,
+        run: ChatRun,
+        names: TokenNames,
+        request_id: str,
+    ) -> None:
+        self._api, self._plan, self._run, self._names = api, plan, run, names
+        options = request.stream_options or StreamOptions()
+        self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
+        self._with_reasoning = request.include_reasoning is not False
+        self._request_id, self._created = request_id, now_s()
+        self._started: set[int] = set()
+
+    async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
+        """All chunks. Args: note: leaves figures for the log."""
+        try:
+            async with aclosing(self._run.pieces()) as pieces:
+                async for piece in pieces:
+                    for choice in self._choices(piece):
+                        yield self._chunk([choice], self._usage_so_far())
+            if self._last_usage:
+                yield self._chunk([], self._run.usage)
+        finally:
+            note(tokens=self._run.num_completion_tokens)
+
+    def _usage_so_far(self) -> Usage | UnsetType | None:
+        if self._every_usage:
+            return self._run.usage
+        return None if self._last_usage else UNSET
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> Answer:
+        return Answer(
+            id=self._request_id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._api.model.name,
+            system_fingerprint=self._api.fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _choices(self, piece: ChatPiece) -> Iterator[ChatChunkChoice]:
+        logprobs: ChatLogprobs | None = None
+        if self._plan.top_logprobs is not None and piece.source.logprobs:
+            logprobs = chat_logprobs(piece.source.logprobs, self._names, self._plan.top_logprobs)
+        deltas = [made for delta in piece.deltas if (made := self._delta(delta)) is not None]
+        first = piece.index not in self._started
+        if not deltas and (first or logprobs is not None):
+            deltas = [ChatDelta(content="")]
+        if first:
+            self._started.add(piece.index)
+            deltas[0].role = "assistant"
+            if deltas[0].content is UNSET and deltas[0].tool_calls is not UNSET:
+                deltas[0].content = None
+        for delta in deltas:
+            yield ChatChunkChoice(piece.index, delta, None, logprobs)
+            logprobs = None
+        if piece.finish_reason is not None:
+            stop = piece.source.stop_reason
+            yield ChatChunkChoice(piece.index, ChatDelta(), piece.finish_reason, None, UNSET if stop is None else stop)
+
+    def _delta(self, delta: ParsedDelta) -> ChatDelta | None:
+        match delta:
+            case ContentDelta(text):
+                return ChatDelta(content=text)
+            case ReasoningDelta(text):
+                return ChatDelta(reasoning_content=text) if self._with_reasoning else None
+            case ToolCallDelta():
+                named = delta.id is not None
+                return ChatDelta(
+                    tool_calls=[
+                        ToolCallPiece(
+                            index=delta.index,
+                            function=FunctionCall(delta.name if delta.name is not None else UNSET, delta.arguments),
+                            id=delta.id if delta.id is not None else UNSET,
+                            type="function" if named else UNSET,
+                        )
+                    ]
+                )

@@ -1,0 +1,155 @@
+"""A completion request while it runs: one part per prompt, the prompt echoed first where that is asked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from realizar.engine.async_stream import AsyncStream
+from realizar.errors import ContextLengthError, InvalidRequestError
+from realizar.outputs import RequestOutput, TokenLogprobs
+from realizar.sampling_params import SamplingParams
+from realizar.server.api import Api, pieces_of
+from realizar.server.merge import Admission, merged
+from realizar.server.prompts import Prompt
+from realizar.server.protocol.answers import Usage, make_usage
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPlan:
+    """A request, ready.
+
+    Attributes:
+        sampling: for the engine, of every prompt; its `prompt_logprobs` are also what `echo` needs.
+        score_only: generate nothing.
+        echo: give the prompt out before what follows.
+        logprobs: most probable tokens to list; None without log-probabilities.
+        prompt_logprobs: the same, of vLLM's field.
+        stream: whether pieces are wanted as they come.
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    score_only: bool
+    echo: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    stream: bool
+    priority: int
+    cache_salt: str | None
+    structured_field: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPiece:
+    """What one choice gained; `echoed`: it is the prompt."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    echoed: bool = False
+
+
+class CompletionRun:
+    """One request in the engine; `outputs` holds what ended, by prompt."""
+
+    def __init__(self, api: Api, plan: CompletionPlan, request_id: str) -> None:
+        self._api, self._plan, self._request_id = api, plan, request_id
+        self._admission = Admission(max(1, api.engine.info.max_running // plan.sampling.n))
+        self.outputs: dict[int, RequestOutput] = {}
+        self.num_completion_tokens = 0
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
+        whole = len(self.outputs) == len(self._plan.prompts)
+        cached = sum(output.num_cached_tokens for output in self.outputs.values()) if whole else None
+        return make_usage(num_prompt, self.num_completion_tokens, cached)
+
+    async def pieces(self) -> AsyncGenerator[CompletionPiece]:
+        """The pieces of all choices, as they come; of one choice in order, but for an echo with log-probabilities,
+        which comes last unless the answer is streamed.
+
+        Raises:
+            RealizarError: the engine refused a prompt, or stopped.
+        """
+        parts = [functools.partial(self._part, place) for place in range(len(self._plan.prompts))]
+        async with aclosing(merged(parts)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _part(self, place: int) -> AsyncGenerator[CompletionPiece]:
+        plan = self._plan
+        async with self._admission.slots:
+            echo_scored = plan.echo and plan.logprobs is not None
+            if plan.echo and not echo_scored:
+                for echoed in self._echo(place, None):
+                    yield echoed
+            if echo_scored and plan.stream and not plan.score_only:
+                for echoed in self._echo(place, await self._score(place)):
+                    yield echoed
+            sampling = plan.sampling
+            if plan.stream and not plan.score_only:
+                sampling = replace(sampling, prompt_logprobs=plan.prompt_logprobs)
+            stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
+            async with aclosing(pieces_of(stream, self._api.metrics)) as pieces:
+                async for piece in pieces:
+                    self.num_completion_tokens += len(piece.token_ids)
+                    yield CompletionPiece(
+                        place * sampling.n + piece.choice,
+                        piece.text,
+                        piece.token_ids,
+                        piece.logprobs,
+                        piece.finish_reason,
+                        piece.stop_reason,
+                    )
+            output = self.outputs[place] = await stream.result()
+            if echo_scored and not (plan.stream and not plan.score_only):
+                for echoed in self._echo(place, output):
+                    yield echoed
+
+    async def _score(self, place: int) -> RequestOutput:
+        """Read a prompt alone, so that its log-probabilities can go out before the first token."""
+        sampling = replace(self._plan.sampling, n=1, structured=None, max_tokens=None, min_tokens=0)
+        stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=True))
+        async with stream:
+            return await stream.result()
+
+    def _echo(self, place: int, scored: RequestOutput | None) -> list[CompletionPiece]:
+        prompt, count = self._plan.prompts[place], self._plan.sampling.n
+        text = prompt.text
+        if text is None:
+            text = self._api.model.tokenizer.decode(prompt.token_ids, skip_special=False)
+        entries: Sequence[TokenLogprobs | None] = ()
+        token_ids: Sequence[int] = ()
+        if scored is not None and scored.prompt_logprobs is not None:
+            entries, token_ids = scored.prompt_logprobs, prompt.token_ids
+        return [
+            CompletionPiece(place * count + choice, text, token_ids, entries, echoed=True) for choice in range(count)
+        ]
+
+    async def _submit(self, place: int, sampling: SamplingParams, *, score_only: bool) -> AsyncStream:
+        prompt, many = self._plan.prompts[place], len(self._plan.prompts) > 1
+        where = f"prompt[{place}]" if many else "prompt"
+        scoring = score_only and not self._plan.score_only
+        try:
+            return await self._api.engine.generate(
+                prompt.token_ids,
+                sampling,
+                request_id=f"{self._request_id}-{place}{'-scored' if scoring else ''}",
+                prompt=prompt.text,
+                priority=self._plan.priority,
+                cache_salt=self._plan.cache_salt,
+                score_only=score_only,
+            )
+        except ContextLengthError as error:
+            raise ContextLengthError(str(error), where) from None
+        except InvalidRequestError as error:
+            names = {"prompt": where, "structured": self._plan.structured_field}
+            raise InvalidRequestError(str(error), names.get(error.param or "", error.param)) from None

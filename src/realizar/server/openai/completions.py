@@ -1,0 +1,190 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.api import Api, api_of, new_id, note, now_s
+from realizar.server.body import read_record
+from realizar.server.errors import refused, unsupported
+from realizar.server.leaving import unless_left
+from realizar.server.logprobs import CompletionLogprobsMaker, TokenNames, prompt_logprobs
+from realizar.server.openai.completion_run import CompletionPiece, CompletionPlan, CompletionRun
+from realizar.server.openai.structured import find_structured
+from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.protocol.answers import Answer, CompletionChoice, CompletionLogprobs, Usage
+from realizar.server.protocol.completion import CompletionRequest
+from realizar.server.protocol.neutral import check_neutral
+from realizar.server.protocol.sampling import StreamOptions
+from realizar.server.sampling import build_sampling, check_top
+from realizar.server.sse import EventStream
+
+DEFAULT_MAX_TOKENS = 16  # of this endpoint, as OpenAI's has it
+
+
+async def completions(request: Request) -> Response:
+    """Complete prompts, whole or as a stream."""
+    api = api_of(request)
+    record = await read_record(request, CompletionRequest, api.settings)
+    plan = await plan_completions(api, record)
+    request_id = new_id("cmpl")
+    note(request, prompts=len(plan.prompts), prompt=sum(len(prompt.token_ids) for prompt in plan.prompts))
+    run = CompletionRun(api, plan, request_id)
+    maker = _AnswerMaker(api, record, plan, run, request_id)
+    if record.stream:
+        return EventStream(maker.chunks(lambda **notes: note(request, **notes)), api.settings.ping_interval_s)
+    answer = await unless_left(request.receive, maker.whole())
+    note(request, tokens=run.num_completion_tokens)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPlan:
+    """Check a request and tokenize its prompts.
+
+    Raises:
+        ApiError, RealizarError: it can't be honoured.
+    """
+    api.check_model(record.model)
+    check_neutral(record)
+    echo, stream = bool(record.echo), bool(record.stream)
+    if record.stream_options is not None and not stream:
+        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
+    if stream and record.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not together with stream; echo with logprobs is")
+    score_only = record.max_tokens == 0 and (echo or record.prompt_logprobs is not None)
+    logprobs = check_top(record.logprobs, "logprobs")
+    listed = check_top(record.prompt_logprobs, "prompt_logprobs")
+    echoed = logprobs if echo else None
+    scored = max((count for count in (echoed, listed) if count is not None), default=None)
+    found = find_structured(record, record.response_format)
+    sampling = build_sampling(
+        record,
+        api.model,
+        max_tokens=DEFAULT_MAX_TOKENS
+        if record.max_tokens is None
+        else record.max_tokens or (None if score_only else 0),
+        logprobs=logprobs,
+        prompt_logprobs=scored,
+        structured=None if found is None else found[1],
+    )
+    prompts = await tokenize_prompts(
+        record.prompt,
+        api.model.tokenizer,
+        param="prompt",
+        max_prompts=api.settings.max_prompts,
+        max_tokens=api.max_tokens,
+        add_special=record.add_special_tokens is not False,
+    )
+    if len(prompts) * sampling.n > api.settings.max_choices:
+        raise refused(
+            f"{len(prompts)} prompts with n={sampling.n}; at most {api.settings.max_choices} answers are made for one "
+            "request",
+            "n",
+            "invalid_value",
+        )
+    if record.truncate_prompt_tokens is not None:
+        cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
+        prompts = [
+            prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
+            for prompt, ids in zip(prompts, cut, strict=True)
+        ]
+    return CompletionPlan(
+        prompts=prompts,
+        sampling=sampling,
+        score_only=score_only,
+        echo=echo,
+        logprobs=logprobs,
+        prompt_logprobs=listed,
+        stream=stream,
+        priority=record.priority or 0,
+        cache_salt=record.cache_salt,
+        structured_field="structured" if found is None else found[0],
+    )
+
+
+class _AnswerMaker:
+    """Puts the answer of one request together, whole or in chunks."""
+
+    def __init__(
+        self, api: Api, record: CompletionRequest, plan: CompletionPlan, run: CompletionRun, request_id: str
+    ) -> None:
+        self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
+        options = record.stream_options or StreamOptions()
+        self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
+        self._names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
+        self._makers: dict[int, CompletionLogprobsMaker] = {}
+        self._created = now_s()
+
+    async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
+        """All chunks. Args: note: leaves figures for the log."""
+        try:
+            async with aclosing(self._run.pieces()) as pieces:
+                async for piece in pieces:
+                    if piece.text or piece.token_ids or piece.finish_reason is not None:
+                        yield self._answer([self._choice(piece)], self._usage_so_far())
+            if self._last_usage:
+                yield self._answer([], self._run.usage)
+        finally:
+            note(tokens=self._run.num_completion_tokens)
+
+    async def whole(self) -> Answer:
+        """The whole answer."""
+        parts: dict[int, list[CompletionPiece]] = {}
+        async with aclosing(self._run.pieces()) as pieces:
+            async for piece in pieces:
+                parts.setdefault(piece.index, []).append(piece)
+        return self._answer([self._joined(parts[index]) for index in sorted(parts)], self._run.usage)
+
+    def _joined(self, pieces: list[CompletionPiece]) -> CompletionChoice:
+        ordered = sorted(pieces, key=lambda piece: not piece.echoed)
+        choices = [self._choice(piece) for piece in ordered]
+        whole = choices[0]
+        whole.text = "".join(choice.text for choice in choices)
+        last = next(choice for choice in reversed(choices) if choice.finish_reason is not None)
+        whole.finish_reason, whole.stop_reason = last.finish_reason, last.stop_reason
+        for choice in choices[1:]:
+            if whole.logprobs is not None and choice.logprobs is not None:
+                _extend(whole.logprobs, choice.logprobs)
+        wanted = self._plan.prompt_logprobs
+        if wanted is not None:
+            output = self._run.outputs[whole.index // self._plan.sampling.n]
+            whole.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._names, wanted)
+        return whole
+
+    def _choice(self, piece: CompletionPiece) -> CompletionChoice:
+        logprobs: CompletionLogprobs | None = None
+        if self._plan.logprobs is not None:
+            maker = self._makers.get(piece.index)
+            if maker is None:
+                maker = self._makers[piece.index] = CompletionLogprobsMaker(self._names, self._plan.logprobs)
+            logprobs = maker.make(piece.token_ids, piece.logprobs, spelled=piece.echoed)
+        return CompletionChoice(piece.index, piece.text, logprobs, piece.finish_reason, piece.stop_reason)
+
+    def _usage_so_far(self) -> Usage | UnsetType | None:
+        if self._every_usage:
+            return self._run.usage
+        return None if self._last_usage else UNSET
+
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Answer:
+        return Answer(
+            id=self._request_id,
+            object="text_completion",
+            created=self._created,
+            model=self._api.model.name,
+            system_fingerprint=self._api.fingerprint,
+            choices=choices,
+            usage=usage,
+        )
+
+
+def _extend(whole: CompletionLogprobs, more: CompletionLogprobs) -> None:
+    whole.tokens += more.tokens
+    whole.token_logprobs += more.token_logprobs
+    whole.top_logprobs += more.top_logprobs
+    whole.text_offset += more.text_offset

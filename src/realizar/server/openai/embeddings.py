@@ -1,0 +1,109 @@
+"""`POST /v1/embeddings`: pooled hidden states of unit length."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.engine.async_engine import Embedding
+from realizar.errors import ContextLengthError, InvalidRequestError
+from realizar.server.api import Api, api_of, new_id, note
+from realizar.server.body import read_record
+from realizar.server.errors import refused, unsupported
+from realizar.server.leaving import unless_left
+from realizar.server.merge import Admission
+from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.protocol.answers import EmbeddingData, make_usage
+from realizar.server.protocol.embedding import EmbeddingRequest
+from realizar.server.settings import Pooling
+
+
+async def embeddings(request: Request) -> Response:
+    """Embed texts or token ids."""
+    api = api_of(request)
+    record = await read_record(request, EmbeddingRequest, api.settings)
+    api.check_model(record.model)
+    pooling = _pooling(api)
+    _check_fields(api, record)
+    prompts = await tokenize_prompts(
+        record.input,
+        api.model.tokenizer,
+        param="input",
+        max_prompts=api.settings.max_prompts,
+        max_tokens=api.max_tokens,
+        add_special=record.add_special_tokens is not False,
+    )
+    note(request, prompts=len(prompts), prompt=sum(len(prompt.token_ids) for prompt in prompts))
+    found = await unless_left(request.receive, _embed_all(api, record, prompts, pooling))
+    num_tokens = sum(each.num_prompt_tokens for each in found)
+    as_text = record.encoding_format == "base64"
+    answer: dict[str, Any] = {
+        "object": "list",
+        "data": [EmbeddingData(index, _encoded(each.vector, as_text=as_text)) for index, each in enumerate(found)],
+        "model": api.model.name,
+        "usage": make_usage(num_tokens, 0, sum(each.num_cached_tokens for each in found)),
+    }
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _pooling(api: Api) -> Pooling:
+    pooling = api.settings.embeddings or api.engine.pooling
+    if pooling is None:
+        raise refused(
+            f"The model {api.model.name} was not made for embeddings; the server's option --embeddings serves them "
+            "nevertheless",
+            "model",
+            "embeddings_not_supported",
+        )
+    return pooling
+
+
+def _check_fields(api: Api, record: EmbeddingRequest) -> None:
+    if record.encoding_format not in (None, "float", "base64"):
+        raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
+    size = api.engine.info.hidden_size
+    if record.dimensions is not None and record.dimensions != size:
+        raise unsupported("dimensions", f"this model's vectors have {size} and can't be shortened")
+
+
+async def _embed_all(
+    api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
+) -> list[Embedding]:
+    admission = Admission(api.engine.info.max_running)
+    request_id = new_id("embd")
+
+    async def one(place: int, prompt: Prompt) -> Embedding:
+        token_ids = keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens)
+        where = f"input[{place}]" if len(prompts) > 1 else "input"
+        async with admission.slots:
+            try:
+                return await admission.enter(
+                    lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
+                )
+            except ContextLengthError as error:
+                raise ContextLengthError(str(error), where) from None
+            except InvalidRequestError as error:
+                raise InvalidRequestError(str(error), where) from None
+
+    tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _encoded(vector: Sequence[float], *, as_text: bool) -> list[float] | str:
+    """A vector of unit length: numbers, or base64 of little-endian float32."""
+    values = np.asarray(vector, np.float64)
+    norm = float(np.linalg.norm(values))
+    unit = (values / norm if norm > 0 else values).astype("<f4")
+    return base64.b64encode(unit.tobytes()).decode() if as_text else unit.astype(np.float64).tolist()

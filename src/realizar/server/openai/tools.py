@@ -1,0 +1,147 @@
+"""Tools of a chat request: checked, narrowed to those that may be called, and the grammar that forces a call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from realizar.sampling_params import StructuredOutput
+from realizar.server.errors import refused, unsupported
+from realizar.server.protocol.chat import ChatCompletionRequest, Tool
+
+MAX_TOOLS = 128
+MAX_CALLS = 32  # forced ones in one answer: a model that is made to write a list may not find its end
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """What a request allows.
+
+    Attributes:
+        tools: shown to the model, as OpenAI's API has them; None where no call is wanted.
+        forced: tools one of which must be called; empty where the model decides.
+        parallel: whether there may be several calls.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    forced: tuple[Mapping[str, Any], ...] = ()
+    parallel: bool = True
+
+    def grammar(self) -> StructuredOutput | None:
+        """What makes the model call: JSON objects of name and arguments, a list of them where several may come."""
+        if not self.forced:
+            return None
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool["function"]["name"]},
+                    "arguments": tool["function"].get("parameters") or _NO_PARAMETERS,
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in self.forced
+        ]
+        schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        if self.parallel:
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_CALLS}
+        return StructuredOutput("json_schema", json.dumps(schema))
+
+
+def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a request as the template takes them.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    if given is None:
+        return ()
+    if len(given) > MAX_TOOLS:
+        raise refused(f"tools holds {len(given)}; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
+    seen: set[str] = set()
+    for place, tool in enumerate(given):
+        path = f"tools[{place}]"
+        if tool.type != "function" or tool.custom is not None:
+            raise unsupported(f"{path}.type", "only tools of type 'function' are supported")
+        if tool.function is None:
+            raise refused(f"{path}.function is missing", f"{path}.function", "missing_required_parameter")
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise refused(
+                f"{path}.function.name must be 1 to 64 letters, digits, _ or -",
+                f"{path}.function.name",
+                "invalid_value",
+            )
+        if name in seen:
+            raise refused(f"{path}.function.name: two tools are called '{name}'", f"{path}.function.name")
+        seen.add(name)
+    return tuple(_shown(tool) for tool in given)
+
+
+def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
+    """What `tools`, `tool_choice` and `parallel_tool_calls` of a request come to.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    tools = check_tools(request.tools)
+    parallel = request.parallel_tool_calls is not False
+    choice = request.tool_choice
+    if choice is None:
+        return ToolPlan(tools or None, (), parallel)
+    if isinstance(choice, str):
+        if choice not in ("none", "auto", "required"):
+            raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
+        if choice == "none":
+            return ToolPlan()
+        if choice == "auto":
+            return ToolPlan(tools or None, (), parallel)
+        if not tools:
+            raise refused("tool_choice is 'required' and there are no tools", "tool_choice", "invalid_value")
+        return ToolPlan(tools, tools, parallel)
+    if choice.get("type") == "function":
+        named = _named(tools, choice, "tool_choice")
+        return ToolPlan(tools, (named,), False)
+    if choice.get("type") == "allowed_tools":
+        return _allowed(tools, choice, parallel)
+    raise refused("tool_choice.type must be function or allowed_tools", "tool_choice.type", "invalid_value")
+
+
+def _allowed(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any], parallel: bool) -> ToolPlan:
+    path = "tool_choice.allowed_tools"
+    allowed = choice.get("allowed_tools")
+    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
+        raise refused(f"{path} must be an object with mode and tools", path, "invalid_value")
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
+    named = tuple(_named(tools, each, f"{path}.tools[{place}]") for place, each in enumerate(allowed["tools"]))
+    return ToolPlan(named, named if mode == "required" else (), parallel)
+
+
+def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str) -> Mapping[str, Any]:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise refused(f"{path}.function.name is missing", f"{path}.function.name", "missing_required_parameter")
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            return tool
+    raise refused(f"{path}: no tool is called {name[:80]!a}", f"{path}.function.name", "invalid_value")
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(tool)
+    del shown["custom"]
+    shown["function"] = {
+        name: value for name, value in shown["function"].items() if value is not None and name != "strict"
+    }
+    return shown

@@ -1,0 +1,121 @@
+"""Prompts of a request as token ids: texts tokenized off the event loop, ids checked, nothing cut unless asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from realizar.errors import InvalidRequestError
+from realizar.server.errors import refused
+from realizar.tokenizer.tokenizer import Tokenizer
+
+_LARGE_CHARACTERS = 8 << 10  # tokenizing more than this takes other requests' turn on the event loop
+_MAX_CHARACTERS_PER_TOKEN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of one prompt, and its text where it came as text."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+async def tokenize_prompts(
+    given: str | Sequence[str | int | Sequence[int]] | None,
+    tokenizer: Tokenizer,
+    *,
+    param: str,
+    max_prompts: int,
+    max_tokens: int,
+    add_special: bool,
+) -> list[Prompt]:
+    """The prompts of a request, in order.
+
+    Args:
+        given: a text, token ids, a list of texts or of lists of ids; None is BOS alone.
+        param: name of the field.
+        max_tokens: of the context: texts that can't fit are not tokenized.
+
+    Raises:
+        ApiError, InvalidRequestError: 400; empty, mixed, too many, or an id outside the vocabulary.
+    """
+    if given is None:
+        if tokenizer.bos_id is None:
+            raise refused(f"{param}: the model has no token to begin with; give a text", param)
+        return [Prompt((tokenizer.bos_id,), "")]
+    items = _listed(given, param)
+    if len(items) > max_prompts:
+        raise refused(f"{param} holds {len(items)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
+    size = sum(len(item) for item in items)
+    if size > _LARGE_CHARACTERS:
+        return await asyncio.to_thread(_tokenize_all, items, tokenizer, param, max_tokens, add_special)
+    return _tokenize_all(items, tokenizer, param, max_tokens, add_special)
+
+
+def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:
+    """The end of a prompt, where the request asked to cut it (`truncate_prompt_tokens`; -1 is the context).
+
+    Raises:
+        ApiError: 400, out of range.
+    """
+    if count is None:
+        return tuple(token_ids)
+    if count != -1 and not 1 <= count <= max_tokens:
+        raise refused(
+            f"truncate_prompt_tokens must be -1 or between 1 and {max_tokens}, not {count}", "truncate_prompt_tokens"
+        )
+    return tuple(token_ids[-(max_tokens if count == -1 else count) :])
+
+
+def check_length(text: str, max_tokens: int, param: str) -> None:
+    """Refuse a text that can't fit the context before it is tokenized.
+
+    Raises:
+        ApiError: 400 context_length_exceeded.
+    """
+    if len(text) > max_tokens * _MAX_CHARACTERS_PER_TOKEN + 4096:
+        raise refused(
+            f"This model's maximum context length is {max_tokens} tokens; {param} has {len(text)} characters, "
+            f"which can't fit",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> list[str | Sequence[int]]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise refused(f"{param} must not be empty", param, "empty_array")
+    kinds = {"text" if isinstance(item, str) else "id" if isinstance(item, int) else "ids" for item in given}
+    if len(kinds) > 1:
+        raise refused(f"{param} mixes texts and token ids", param, "invalid_type")
+    if kinds == {"id"}:
+        return [[item for item in given if isinstance(item, int)]]
+    return [item for item in given if not isinstance(item, int)]
+
+
+def _tokenize_all(
+    items: Sequence[str | Sequence[int]], tokenizer: Tokenizer, param: str, max_tokens: int, add_special: bool
+) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    for place, item in enumerate(items):
+        where = param if len(items) == 1 else f"{param}[{place}]"
+        if not item:
+            raise refused(f"{where} must not be empty", where, "empty_prompt")
+        if isinstance(item, str):
+            check_length(item, max_tokens, where)
+            try:
+                prompts.append(Prompt(tuple(tokenizer.encode(item, add_special=add_special)), item))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(str(error), where) from None
+        else:
+            wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
+            if wrong is not None:
+                raise refused(
+                    f"{where} holds token id {wrong}; the vocabulary has 0 to {tokenizer.vocab_size - 1}", where
+                )
+            prompts.append(Prompt(tuple(item), None))
+    return prompts

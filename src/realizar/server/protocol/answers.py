@@ -1,0 +1,160 @@
+"""What answers are made of: OpenAI's objects, in the order and with the nulls that its clients expect."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """`cached_tokens`: of the prompt, found computed."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request, over all its prompts and choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+def make_usage(num_prompt: int, num_completion: int, num_cached: int | None = None) -> Usage:
+    """The usage of these counts; `num_cached` is None where it is not known yet."""
+    details = UNSET if num_cached is None else PromptTokensDetails(num_cached)
+    return Usage(num_prompt, num_completion, num_prompt + num_completion, details)
+
+
+class FunctionCall(msgspec.Struct):
+    """A called function; in a stream, a piece of one."""
+
+    name: str | UnsetType
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A whole call."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ToolCallPiece(msgspec.Struct):
+    """A piece of a call; only a call's first piece has `id` and `type`."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer of one choice."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct):
+    """What one choice gained."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+class ChatTopLogprob(msgspec.Struct):
+    """One of the most probable tokens at a place; `bytes` are the token's own."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(msgspec.Struct):
+    """A token of the answer, and the most probable ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a choice or of a piece of it."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One finished choice."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """A piece of one choice."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What all answers and all chunks have; a chunk's `usage` is null but in the last, where it was asked for."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: Any | UnsetType = UNSET
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of a choice's text: one entry per token; the first token of a prompt has null."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One choice, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    prompt_logprobs: Any | UnsetType = UNSET
+
+
+class EmbeddingData(msgspec.Struct):
+    """One vector: numbers, or base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"

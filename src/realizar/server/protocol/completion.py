@@ -1,0 +1,18 @@
+"""The record of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from realizar.server.protocol.chat import ResponseFormat
+from realizar.server.protocol.sampling import GenerationFields
+
+
+class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request. `prompt` is a text, token ids, or a list of either; null starts from nothing but BOS."""
+
+    prompt: str | list[str | int | list[int]] | None
+    echo: bool | None = None
+    logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    suffix: Any = None

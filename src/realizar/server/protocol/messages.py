@@ -1,0 +1,119 @@
+"""Messages of a conversation, checked field by field; what is wrong is named by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from realizar.server.body import unknown_field
+from realizar.server.errors import refused
+
+MAX_MESSAGES = 4096
+_EVERYWHERE = ("role", "content", "name")
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "system": _EVERYWHERE,
+    "developer": _EVERYWHERE,
+    "user": _EVERYWHERE,
+    "tool": (*_EVERYWHERE, "tool_call_id"),
+    "assistant": (
+        *_EVERYWHERE,
+        "tool_calls",
+        "reasoning_content",
+        "reasoning",
+        *("refusal", "audio", "function_call", "annotations"),
+    ),
+}
+_MEDIA = frozenset({"image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio"})
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as the template takes them: fields of null left out, but for an assistant's content.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    if not messages:
+        raise refused("messages must not be empty", "messages", "empty_array")
+    if len(messages) > MAX_MESSAGES:
+        raise refused(f"messages holds {len(messages)}; at most {MAX_MESSAGES} are allowed", "messages")
+    return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
+
+
+def _checked(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role == "function":
+        raise refused(f"{where}.role: 'function' is deprecated; use 'tool'", f"{where}.role", "invalid_value")
+    known = _FIELDS.get(role) if isinstance(role, str) else None
+    if known is None:
+        expected = ", ".join(_FIELDS)
+        raise refused(f"{where}.role must be one of {expected}", f"{where}.role", "invalid_value")
+    for name in message:
+        if name not in known:
+            raise unknown_field(where, name, known)
+    checked = {name: value for name, value in message.items() if value is not None}
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        _require(isinstance(checked.get(name, ""), str), f"{where}.{name}", "must be text")
+    for name in ("refusal", "audio", "function_call", "annotations"):
+        _require(not checked.pop(name, None), f"{where}.{name}", "is not supported")
+    if "reasoning" in checked:
+        checked.setdefault("reasoning_content", checked.pop("reasoning"))
+    calls = checked.get("tool_calls")
+    if calls is not None:
+        _check_calls(f"{where}.tool_calls", calls)
+        if not calls:
+            del checked["tool_calls"]
+    if "content" in checked:
+        _check_content(f"{where}.content", checked["content"])
+    else:
+        _require(bool(calls), f"{where}.content", "is missing")
+        checked["content"] = None
+    return checked
+
+
+def _check_content(where: str, content: Any) -> None:
+    if isinstance(content, str):
+        return
+    _require(isinstance(content, list), where, "must be text or a list of parts")
+    _require(bool(content), where, "must not be empty")
+    for place, part in enumerate(content):
+        path = f"{where}[{place}]"
+        _require(isinstance(part, dict), path, "must be an object")
+        kind = part.get("type")
+        if kind in _MEDIA:
+            raise refused(
+                f"{path}: parts of type '{kind}' are not supported: this model takes text alone",
+                f"{path}.type",
+                "unsupported_content",
+            )
+        _require(kind == "text", f"{path}.type", "must be 'text'")
+        _require(isinstance(part.get("text"), str), f"{path}.text", "must be text")
+        for name in part:
+            if name not in ("type", "text", "prompt_cache_breakpoint"):
+                raise unknown_field(path, name, ("type", "text"))
+
+
+def _check_calls(where: str, calls: Any) -> None:
+    _require(isinstance(calls, list), where, "must be a list")
+    for place, call in enumerate(calls):
+        path = f"{where}[{place}]"
+        _require(isinstance(call, dict), path, "must be an object")
+        _known_only(path, call, ("id", "type", "function", "index"))
+        _require(call.get("type", "function") == "function", f"{path}.type", "must be 'function'")
+        _require(isinstance(call.get("id", ""), str), f"{path}.id", "must be text")
+        function = call.get("function")
+        _require(isinstance(function, dict), f"{path}.function", "must be an object")
+        _known_only(f"{path}.function", function, ("name", "arguments"))
+        name, arguments = function.get("name"), function.get("arguments", "")
+        _require(isinstance(name, str) and bool(name), f"{path}.function.name", "must be text")
+        _require(isinstance(arguments, str | dict), f"{path}.function.arguments", "must be JSON text")
+
+
+def _known_only(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in value:
+        if name not in known:
+            raise unknown_field(where, name, known)
+
+
+def _require(holds: bool, path: str, what: str) -> None:
+    if not holds:
+        raise refused(f"{path} {what}", path, "invalid_value")

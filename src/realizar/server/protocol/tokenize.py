@@ -1,0 +1,29 @@
+"""The records of `/tokenize` and `/detokenize`, named as vLLM's, which lm-eval calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from realizar.server.protocol.chat import Tool
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text, or messages for the chat template; one of them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Token ids."""
+
+    tokens: list[int]
+    model: str | None = None

@@ -1,0 +1,132 @@
+"""A request's sampling fields, on top of the model's defaults, as `SamplingParams`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.server.errors import refused
+from realizar.server.protocol.sampling import GenerationFields
+from realizar.server.served_model import ServedModel
+from realizar.tokenizer.tokenizer import Tokenizer
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+"""Every piece of text is searched for every stop string; OpenAI allows 4 of them."""
+MAX_LOGPROBS = 20
+MAX_DRY_BREAKERS = 64
+_DRY_BREAKERS = ("\n", ":", '"', "*")  # what DRY's author recommends, where a request turns it on and names none
+_SAME_NAME = (
+    "n",
+    "seed",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def build_sampling(
+    fields: GenerationFields,
+    model: ServedModel,
+    *,
+    max_tokens: int | None,
+    max_tokens_field: str = "max_tokens",
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    structured: StructuredOutput | None = None,
+) -> SamplingParams:
+    """What the engine is asked to do.
+
+    Args:
+        max_tokens: None is the rest of the context; named `max_tokens_field` in the request.
+
+    Raises:
+        InvalidRequestError, ApiError: a value out of range, named.
+    """
+    changes: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
+    tokenizer = model.tokenizer
+    if fields.stop is not None:
+        changes["stop"] = _stops(fields.stop)
+    if fields.stop_token_ids is not None:
+        changes["stop_token_ids"] = tuple(fields.stop_token_ids)
+    if fields.logit_bias:
+        changes["logit_bias"] = {_bias_id(key, tokenizer): bias for key, bias in fields.logit_bias.items()}
+    multiplier = fields.dry_multiplier or (
+        model.default_sampling.dry_multiplier if fields.dry_multiplier is None else 0
+    )
+    if fields.dry_sequence_breakers is not None:
+        changes["dry_sequence_breakers"] = _breaker_ids(fields.dry_sequence_breakers, tokenizer)
+    elif multiplier and not model.default_sampling.dry_sequence_breakers:
+        changes["dry_sequence_breakers"] = _breaker_ids(_DRY_BREAKERS, tokenizer)
+    changes["logprobs"] = logprobs
+    changes["prompt_logprobs"] = prompt_logprobs
+    changes["max_tokens"] = max_tokens
+    changes["structured"] = structured
+    try:
+        return replace(model.default_sampling, **changes)
+    except InvalidRequestError as error:
+        if error.param == "max_tokens" and max_tokens_field != "max_tokens":
+            raise InvalidRequestError(str(error).replace("max_tokens", max_tokens_field), max_tokens_field) from None
+        raise
+
+
+def check_top(value: int | None, param: str) -> int | None:
+    """A number of top log-probabilities.
+
+    Raises:
+        ApiError: 400, out of range.
+    """
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise refused(f"{param} must be between 0 and {MAX_LOGPROBS}, not {value}", param, "invalid_value")
+    return value
+
+
+def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given)
+    if len(stops) > MAX_STOPS:
+        raise refused(f"stop holds {len(stops)} strings; at most {MAX_STOPS} are allowed", "stop", "array_too_long")
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise refused(f"a stop string may have {MAX_STOP_CHARACTERS} characters at most", "stop", "string_too_long")
+    return stops
+
+
+def _bias_id(key: str, tokenizer: Tokenizer) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < tokenizer.vocab_size):
+        raise refused(
+            f"logit_bias: {key[:40]!a} is no token id; the vocabulary has 0 to {tokenizer.vocab_size - 1}",
+            "logit_bias",
+            "invalid_value",
+        )
+    return int(key)
+
+
+def _breaker_ids(breakers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that each string ends with after a letter, as a sentence would have it."""
+    if len(breakers) > MAX_DRY_BREAKERS or any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in breakers):
+        raise refused(
+            f"dry_sequence_breakers takes {MAX_DRY_BREAKERS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
+            "dry_sequence_breakers",
+            "invalid_value",
+        )
+    ids = {tokenizer.encode(f"a{text}", add_special=False, parse_special=False)[-1] for text in breakers}
+    return tuple(sorted(ids))

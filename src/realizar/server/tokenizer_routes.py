@@ -1,0 +1,82 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as lm-eval's remote tokenizer and vLLM's clients call them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.errors import InvalidRequestError
+from realizar.server.api import Api, api_of
+from realizar.server.body import read_record
+from realizar.server.errors import refused
+from realizar.server.openai.tools import check_tools
+from realizar.server.prompts import check_length
+from realizar.server.protocol.messages import check_messages
+from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+
+_RESERVED = ("messages", "tools", "add_generation_prompt")
+
+
+async def tokenize(request: Request) -> Response:
+    """Token ids of a text, or of messages as the chat template renders them."""
+    api = api_of(request)
+    record = await read_record(request, TokenizeRequest, api.settings)
+    api.check_model(record.model)
+    if (record.prompt is None) == (record.messages is None):
+        raise refused("give either prompt or messages", "prompt", "missing_required_parameter")
+    tokens = await asyncio.to_thread(_tokens, api, record)
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens}
+    if record.return_token_strs:
+        answer["token_strs"] = [api.model.tokenizer.token_text(token_id) for token_id in tokens]
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, control tokens spelled."""
+    api = api_of(request)
+    record = await read_record(request, DetokenizeRequest, api.settings)
+    api.check_model(record.model)
+    try:
+        text = await asyncio.to_thread(api.model.tokenizer.decode, record.tokens, False)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error), "tokens") from None
+    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """What a client needs to render and count by itself."""
+    model = api_of(request).model
+    answer: dict[str, Any] = {
+        "tokenizer_class": type(model.tokenizer).__name__,
+        "vocab_size": model.tokenizer.vocab_size,
+        "model_max_length": model.context_length,
+        "add_bos_token": model.tokenizer.add_bos,
+        "add_eos_token": model.tokenizer.add_eos,
+        "chat_template": model.tokenizer.chat_template,
+        **model.tokenizer.special_texts,
+    }
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
+    # Not bounded by the context: counting tells how far a text is over it. The body's limit bounds the work.
+    if record.prompt is not None:
+        try:
+            return api.model.tokenizer.encode(record.prompt, add_special=record.add_special_tokens is not False)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error), "prompt") from None
+    messages = check_messages(record.messages or ())
+    for place, message in enumerate(messages):
+        content = message["content"]
+        check_length(content if isinstance(content, str) else "", api.max_model_len, f"messages[{place}].content")
+    if api.model.template is None:
+        raise refused("the model has no chat template; give a prompt", "messages", "no_chat_template")
+    given = record.chat_template_kwargs or {}
+    if any(name in _RESERVED or not name.isidentifier() for name in given):
+        raise refused("chat_template_kwargs holds a name that can't be set", "chat_template_kwargs", "invalid_value")
+    tools = list(check_tools(record.tools)) or None
+    return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **given)
