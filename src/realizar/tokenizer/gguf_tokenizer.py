@@ -32,6 +32,7 @@ class GGUFTokenizer(Tokenizer):
         vocabulary = read_vocabulary(checkpoint)
         special = find_special_tokens(vocabulary)
         self._tokens, self._types = vocabulary.tokens, special.types
+        self._kinds: list[int] = special.types.tolist()  # numbers of an array are slow to take one by one
         self._model = vocabulary.model
         self._pre = pre_tokenizer(vocabulary.pre) if vocabulary.merges or self._model in _MERGED else None
         self._encode_piece = _build(vocabulary, special, self._pre)
@@ -61,7 +62,7 @@ class GGUFTokenizer(Tokenizer):
 
     def token_bytes(self, index: int) -> bytes:
         text = self._tokens[self.check_id(index)]
-        kind = self._types[index]
+        kind = self._kinds[index]
         if kind == TokenType.BYTE and text in _BYTE_VALUES:
             return bytes((_BYTE_VALUES[text],))
         if kind not in (TokenType.NORMAL, TokenType.UNUSED):
@@ -74,7 +75,7 @@ class GGUFTokenizer(Tokenizer):
         return self._tokens[self.check_id(index)]
 
     def is_special(self, index: int) -> bool:
-        return bool(self._types[self.check_id(index)] in (TokenType.CONTROL, TokenType.UNKNOWN))
+        return self._kinds[self.check_id(index)] in (TokenType.CONTROL, TokenType.UNKNOWN)
 
     def control_texts(self) -> frozenset[str]:
         control = np.flatnonzero(np.isin(self._types, (TokenType.CONTROL, TokenType.UNKNOWN)))

@@ -91,6 +91,14 @@ class Tokenizer(ABC):
     def token_bytes(self, index: int) -> bytes:
         """What a token adds to the text; control tokens give their name."""
 
+    def vocabulary_bytes(self) -> list[bytes]:
+        """`token_bytes` of every id."""
+        return [self.token_bytes(index) for index in range(self.vocab_size)]
+
+    def special_ids(self) -> frozenset[int]:
+        """Every id for which `is_special` holds."""
+        return frozenset(index for index in range(self.vocab_size) if self.is_special(index))
+
     @abstractmethod
     def token_text(self, index: int) -> str:
         """A token as the vocabulary spells it."""

@@ -1,0 +1,202 @@
+"""Grammars over a model's vocabulary: compiled once, then followed token by token by each row that has one.
+
+A row whose grammar can't go on, for whatever reason, is in error and gives no mask: nothing is generated without one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from numpy.typing import NDArray
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar_text import grammar_text
+from realizar.structured.vocabulary import Encode, GrammarVocabulary
+
+_LOG = logging.getLogger(__name__)
+
+# Bounds of llguidance on time and memory: the first mask of a grammar, and any later one, in some tens of milliseconds.
+_LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
+
+
+class GrammarMatcher:
+    """Where one row is in its grammar. Not thread-safe.
+
+    Attributes:
+        error: why the row can't go on, or None.
+    """
+
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
+        self._matcher, self._end_ids = matcher, end_ids
+        self._ended = False
+        self.error: str | None = None
+
+    @property
+    def library(self) -> LLMatcher:
+        return self._matcher
+
+    @property
+    def ended(self) -> bool:
+        """Whether an id that ends the output was taken in."""
+        return self._ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output may end here."""
+        return self.error is None and (self._ended or bool(self._matcher.is_accepting()))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the output can only end here."""
+        return self.error is None and (self._ended or bool(self._matcher.is_stopped()))
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take in what was chosen. An id that the grammar does not allow is an error of the row; so is any after it."""
+        for token_id in token_ids:
+            if self.error is not None:
+                return
+            if self._ended:
+                self.error = "a token follows the end"
+            elif token_id in self._end_ids and self._matcher.is_accepting():
+                self._ended = True
+            elif not self._matcher.consume_token(token_id):
+                self.error = _first_line(self._matcher.get_error())
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens taken in, none of which was an error.
+
+        Raises:
+            ValueError: fewer were taken in.
+        """
+        if count and self._ended:
+            self._ended = False
+            count -= 1
+        if count and not self._matcher.rollback(count):
+            raise ValueError(f"{count} tokens can't be taken back: {_first_line(self._matcher.get_error())}")
+
+    def check(self) -> None:
+        """Look whether the grammar is stuck; llguidance then goes on as if only the end were left."""
+        if self.error is not None:
+            return
+        if self._matcher.is_error():
+            self.error = _first_line(self._matcher.get_error())
+        elif self._matcher.is_stopped() and not self._matcher.is_accepting():
+            self.error = "no token can follow"
+
+
+class Grammar:
+    """A compiled grammar. Its matchers share what is learned of it."""
+
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
+        self._matcher, self._end_ids = matcher, end_ids
+
+    def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
+        """A matcher at the grammar's begin, or after some output."""
+        matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids)
+        matcher.advance(output)
+        return matcher
+
+
+class GrammarFactory:
+    """Compiles grammars for one vocabulary, and computes masks of rows that follow them. Thread-safe.
+
+    Args:
+        token_bytes: what each id adds to the text; `Tokenizer.vocabulary_bytes`.
+        special_ids: control tokens, which are no text.
+        end_ids: ids that end an answer.
+        vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
+        encode: text to ids without special ones, for text that a grammar leaves no choice about; else greedy.
+
+    Raises:
+        InvalidRequestError: there are no end ids, so that no output could be complete.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        special_ids: Collection[int],
+        end_ids: Collection[int],
+        vocab_size: int,
+        encode: Encode | None = None,
+    ) -> None:
+        self._end_ids = frozenset(index for index in end_ids if index < vocab_size)
+        if not self._end_ids:
+            raise InvalidRequestError("structured output needs a token that ends an answer; the model has none")
+        self._vocabulary = GrammarVocabulary(token_bytes, special_ids, self._end_ids, vocab_size, encode)
+        self._executor = LLExecutor()
+        self.num_words = -(-vocab_size // 32)
+        self._end_mask = np.zeros(self.num_words, np.uint32)
+        for index in self._end_ids:
+            self._end_mask[index // 32] |= np.uint32(1 << (index % 32))
+
+    def compile(self, structured: StructuredOutput) -> Grammar:
+        """A grammar, ready to start. Takes milliseconds, and up to half a second at the limits of size.
+
+        Raises:
+            InvalidRequestError: malformed, too large, not supported, or impossible to satisfy; the message names what.
+        """
+        try:
+            text = grammar_text(structured)
+        except ValueError as error:
+            raise _refusal(structured, str(error)) from None
+        matcher = LLMatcher(self._vocabulary.library, text, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise _refusal(structured, matcher.get_error())
+        for warning in matcher.get_grammar_warnings():
+            _LOG.info("a grammar's warning: %s", _first_line(str(warning)))
+        grammar = Grammar(matcher, self._end_ids)
+        first = grammar.start()
+        mask = self.masks([(first, ())])[0]
+        if first.error is not None or not mask.any():
+            raise _refusal(structured, first.error or "nothing satisfies it")
+        return grammar
+
+    def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
+        """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
+
+        Masks after a draft that is not allowed, or that ends the output, are empty. A row whose grammar is stuck is
+        put in `error` and its first mask is empty.
+        """
+        counts = [len(drafts) + 1 for _, drafts in rows]
+        starts = [sum(counts[:place]) for place in range(len(rows))]
+        masks = np.zeros((sum(counts), self.num_words), np.uint32)
+        plain, drafted = [], []
+        for (row, drafts), start in zip(rows, starts, strict=True):
+            if row.ended:
+                masks[start] = self._end_mask
+            elif row.error is None and drafts:
+                drafted.append((row.library, start, list(drafts)))
+            elif row.error is None:
+                plain.append((row.library, start))
+        where = masks.ctypes.data, self.num_words * 4, len(masks)
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *where)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        found = [masks[start : start + count] for start, count in zip(starts, counts, strict=True)]
+        for (row, _), mask in zip(rows, found, strict=True):
+            row.check()
+            if row.error is not None:
+                mask[:] = 0
+            elif not mask[0].any():
+                row.error = "no token can follow"
+        return found
+
+
+def _refusal(structured: StructuredOutput, reason: str) -> InvalidRequestError:
+    kind = {"json_schema": "JSON schema", "lark": "Lark grammar", "regex": "regular expression"}.get(structured.kind)
+    return InvalidRequestError(f"the {kind or structured.kind} can't be honoured: {_reason(reason)}", "structured")
+
+
+def _reason(text: str) -> str:
+    """An error of llguidance in one line, with keywords in plain words."""
+    line = " ".join(part.strip() for part in text.split("\n   1 |")[0].splitlines() if part.strip(" ^"))
+    return line[:500].replace("Unimplemented keys: [", "unsupported keywords: [")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "unknown"

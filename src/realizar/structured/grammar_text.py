@@ -1,0 +1,57 @@
+"""`StructuredOutput` as the text that llguidance compiles. What it is given is bounded here, in size and depth."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.json_schema import read_schema
+
+MAX_GRAMMAR_BYTES = 64 << 10  # compiling a Lark grammar takes time quadratic in its alternatives: 0.1 s for this
+MAX_CHOICES_BYTES = 512 << 10
+
+# Between JSON tokens: at most one line break and an indentation. Without a bound small models write spaces for ever.
+_WHITESPACE = r"\n?[ \t]{1,64}|\n"
+
+
+def grammar_text(structured: StructuredOutput) -> str:
+    """What `LLMatcher` takes.
+
+    Raises:
+        InvalidRequestError: too large or too deep, no JSON where that is wanted.
+    """
+    if structured.kind == "json_object":
+        return _schema_text({"type": "object"})
+    if structured.kind == "json_schema":
+        return _schema_text(read_schema(structured.value))
+    if structured.kind == "choice":
+        return str(LLMatcher.grammar_from_lark(_choices(structured.value)))
+    if len(structured.value.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(f"the {structured.kind} is longer than {MAX_GRAMMAR_BYTES} bytes", "structured")
+    if structured.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(structured.value))
+    return str(LLMatcher.grammar_from_lark(structured.value))
+
+
+def _schema_text(schema: dict[str, Any]) -> str:
+    text = json.dumps(schema)
+    return str(
+        LLMatcher.grammar_from_json_schema(text, overrides={"lenient": False, "whitespace_pattern": _WHITESPACE})
+    )
+
+
+def _choices(text: str) -> str:
+    """A Lark grammar of one terminal, so that all choices are one automaton."""
+    if len(text) > MAX_CHOICES_BYTES:
+        raise InvalidRequestError(f"the choices are longer than {MAX_CHOICES_BYTES} characters", "structured")
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise InvalidRequestError("choice must be a JSON list of strings, none of them empty", "structured")
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
