@@ -39,6 +39,7 @@ from realizar.errors import (
     ContextLengthError,
     EngineDeadError,
     InvalidRequestError,
+    QueueFullError,
     RealizarError,
 )
 from realizar.outputs import TokenLogprobs, TokenOutput
@@ -182,12 +183,13 @@ def test_sampling_parameters_are_checked_on_arrival() -> None:
         ContextLengthError("too long", "max_tokens"),
         CapacityError("too large"),
         EngineDeadError("dead"),
+        QueueFullError("full", 7.5),
     ],
 )
 def test_errors_survive_the_way(error: RealizarError) -> None:
     restored = restore_error(record_error(error))
     assert (type(restored), str(restored)) == (type(error), str(error))
-    assert getattr(restored, "param", None) == getattr(error, "param", None)
+    assert vars(restored) == vars(error)
 
 
 def test_other_errors_become_one_line() -> None:

@@ -108,6 +108,11 @@ class AsyncEngine:
         return self._info
 
     @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
     def error(self) -> RealizarError | None:
         """Why the last engine died, if one did."""
         return self._error
@@ -218,11 +223,11 @@ class AsyncEngine:
         while len(self._requests) and self._state == "draining":
             await self._changed.wait()
 
-    async def close(self) -> None:
-        """End the engine; whoever waits gets EngineDeadError. Idempotent."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine; whoever waits gets EngineDeadError. `at_once` does not wait for its step. Idempotent."""
         if self._state != "dead":
             self._die(closed_error())
-        await self._link.close()
+        await self._link.close(at_once=at_once)
 
     def handle(self, event: Event) -> None:
         """For the link: an event of the engine."""

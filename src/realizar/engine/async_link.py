@@ -34,8 +34,8 @@ class EngineLink(Protocol):
     def send(self, command: Command) -> None:
         """Pass a command on; never waits. Lost where there is no engine."""
 
-    async def close(self) -> None:
-        """End the engine; idempotent."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine, after the step that is running or `at_once`; idempotent."""
 
 
 class ThreadLink:
@@ -65,8 +65,8 @@ class ThreadLink:
         else:
             self._engine.post(command)
 
-    async def close(self) -> None:
-        """See `EngineLink`; waits for the step that is running."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`; a thread can't be stopped, so the step that is running is waited for anyway."""
         self._closed = True
         self._engine.post(Shutdown())
         if self._thread.ident is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from realizar.backends.base import Backend
@@ -10,10 +11,13 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
+from realizar.errors import CapacityError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.models.registry import build_spec
 from realizar.scheduler.policy import Policy
+
+_SHORTEST_CONTEXT = 512
 
 
 def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> Checkpoint:
@@ -51,6 +55,23 @@ def load_core(
     except BaseException:
         backend.shutdown()
         raise
+
+
+def load_fitting_core(
+    checkpoint: Checkpoint, config: EngineConfig, *, progress: Callable[[str, float], None] | None = None
+) -> EngineCore:
+    """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
+
+    Raises what `load_core` does; CapacityError where not even the shortest context worth having fits.
+    """
+    context_length = build_spec(checkpoint).context_length
+    while True:
+        try:
+            return load_core(checkpoint, replace(config, context_length=context_length), progress=progress)
+        except CapacityError:
+            context_length //= 2
+            if context_length < _SHORTEST_CONTEXT:
+                raise
 
 
 def make_backend(progress: Callable[[str, float], None] | None = None) -> Backend:

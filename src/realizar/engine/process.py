@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from realizar.engine.async_link import LoadProgress
 from realizar.engine.core import EngineCore
-from realizar.engine.loading import find_checkpoint, load_core
+from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process_loop import EngineLoop
 from realizar.engine.process_messages import Command, Event, Failed, Load, Loading, Ping, Pong
 from realizar.engine.transport import FrameError, FrameReader, encode_frame
@@ -32,7 +32,10 @@ Loader = Callable[[Load, LoadProgress], EngineCore]
 
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     """The core of a model on this machine's backend. Raises what `load_core` does."""
-    return load_core(find_checkpoint(load.model), load.config, progress=progress)
+    checkpoint = find_checkpoint(load.model)
+    if load.fit_context and load.config.context_length is None:
+        return load_fitting_core(checkpoint, load.config, progress=progress)
+    return load_core(checkpoint, load.config, progress=progress)
 
 
 class EngineProcess:

@@ -135,11 +135,17 @@ class EngineLoop:
             self._tell(AuditAnswer(command.ticket, _audit(core)))
 
     def _stats(self, core: EngineCore) -> EngineStats:
-        counts = core.counts
+        counts, blocks = core.counts, core.block_counts
         return EngineStats(
             num_running=counts.running,
             num_waiting=counts.waiting,
+            num_used_blocks=sum(group.used for group in blocks),
+            num_blocks=sum(group.total for group in blocks),
             num_preemptions=counts.preemptions,
+            prefix_cache_queries=counts.prefix_cache_queries,
+            prefix_cache_hits=counts.prefix_cache_hits,
+            draft_tokens=counts.draft_tokens,
+            accepted_tokens=counts.accepted_tokens,
             num_steps=self._num_steps,
             step_s=self._step_s,
             prompt_tokens=self._prompt_tokens,

@@ -43,10 +43,14 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """The first command, to an engine in a process of its own: the path of a model, and how to run it."""
+    """The first command, to an engine in a process of its own: the path of a model, and how to run it.
+
+    `fit_context`: where the model's own context does not fit into memory, take half of it, or half of that.
+    """
 
     model: str
     config: EngineConfig
+    fit_context: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -137,6 +141,7 @@ class ErrorRecord(msgspec.Struct, frozen=True):
     kind: str
     message: str
     param: str | None = None
+    retry_after_s: float | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -158,26 +163,30 @@ Event: TypeAlias = Loading | Ready | Accepted | Refused | Outputs | StatsAnswer 
 def record_error(error: BaseException) -> ErrorRecord:
     """An error as a record; one that is no RealizarError becomes one line of that base."""
     if isinstance(error, errors.RealizarError):
-        return ErrorRecord(type(error).__name__, str(error), getattr(error, "param", None))
+        name, text = type(error).__name__, str(error)
+        return ErrorRecord(name, text, getattr(error, "param", None), getattr(error, "retry_after_s", None))
     text = " ".join(str(error).split())
     return ErrorRecord("RealizarError", f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def restore_error(record: ErrorRecord) -> errors.RealizarError:
-    """The error of a record, of its own class where that takes a message alone."""
-    kind = getattr(errors, record.kind, None)
-    if kind in (errors.InvalidRequestError, errors.ContextLengthError):
-        restored: errors.RealizarError = kind(record.message, record.param)
-        return restored
-    if kind in _PLAIN:
-        return _PLAIN[_PLAIN.index(kind)](record.message)
-    return errors.RealizarError(record.message)
+    """The error of a record, of its own class where a message and the record's fields make one."""
+    if record.kind in _OF_REQUESTS:
+        return _OF_REQUESTS[record.kind](record.message, record.param)
+    if record.kind in _PASSING:
+        return _PASSING[record.kind](record.message, record.retry_after_s or 1.0)
+    return _PLAIN.get(record.kind, errors.RealizarError)(record.message)
 
 
-_PLAIN: tuple[type[errors.RealizarError], ...] = (
-    errors.UnsupportedModelError,
-    errors.TokenizerError,
-    errors.HubError,
-    errors.CapacityError,
-    errors.EngineDeadError,
-)
+_OF_REQUESTS = {kind.__name__: kind for kind in (errors.InvalidRequestError, errors.ContextLengthError)}
+_PASSING = {kind.__name__: kind for kind in (errors.QueueFullError, errors.EngineUnavailableError)}
+_PLAIN: dict[str, type[errors.RealizarError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.UnsupportedModelError,
+        errors.TokenizerError,
+        errors.HubError,
+        errors.CapacityError,
+        errors.EngineDeadError,
+    )
+}

@@ -55,7 +55,7 @@ class ProcessLink:
         except FrameError as error:
             raise InvalidRequestError(str(error)) from error
 
-    async def close(self) -> None:
+    async def close(self, *, at_once: bool = False) -> None:
         """See `EngineLink`."""
         task, self._task = self._task, None
         if task is not None:
@@ -64,7 +64,7 @@ class ProcessLink:
                 await task
         child, self._child = self._child, None
         if child is not None:
-            await child.stop(self._vigilance.shutdown_s)
+            await child.stop(0.0 if at_once else self._vigilance.shutdown_s)
 
     async def _supervise(self, listener: LinkListener) -> None:
         crashes = 0
