@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
@@ -19,9 +19,9 @@ from realizar.server.protocol.neutral import check_neutral
 from realizar.server.sampling import build_sampling, check_top
 from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.parsers.base import OutputParser
-from realizar.tokenizer.parsers.choose import choose_parser
+from realizar.tokenizer.parsers.choose import choose_parser, find_format, opens_reasoning
+from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
-from realizar.tokenizer.parsers.styles import JSON
 
 _PROMPT_END_TOKENS = 16
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -37,9 +37,9 @@ class ChatPlan:
         sampling: for the engine.
         tools: what may be called.
         template: source of the template that rendered the prompt.
-        prompt_end: the prompt's last words.
+        prompt_end: the prompt's last words, control tokens spelled.
         top_logprobs: to list per token; None without log-probabilities.
-        structured_field: the request's field that constrains the answer, for errors.
+        structured_field: the request's field that constrains the answer.
     """
 
     token_ids: tuple[int, ...]
@@ -52,11 +52,8 @@ class ChatPlan:
 
     def new_parser(self) -> OutputParser:
         """What takes one answer apart."""
-        if self.tools.forced:
-            names = [tool["function"]["name"] for tool in self.tools.forced]
-            return AnswerParser(None, JSON, names, parallel=self.tools.parallel)
-        if self.sampling.structured is not None:
-            return AnswerParser(None, None)
+        if self.sampling.structured is not None and not self.tools.tools:
+            return AnswerParser(None, None)  # the grammar leaves no room for reasoning
         return choose_parser(self.template, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end)
 
 
@@ -71,29 +68,43 @@ async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
     max_tokens = api.max_tokens
     tools = plan_tools(request)
     found = find_structured(request, request.response_format)
-    structured_field, structured = found if found is not None else ("tools", tools.grammar())
-    if found is not None and tools.forced:
-        raise refused(f"{structured_field} can't be combined with a forced tool call", structured_field)
-    sampling = _sampling(api, request, structured)
+    if found is not None and tools.tools:
+        raise refused(f"{found[0]} can't be combined with tools; set tool_choice to 'none'", found[0])
+    sampling = _sampling(api, request, None if found is None else found[1])
     template = _template(api, request)
     messages = check_messages(request.messages)
     for place, message in enumerate(messages):
         content = message["content"]
         check_length(content if isinstance(content, str) else "", max_tokens, f"messages[{place}].content")
+    add_prompt = request.add_generation_prompt is not False
     variables = _variables(request, template)
-    shown = list(tools.tools) if tools.tools else None
-    token_ids = await asyncio.to_thread(
-        template.encode, messages, shown, request.add_generation_prompt is not False, **variables
-    )
-    end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
+    token_ids = await asyncio.to_thread(template.encode, messages, tools.shown, add_prompt, **variables)
+    source = template.source(tools.shown)
+    prompt_end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
+    if tools.tools:
+        sampling = replace(sampling, structured=_tool_grammar(api, tools, source, prompt_end))
     return ChatPlan(
         token_ids=keep_last(token_ids, request.truncate_prompt_tokens, max_tokens),
         sampling=sampling,
         tools=tools,
-        template=template.source(shown),
-        prompt_end=end,
+        template=source,
+        prompt_end=prompt_end,
         top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
-        structured_field=structured_field,
+        structured_field="tools" if found is None else found[0],
+    )
+
+
+def _tool_grammar(api: Api, tools: ToolPlan, template: str, prompt_end: str) -> StructuredOutput | None:
+    """What forces a call, or keeps the calls of strict tools to their schemas."""
+    form = find_format(template)
+    return call_grammar(
+        form,
+        tools.tools,
+        required=tools.required,
+        name=tools.name,
+        parallel=tools.parallel,
+        mark_ids=api.model.tokenizer.mark_ids,
+        reasoning_open=opens_reasoning(form.reasoning, prompt_end),
     )
 
 

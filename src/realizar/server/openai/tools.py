@@ -1,8 +1,7 @@
-"""Tools of a chat request: checked, narrowed to those that may be called, and the grammar that forces a call."""
+"""Tools of a chat request: checked, and narrowed to those that may be called."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,11 @@ from typing import Any
 
 import msgspec
 
-from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.protocol.chat import ChatCompletionRequest, Tool
 
 MAX_TOOLS = 128
-MAX_CALLS = 32  # forced ones in one answer: a model that is made to write a list may not find its end
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +21,21 @@ class ToolPlan:
     """What a request allows.
 
     Attributes:
-        tools: shown to the model, as OpenAI's API has them; None where no call is wanted.
-        forced: tools one of which must be called; empty where the model decides.
+        tools: that may be called, as OpenAI's API has them; empty where no call is wanted.
+        required: whether one of them must be called.
+        name: of the one that must be called.
         parallel: whether there may be several calls.
     """
 
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    forced: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    required: bool = False
+    name: str | None = None
     parallel: bool = True
 
-    def grammar(self) -> StructuredOutput | None:
-        """What makes the model call: JSON objects of name and arguments, a list of them where several may come."""
-        if not self.forced:
-            return None
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool["function"]["name"]},
-                    "arguments": tool["function"].get("parameters") or _NO_PARAMETERS,
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in self.forced
-        ]
-        schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        if self.parallel:
-            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": MAX_CALLS}
-        return StructuredOutput("json_schema", json.dumps(schema))
+    @property
+    def shown(self) -> list[dict[str, Any]] | None:
+        """The tools as the template shows them: `strict` is ours to know, not the model's."""
+        return [_without_strict(tool) for tool in self.tools] or None
 
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
@@ -83,7 +65,7 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
         if name in seen:
             raise refused(f"{path}.function.name: two tools are called '{name}'", f"{path}.function.name")
         seen.add(name)
-    return tuple(_shown(tool) for tool in given)
+    return tuple(_plain(tool) for tool in given)
 
 
 def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
@@ -96,20 +78,20 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
     parallel = request.parallel_tool_calls is not False
     choice = request.tool_choice
     if choice is None:
-        return ToolPlan(tools or None, (), parallel)
+        return ToolPlan(tools, parallel=parallel)
     if isinstance(choice, str):
         if choice not in ("none", "auto", "required"):
             raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
         if choice == "none":
             return ToolPlan()
         if choice == "auto":
-            return ToolPlan(tools or None, (), parallel)
+            return ToolPlan(tools, parallel=parallel)
         if not tools:
             raise refused("tool_choice is 'required' and there are no tools", "tool_choice", "invalid_value")
-        return ToolPlan(tools, tools, parallel)
+        return ToolPlan(tools, required=True, parallel=parallel)
     if choice.get("type") == "function":
         named = _named(tools, choice, "tool_choice")
-        return ToolPlan(tools, (named,), False)
+        return ToolPlan(tools, name=named["function"]["name"], parallel=False)
     if choice.get("type") == "allowed_tools":
         return _allowed(tools, choice, parallel)
     raise refused("tool_choice.type must be function or allowed_tools", "tool_choice.type", "invalid_value")
@@ -124,7 +106,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any], para
     if mode not in ("auto", "required"):
         raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
     named = tuple(_named(tools, each, f"{path}.tools[{place}]") for place, each in enumerate(allowed["tools"]))
-    return ToolPlan(named, named if mode == "required" else (), parallel)
+    return ToolPlan(named, required=mode == "required", parallel=parallel)
 
 
 def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str) -> Mapping[str, Any]:
@@ -138,10 +120,12 @@ def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str) -> Mappin
     raise refused(f"{path}: no tool is called {name[:80]!a}", f"{path}.function.name", "invalid_value")
 
 
-def _shown(tool: Tool) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(tool)
-    del shown["custom"]
-    shown["function"] = {
-        name: value for name, value in shown["function"].items() if value is not None and name != "strict"
+def _plain(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None
     }
-    return shown
+    return {"type": tool.type, "function": function}
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
