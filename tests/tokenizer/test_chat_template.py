@@ -278,3 +278,41 @@ def test_real_template_of_a_vocabulary(tokenizer_of: Callable[[str], Tokenizer])
     turns = [{"role": ("user", "assistant")[turn % 2], "content": f"turn {turn} " * 20} for turn in range(399)]
     text = ChatTemplate(tokenizer_of("gemma-4")).render(turns)
     assert all(f"turn {turn} " in text for turn in range(399))
+
+
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_tools_where_the_template_shows_none() -> None:
+    """They are told in the system message, or in the user's where the template refuses one; never dropped."""
+    plain, strict = (
+        ChatTemplate(tokenizer(source))
+        for source in (TURNS, "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS)
+    )
+    for template, role in ((plain, "system"), (strict, "user")):
+        assert not template.takes_tools([F])
+        rendered = template.render(user("x"), tools=[F])
+        assert rendered.startswith(f"{role}: You can call")
+        assert '{"name": "f", "parameters": {"type": "object"}}' in rendered
+        assert rendered.endswith("user: x\n" if role == "system" else "\n\nx\n")
+        assert template.render(user("x")) == "user: x\n"
+
+
+def test_calls_and_results_where_the_template_shows_none() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    conversation = [
+        *user("x"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "9"},
+    ]
+    assert ChatTemplate(tokenizer(TURNS)).render(conversation) == (
+        'user: x\nassistant: {"name": "f", "arguments": {}}\nuser: {"result_of": "f", "content": "9"}\n'
+    )
+
+
+def test_source_of_the_template_in_use() -> None:
+    model = tokenizer("plain", tokenizer__chat_template__tool_use="{{ tools }}")
+    template = ChatTemplate(model)
+    assert (template.source(), template.takes_tools()) == ("plain", False)
+    assert (template.source([F]), template.takes_tools([F])) == ("{{ tools }}", True)

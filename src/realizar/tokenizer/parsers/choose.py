@@ -30,6 +30,7 @@ from realizar.tokenizer.parsers.styles import (
     MISTRAL,
     MISTRAL_LIST,
     ToolStyle,
+    json_or,
 )
 
 # A template may hold several of these in texts it shows; the more telling come first.
@@ -58,7 +59,8 @@ class AnswerFormat:
 def find_format(template: str | None) -> AnswerFormat:
     """How answers to prompts of a template are written.
 
-    A template that shows no tools, and one whose way of calling is not known, mean JSON objects.
+    A template that shows no tools, and one whose way of calling is not known, mean JSON objects. Where the former
+    knows how to write calls that were made, the model may call in that way too.
     """
     if template is None:
         return AnswerFormat(JSON, None)
@@ -67,9 +69,9 @@ def find_format(template: str | None) -> AnswerFormat:
         takes_tools = template_takes_tools(template)
     except ChatTemplateError:
         takes_tools = False
-    style = JSON
-    if takes_tools:
-        style = next((known for text, known in _TELLING if text in template), JSON)
+    style = next((known for text, known in _TELLING if text in template), JSON)
+    if not takes_tools:
+        style = json_or(style)
     return AnswerFormat(style, reasoning)
 
 

@@ -83,7 +83,7 @@ class _Writer:
     def free(self) -> list[str]:
         """Text in which calls may start."""
         form = self._style.form
-        if not self._style.marks or self._style.first_marks:
+        if self._style.first_marks or self._style.line_marks:
             return ["answer: calls | FREE", f"FREE: {self._free_text()}", *self._calls(form, self._parallel)]
         mark = self._style.marks[0]
         answer = f"answer: (before calls){'*' if self._parallel else '?'} TEXT"
@@ -102,7 +102,7 @@ class _Writer:
         """
         not_first = "" if self._reasoning is None else re.escape(self._reasoning.start[0])
         if self._style.first_marks:
-            return rf"/[ \t\r\n]*[^ \t\r\n{{{not_first}](.|\n)*/"
+            return rf"/[ \t\r\n]*([^ \t\r\n{{{not_first}](.|\n)*)?/"
         line = r"(([^{\[`\n%s][^\n]*)|(`[^{\[\n]*))?"
         return f"/{line % not_first}(\\n{line % ''})*/"
 

@@ -216,3 +216,12 @@ JSON = ToolStyle(
     CallForm('{"name": "', '", "arguments": ', "}", first="[", between=", ", last="]", alone=True),
     line_marks=(_FENCED_JSON, _FENCE, "{", "["),
 )
+
+
+def json_or(other: ToolStyle) -> ToolStyle:
+    """The style `json`, in which calls with another style's marks are understood too."""
+
+    def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+        yield from (other.read if mark in other.marks else JSON.read)(cursor, calls, mark)
+
+    return replace(JSON, read=read, new_id=other.new_id, marks=other.marks) if other.marks else JSON

@@ -1,0 +1,56 @@
+"""Parsed answers put together again, for the tests of parsers and of tool calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ParsedDelta, ReasoningDelta
+
+
+@dataclass
+class Answer:
+    """What a client ends up with."""
+
+    content: str = ""
+    reasoning: str = ""
+    names: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+
+def assemble(deltas: Iterable[ParsedDelta]) -> Answer:
+    """Concatenates pieces as a client does, and checks that each call has one id, one name and its turn."""
+    answer = Answer()
+    for delta in deltas:
+        if isinstance(delta, ContentDelta):
+            assert delta.text
+            answer.content += delta.text
+        elif isinstance(delta, ReasoningDelta):
+            assert delta.text
+            answer.reasoning += delta.text
+        elif delta.id is not None:
+            assert delta.index == len(answer.names)
+            assert delta.name
+            answer.names.append(delta.name)
+            answer.arguments.append(delta.arguments)
+        else:
+            assert delta.index == len(answer.names) - 1
+            assert delta.name is None
+            assert delta.arguments
+            answer.arguments[-1] += delta.arguments
+    return answer
+
+
+def parse(parser: OutputParser, pieces: Sequence[str]) -> Answer:
+    """Feeds pieces and finishes."""
+    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+    answer = assemble([*deltas, *parser.finish()])
+    assert parser.num_calls == len(answer.names)
+    return answer
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """A text cut at some places."""
+    ends = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(ends)]
