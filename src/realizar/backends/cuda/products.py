@@ -25,10 +25,23 @@ Formats of activations: `pack_activations`. Layout of weights: `fragments`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+
+from realizar.backends.cuda.fragments import FragmentFormat
+from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, product_source
+from realizar.backends.cuda.pack import PackedMatrix
+from realizar.backends.cuda.pack_activations import padded_cols
+from realizar.backends.cuda.tuning import Choice, DeviceTuning, load_tuning
+
+_LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 
@@ -84,15 +97,146 @@ class ProductConfig:
     """How one product runs. Opaque but for `splits` and `format`.
 
     Attributes:
-        kernel: which source.
+        tiles: the kernel and its own parameters.
         format: of the activations that it reads.
         splits: partial sums that it writes.
-        tiles: the kernel's own parameters, in the order of its source's template.
         dependent: whether it is launched with programmatic stream serialisation.
     """
 
-    kernel: Literal["matvec", "wgmma", "mma_sync"]
+    tiles: Tiles
     format: ActivationFormat
     splits: int
-    tiles: tuple[int, ...]
     dependent: bool = False
+
+
+class Products:
+    """The product kernels of one device: chooses, compiles, launches. Used by one thread, in one context."""
+
+    def __init__(self, device: torch.device | str = "cuda", batch_invariant: bool = False) -> None:
+        """Read the device's properties and its tuning table.
+
+        Args:
+            device: a CUDA device.
+            batch_invariant: take one route and fixed splits, so that a row's result is the same in every batch.
+        """
+        self.device = torch.device(device)
+        properties = torch.cuda.get_device_properties(self.device)
+        self.capability = (int(properties.major), int(properties.minor))
+        self.arch = architecture(self.capability)
+        self.batch_invariant = batch_invariant
+        self._tuning: DeviceTuning = load_tuning(properties.name, self.capability, properties.multi_processor_count)
+        self._kernels: dict[tuple[FragmentFormat, Tiles], Kernel] = {}
+        self._writers: dict[str, Kernel] = {}
+        torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
+
+    def activation_format(self, rows: int) -> ActivationFormat:
+        """The format that all products of a step with so many rows read."""
+        if not self.batch_invariant and rows <= self._tuning.int8_rows:
+            return ActivationFormat("int8", 1)
+        return ActivationFormat("half", self._tuning.block_rows(rows))
+
+    def route(self, rows: int, matrix: PackedMatrix) -> ProductConfig:
+        """How a product with `rows` rows of activations runs."""
+        return self.route_merged(rows, [matrix])[0]
+
+    def route_merged(self, rows: int, matrices: Sequence[PackedMatrix]) -> list[ProductConfig]:
+        """The same for segments of one merged output: all have the splits of the largest."""
+        form = self.activation_format(rows)
+        choices = [self._choose(rows, form, matrix) for matrix in matrices]
+        largest = max(range(len(matrices)), key=lambda index: matrices[index].rows)
+        splits = choices[largest].splits
+        dependent = self.capability >= (9, 0) and self._tuning.dependent(rows)
+        return [ProductConfig(choice.tiles, form, splits, dependent) for choice in choices]
+
+    def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix) -> Choice:
+        chunks = matrix.format.chunks(matrix.cols)
+        if form.kind == "int8":
+            choice = self._tuning.few_rows(rows, matrix.rows, chunks, matrix.format)
+        else:
+            choice = self._tuning.many_rows(
+                rows, form.block_rows, matrix.rows, chunks, matrix.format, self.batch_invariant
+            )
+        return replace(choice, splits=max(1, min(choice.splits, chunks)))
+
+    def prepare(self, wanted: Iterable[tuple[FragmentFormat, ProductConfig]]) -> None:
+        """Compile and load kernels, in parallel where they are not on disk yet; nothing may compile during capture.
+
+        Raises:
+            KernelError: a kernel does not compile or does not fit the device.
+        """
+        missing = {(form, config.tiles) for form, config in wanted} - self._kernels.keys()
+        sources = [product_source(form, tiles) for form, tiles in missing]
+        with ThreadPoolExecutor(8) as pool:
+            cubins = list(pool.map(lambda source: compile_source(source, self.arch), sources))
+        for (form, tiles), source, cubin in zip(missing, sources, cubins, strict=True):
+            self._kernels[form, tiles] = Kernel(cubin, source.name, tiles.shared_bytes(form))
+
+    def launch(
+        self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, rows: int,
+        config: ProductConfig, stream: int | None = None, column: int = 0,
+    ) -> None:  # fmt: skip
+        """Start partials[:config.splits, :rows, column : column + matrix.rows] = split sums of activations @ matrix.T.
+
+        Args:
+            matrix: the weights.
+            activations: in the format `config.format`, of as many columns.
+            partials: float32 [>= splits, >= rows, >= column + matrix.rows], the last axis contiguous.
+            rows: rows of the step.
+            config: from `route` for these rows and this matrix.
+            stream: its handle; torch's current stream if None.
+            column: where this matrix's rows begin in the output.
+
+        Raises:
+            KernelError: the kernel can't be compiled, loaded or launched.
+        """
+        key = (matrix.format, config.tiles)
+        if key not in self._kernels:
+            self.prepare([(matrix.format, config)])
+        handle = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
+        chunks = matrix.format.chunks(matrix.cols)
+        out = partials.data_ptr() + 4 * column
+        table = matrix.weights if matrix.table is None else matrix.table
+        weights = [matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr()]
+        shape = [matrix.rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
+        if isinstance(activations, Int8Activations):
+            inputs = [activations.codes.data_ptr(), activations.terms.data_ptr(), out]
+            sizes = "ppppppiiiii"
+        else:
+            inputs = [activations.values.data_ptr(), activations.row_scales.data_ptr(), out, rows]
+            sizes = "ppppppiiiiii"
+        row_blocks = 1 if isinstance(config.tiles, MatvecTiles) else -(-rows // config.tiles.rows)
+        grid = config.tiles.grid(matrix.rows, config.splits, row_blocks)
+        arguments = [*weights, *inputs, *shape]
+        self._kernels[key].launch(grid, config.tiles.threads, arguments, sizes, handle, config.dependent)
+
+    def to_int8(self, x: torch.Tensor) -> Int8Activations:
+        """float32 [rows, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""
+        rows, cols = x.shape
+        padded = padded_cols(cols)
+        codes = torch.empty((rows, padded), dtype=torch.int8, device=x.device)
+        terms = torch.empty((rows, padded // 16, 2), dtype=torch.float32, device=x.device)
+        units = rows * padded // 32
+        arguments = [x.data_ptr(), codes.data_ptr(), terms.data_ptr(), rows, cols, padded]
+        self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", _current(x), False)
+        return Int8Activations(codes, terms)
+
+    def to_half(self, x: torch.Tensor, block_rows: int) -> HalfActivations:
+        """float32 [rows, cols] in the `half` format, new memory, rows filled up with zeros."""
+        rows, cols = x.shape
+        padded, blocks = padded_cols(cols), -(-rows // block_rows)
+        shape = (blocks, padded // 64, 8, block_rows // 8, 8, 8)
+        values = torch.empty(shape, dtype=torch.float16, device=x.device)
+        scales = torch.empty(blocks * block_rows, dtype=torch.float32, device=x.device)
+        arguments = [x.data_ptr(), values.data_ptr(), scales.data_ptr(), rows, cols, padded, block_rows]
+        self._writer("to_half").launch((blocks * block_rows, 1, 1), 256, arguments, "pppiiii", _current(x), False)
+        return HalfActivations(values, scales)
+
+    def _writer(self, name: str) -> Kernel:
+        if name not in self._writers:
+            self._writers[name] = Kernel(compile_source(activations_source(), self.arch), name, 0)
+        return self._writers[name]
+
+
+def _current(x: torch.Tensor) -> int:
+    """Handle of torch's current stream on a tensor's device."""
+    return int(torch.cuda.current_stream(x.device).cuda_stream)

@@ -18,59 +18,80 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
   const int count = tile * 16 < rows_out ? (int)((long)chunks * (part + 1) / parts) - first : 0;
   const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
 
-  Raw next[UNROLL];
-  auto request = [&](int from) {
+  auto request = [&](Raw(&raws)[UNROLL], int from) {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
       if (from + u < count) {
         const int chunk = first + from + u;
         const Streamed block{strip + block_at(chunk)}, supers{strip + supers_at(chunk)};
-        read_codes(next[u], block, tile % 4, lane);
-        read_scales(next[u], block, supers, tile % 4, lane);
+        read_codes(raws[u], block, tile % 4, lane);
+        read_scales(raws[u], block, supers, tile % 4, lane);
       }
   };
-  request(0);
+  Raw even[UNROLL], odd[UNROLL];
+  request(even, 0);
   const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
   let_next_start();
   wait_for_previous();
 
-  float scaled[2][ROWS], shifted_sums[2][ROWS];  // sums of scale * dot product, and of what stands beside it
+  float scaled[2][ROWS], beside[2][ROWS];  // sums of scale * dot product, and of minima or scales * sum of x
 #pragma unroll
-  for (int m = 0; m < ROWS; m++) scaled[0][m] = scaled[1][m] = shifted_sums[0][m] = shifted_sums[1][m] = 0.f;
+  for (int m = 0; m < ROWS; m++) scaled[0][m] = scaled[1][m] = beside[0][m] = beside[1][m] = 0.f;
   const char* x_at = codes + (long)first * 64 + t * 16;
   const float2* terms_at = terms + (long)first * 4 + t;
 
-  for (int k = 0; k < count; k += UNROLL) {
-    Raw raws[UNROLL];
+  auto add = [&](const Raw& raw, const uint4(&x)[ROWS], const float2(&term)[ROWS]) {
+    const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
+    const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
+    const Pairs p = scale_pairs(raw);
+    const float s0 = low_half(p.pair[0]), s1 = MINIMA ? low_half(p.pair[1]) : high_half(p.pair[0]);
+    const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) raws[u] = next[u];
-    request(k + UNROLL);
+    for (int m = 0; m < ROWS; m++) {
+      const int d0 = dot4(q0[3], x[m].w, dot4(q0[2], x[m].z, dot4(q0[1], x[m].y, dot4(q0[0], x[m].x, 0))));
+      const int d1 = dot4(q1[3], x[m].w, dot4(q1[2], x[m].z, dot4(q1[1], x[m].y, dot4(q1[0], x[m].x, 0))));
+      scaled[0][m] += s0 * term[m].x * (float)d0;
+      scaled[1][m] += s1 * term[m].x * (float)d1;
+      if constexpr (MINIMA || OFFSET != 0.f) { beside[0][m] += m0 * term[m].y; beside[1][m] += m1 * term[m].y; }
+    }
+  };
+  auto load_x = [&](uint4(&x)[ROWS], float2(&term)[ROWS], int k) {
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++)
-      if (k + u < count) {
-        const Raw& raw = raws[u];
-        const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
-        const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
-        const Pairs p = scale_pairs(raw);
-        const float s0 = low_half(p.pair[0]), s1 = MINIMA ? low_half(p.pair[1]) : high_half(p.pair[0]);
-        const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
+    for (int m = 0; m < ROWS; m++) {
+      x[m] = load16(x_at + ((long)m * chunks + k) * 64);
+      term[m] = load_float2(terms_at + ((long)m * chunks + k) * 4);
+    }
+  };
+  auto consume = [&](const Raw(&raws)[UNROLL], int k) {
+    if (k + UNROLL <= count) {
+      uint4 x[UNROLL][ROWS];
+      float2 term[UNROLL][ROWS];
 #pragma unroll
-        for (int m = 0; m < ROWS; m++) {
-          const uint4 x = load16(x_at + ((long)m * chunks + k + u) * 64);
-          const float2 term = load_float2(terms_at + ((long)m * chunks + k + u) * 4);
-          const int d0 = dot4(q0[3], x.w, dot4(q0[2], x.z, dot4(q0[1], x.y, dot4(q0[0], x.x, 0))));
-          const int d1 = dot4(q1[3], x.w, dot4(q1[2], x.z, dot4(q1[1], x.y, dot4(q1[0], x.x, 0))));
-          scaled[0][m] += s0 * term.x * (float)d0;
-          scaled[1][m] += s1 * term.x * (float)d1;
-          if constexpr (MINIMA || OFFSET != 0.f) { shifted_sums[0][m] += m0 * term.y; shifted_sums[1][m] += m1 * term.y; }
+      for (int u = 0; u < UNROLL; u++) load_x(x[u], term[u], k + u);
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) add(raws[u], x[u], term[u]);
+    } else {
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++)
+        if (k + u < count) {
+          uint4 x[ROWS];
+          float2 term[ROWS];
+          load_x(x, term, k + u);
+          add(raws[u], x, term);
         }
-      }
+    }
+  };
+  for (int k = 0; k < count; k += 2 * UNROLL) {
+    request(odd, k + UNROLL);
+    consume(even, k);
+    request(even, k + 2 * UNROLL);
+    consume(odd, k + UNROLL);
   }
   constexpr float scale0 = power(POSITION0 - 24), scale1 = power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
   constexpr float shift0 = MINIMA ? 1.f : -OFFSET * power(POSITION0 - 24), shift1 = MINIMA ? 1.f : -OFFSET * power(POSITION1 - 24);
 #pragma unroll
   for (int m = 0; m < ROWS; m++) {
-    float low = scaled[0][m] * scale0 + shifted_sums[0][m] * shift0, high = scaled[1][m] * scale1 + shifted_sums[1][m] * shift1;
+    float low = scaled[0][m] * scale0 + beside[0][m] * shift0, high = scaled[1][m] * scale1 + beside[1][m] * shift1;
     low += __shfl_xor_sync(~0u, low, 1);
     high += __shfl_xor_sync(~0u, high, 1);
     low += __shfl_xor_sync(~0u, low, 2);
@@ -78,7 +99,10 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
     if (t == 0) { sums[share][m][slot * 16 + g] = low * block_scale; sums[share][m][slot * 16 + g + 8] = high * block_scale; }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < ROWS * TILES * 16; i += TILES * PARTS * 32) {
+#pragma unroll
+  for (int i0 = 0; i0 < ROWS * TILES * 16; i0 += TILES * PARTS * 32) {
+    const int i = i0 + threadIdx.x;
+    if (i >= ROWS * TILES * 16) break;
     const int m = i / (TILES * 16), row = blockIdx.x * TILES * 16 + i % (TILES * 16);
     float sum = 0.f;
 #pragma unroll

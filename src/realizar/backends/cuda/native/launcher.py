@@ -1,0 +1,89 @@
+"""Cubins on the device, and their launch with programmatic dependent launch; through `cuda.bindings`."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from realizar.errors import KernelError
+
+_LOG = logging.getLogger(__name__)
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise KernelError(f"cuda-bindings is not installed ({error}): pip install 'realizar[cuda]'") from error
+    return driver
+
+
+def _check(result: tuple[Any, ...], what: str) -> Any:
+    """The value of a driver call.
+
+    Raises:
+        KernelError: the call failed.
+    """
+    status, *values = result
+    if int(status) != 0:
+        raise KernelError(f"{what}: {status.name}")
+    return values[0] if values else None
+
+
+class Kernel:
+    """A loaded entry point. Belongs to the context that is current when it is made; keeps its module alive."""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        """Load a cubin.
+
+        Args:
+            cubin: machine code. name: its entry point.
+            shared_bytes: dynamic shared memory of a launch.
+
+        Raises:
+            KernelError: the device refuses the code, or has less shared memory.
+        """
+        driver = _driver()
+        self.name, self.shared_bytes = name, shared_bytes
+        self._module = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
+        self._function = _check(driver.cuModuleGetFunction(self._module, name.encode()), f"finding kernel {name}")
+        if shared_bytes > 48 * 1024:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(
+                driver.cuFuncSetAttribute(self._function, attribute, shared_bytes),
+                f"kernel {name} with {shared_bytes} bytes of shared memory",
+            )
+
+    def launch(
+        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[int], sizes: str, stream: int,
+        dependent: bool,
+    ) -> None:  # fmt: skip
+        """Start the kernel on a stream.
+
+        Args:
+            grid: blocks in x, y, z. threads: per block.
+            arguments: device addresses and integers. sizes: a letter for each, `p` for an address, `i` for an int.
+            stream: its handle.
+            dependent: start while the kernel before still runs, once that one allows it.
+
+        Raises:
+            KernelError: the launch is refused.
+        """
+        driver = _driver()
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.shared_bytes, stream
+        if dependent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            value = driver.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            attribute.value = value
+            config.attrs, config.numAttrs = [attribute], 1
+        types = tuple(ctypes.c_void_p if size == "p" else ctypes.c_int for size in sizes)
+        _check(
+            driver.cuLaunchKernelEx(config, self._function, (tuple(arguments), types), 0), f"launching {self.name}"
+        )
