@@ -1,0 +1,108 @@
+"""Inputs of products on the device: buffers of each format, one per number of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from realizar.backends.cuda.kernels import activation as formats
+
+CHUNK = 64  # columns of a chunk of the products' own formats
+
+FormKind = Literal["f32", "bf16", "f16", "int8", "half"]
+
+_CODES = {
+    "f32": formats.PLAIN, "bf16": formats.PLAIN, "f16": formats.SCALED, "int8": formats.INT8, "half": formats.HALF,
+}  # fmt: skip
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "half": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an activation is written.
+
+    Attributes:
+        kind: row after row in a type (`f16` with a power of two per row), or one of the CUDA products' formats.
+        block_rows: rows of a block of `half`.
+    """
+
+    kind: FormKind
+    block_rows: int = 1
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether the writer must see a whole row at once."""
+        return self.kind in ("f16", "half")
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBuffer:
+    """Room for rows of one form.
+
+    Attributes:
+        values: [rows, cols], or float16 in the order of `pack_activations`.
+        scales: float32 [rows], what rows were divided by.
+        codes, terms: of `int8`.
+    """
+
+    form: Form
+    cols: int
+    values: torch.Tensor
+    scales: torch.Tensor
+    codes: torch.Tensor
+    terms: torch.Tensor
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.cols // CHUNK)
+
+    def pointers(self) -> tuple[Any, ...]:
+        """The arguments of `kernels.activation.store_row` between width and FORMAT."""
+        return self.values, self.cols, self.scales, self.codes, self.terms
+
+    def constants(self) -> dict[str, Any]:
+        return {"FORMAT": _CODES[self.form.kind].value, "BLOCK_ROWS": self.form.block_rows, "CHUNKS": self.chunks}
+
+
+class ActivationBuffers:
+    """All buffers, made once; `rows` is the most that a step may have."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._rows, self._device = rows, device
+        self._made: dict[tuple[Form, int, int], ActivationBuffer] = {}
+
+    def get(self, form: Form, cols: int, rows: int | None = None) -> ActivationBuffer:
+        """The buffer of a form and a number of columns: for the step's rows, or for `rows`."""
+        rows = rows or self._rows
+        key = form, cols, rows
+        if key not in self._made:
+            self._made[key] = self._make(form, cols, rows)
+        return self._made[key]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(
+            tensor.numel() * tensor.element_size()
+            for made in self._made.values()
+            for tensor in (made.values, made.scales, made.codes, made.terms)
+        )
+
+    def _make(self, form: Form, cols: int, rows: int) -> ActivationBuffer:
+        padded = -(-cols // CHUNK) * CHUNK
+        rows = -(-rows // form.block_rows) * form.block_rows
+        none = torch.zeros(1, device=self._device)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        if form.kind == "int8":
+            codes, terms = zeros(rows, padded, dtype=torch.int8), zeros(rows, padded // 16, 2)
+            return ActivationBuffer(form, cols, none, none, codes, terms)
+        dtype = _DTYPES[form.kind]
+        if form.kind == "half":
+            values = zeros(rows // form.block_rows, padded // CHUNK, 8, form.block_rows // 8, 8, 8, dtype=dtype)
+        else:
+            values = zeros(rows, cols, dtype=dtype)
+        return ActivationBuffer(form, cols, values, zeros(rows) + 1.0, none, none)

@@ -1,0 +1,231 @@
+"""A program's operations bound to kernels and buffers: a list of launches that a step walks, or a graph records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from realizar.backends.cuda.activations import ActivationBuffer, Form
+from realizar.backends.cuda.bind_attention import AttentionBinder
+from realizar.backends.cuda.kernel_sizes import row_in_blocks, whole_row
+from realizar.backends.cuda.kernels import activation as formats
+from realizar.backends.cuda.kernels.activate import activate
+from realizar.backends.cuda.kernels.choose import choose, finish_logits
+from realizar.backends.cuda.kernels.normalize import normalize
+from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
+from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.linears import MergedLinear, Merger
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.weights import Weights
+from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
+from realizar.backends.program import Activate, Attend, Normalize, Operation, Program, Project, Rotate, Select
+from realizar.models.spec import Linear, ModelSpec, Norm
+
+_NORM_KINDS = {"rms": 1, "layer": 2}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+_EMBED_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A product whose output is to be added to the residual stream, through a norm or not."""
+
+    linear: MergedLinear
+    norm: Norm | None
+    add_scale: float
+
+
+class Binder:
+    """Binds a model's operations to its weights and workspace."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger
+    ) -> None:
+        self._spec, self._weights, self._space = spec, weights, workspace
+        self._attention, self._merger = attention, merger
+        self._none = torch.zeros(1, device=workspace.hidden.device)
+
+    def bind_body(self, program: Program) -> list[Launch]:
+        """Embedding and layers, over all tokens."""
+        return [Launch("embed", self._embed()), *self._bind(list(program.body))]
+
+    def bind_tail(self, program: Program) -> list[Launch]:
+        """Final norm, logits and the largest of each, over the selected rows; `shape.tokens` counts them."""
+        norm = next(op.norm for op in program.tail if isinstance(op, Normalize))
+        head = self._merger.merge([program.tail[-1].linear])  # type: ignore[union-attr]
+        return [
+            Launch("final norm", self._normalize(None, norm, head, gather=True)),
+            Launch("head", self._project(head, self._spec.hidden_size, selected=True)),
+            Launch("choose", self._choose(head)),
+        ]
+
+    def _bind(self, operations: list[Operation]) -> Iterator[Launch]:
+        branch: Branch | None = None
+        linear: MergedLinear | None = None
+        at = 0
+        while at < len(operations):
+            operation = operations[at]
+            at += 1
+            if isinstance(operation, Normalize) and operation.source == "hidden":
+                linear, at = self._following(operations, at)
+                yield Launch("norm", self._normalize(branch, operation.norm, linear))
+                yield Launch("product", self._project(linear, linear.cols))
+                branch = None
+            elif isinstance(operation, Normalize):  # of the whole row of queries or keys
+                assert linear is not None
+            elif isinstance(operation, Rotate):
+                assert linear is not None
+                yield from self._attention.bind_rotate(operation, linear)
+            elif isinstance(operation, Attend):
+                linear, _ = self._following(operations, at)
+                yield from self._attention.bind_attend(operation, linear)
+            elif isinstance(operation, Activate):
+                up = linear
+                assert up is not None
+                linear, _ = self._following(operations, at)
+                yield Launch("activation", self._activate(operation, up, linear))
+            elif isinstance(operation, Project):
+                assert linear is not None
+                norm, scale = None, operation.add_scale
+                if scale is None:
+                    joined = operations[at]
+                    assert isinstance(joined, Normalize)
+                    norm, scale, at = joined.norm, joined.add_scale, at + 1
+                yield Launch("product", self._project(linear, linear.cols))
+                branch = Branch(linear, norm, float(scale or 0.0))
+            else:
+                assert isinstance(operation, Select)
+        if branch is not None:
+            yield Launch("norm", self._normalize(branch, None, None))
+
+    def _following(self, operations: list[Operation], at: int) -> tuple[MergedLinear, int]:
+        """The products that start at an operation and share their input, merged, and where they end."""
+        linears: list[Linear] = []
+        first = operations[at]
+        assert isinstance(first, Project)
+        while at < len(operations):
+            operation = operations[at]
+            if not isinstance(operation, Project) or operation.source != first.source:
+                break
+            linears.append(operation.linear)
+            at += 1
+        return self._merger.merge(linears), at
+
+    def _embed(self) -> Callable[[StepShape], None]:
+        space, table = self._space, self._weights.embedding
+        arrays, cols, scale = space.arrays, self._spec.hidden_size, float(self._spec.embedding_scale)
+        tokens = arrays["ids"], arrays["token_rows"], space.last
+        blocks = -(-cols // _EMBED_BLOCK)
+
+        def run(shape: StepShape) -> None:
+            grid = (shape.tokens, blocks)
+            if isinstance(table, torch.Tensor):
+                embed_floats[grid](*tokens, space.hidden, cols, scale, table, cols, BLOCK=_EMBED_BLOCK)
+            else:
+                embed_quantized[grid](
+                    *tokens, space.hidden, cols, scale, cols=cols, **table.arrays, **table.constants,
+                    BLOCK=_EMBED_BLOCK,
+                )  # fmt: skip
+
+        return run
+
+    def _normalize(
+        self, branch: Branch | None, norm: Norm | None, reader: MergedLinear | None, gather: bool = False
+    ) -> Callable[[StepShape], None]:
+        """Add the branch to the residual stream, norm it, and write what the reader reads."""
+        space, cols, cut = self._space, self._spec.hidden_size, whole_row(self._spec.hidden_size)
+        own = self._norm_arguments(norm)
+        joined = self._norm_arguments(branch.norm if branch else None)
+        kind = _NORM_KINDS[norm.kind] if norm else 0
+        selected = space.arrays["selected"]
+
+        def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
+            rows = shape.tokens
+            splits = added.linear.splits(rows) if added else 0
+            partials = space.partials(splits, rows, cols) if added else self._none.view(1, 1, 1)
+            bias = added.linear.bias if added else None
+            pointers = target.pointers() if target else (self._none, 0, self._none, self._none, self._none)
+            constants = (
+                target.constants() if target else {"FORMAT": formats.NOTHING.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
+            )
+            normalize[(rows,)](
+                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, *joined,
+                added.add_scale if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
+                SPLITS=splits, PRODUCT_BIAS=bias is not None,
+                BRANCH_NORM=_NORM_KINDS[added.norm.kind] if added and added.norm else 0,
+                BRANCH_BIAS=bool(added and added.norm and added.norm.bias), NORM=kind,
+                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants,
+            )  # fmt: skip
+
+        def run(shape: StepShape) -> None:
+            added = branch
+            for form in reader.forms(shape.tokens) if reader else ():
+                start(shape, added, self._buffer(form, cols, gather))
+                added = None
+            if reader is None:
+                start(shape, added, None)
+
+        return run
+
+    def _norm_arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Weight, bias and epsilon."""
+        if norm is None:
+            return self._none, self._none, 0.0
+        bias = self._weights.vector(norm.bias) if norm.bias else self._none
+        return self._weights.norm_weight(norm), bias, float(norm.eps)
+
+    def _buffer(self, form: Form, cols: int, selected: bool = False) -> ActivationBuffer:
+        rows = self._space.arrays.sizes.selected if selected else None
+        return self._space.activations.get(form, cols, rows)
+
+    def _project(self, linear: MergedLinear, cols: int, selected: bool = False) -> Callable[[StepShape], None]:
+        def run(shape: StepShape) -> None:
+            partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
+            linear.launch(shape.tokens, lambda form: self._buffer(form, cols, selected), partials)
+
+        return run
+
+    def _activate(
+        self, operation: Activate, up: MergedLinear, reader: MergedLinear
+    ) -> Callable[[StepShape], None]:
+        feed_forward, space = operation.feed_forward, self._space
+        width = feed_forward.up.out_features
+        gated = feed_forward.gate is not None
+
+        def run(shape: StepShape) -> None:
+            splits = up.splits(shape.tokens)
+            partials = space.partials(splits, shape.tokens, up.width)
+            for form in reader.forms(shape.tokens):
+                target = self._buffer(form, width)
+                cut = whole_row(width) if form.whole_rows else row_in_blocks(width)
+                activate[(shape.tokens, cut.blocks)](
+                    partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
+                    width if gated else 0, width, *target.pointers(), SPLITS=splits, BIAS=up.bias is not None,
+                    KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, BLOCK=cut.block, num_warps=cut.warps,
+                    **target.constants(),
+                )  # fmt: skip
+
+        return run
+
+    def _choose(self, head: MergedLinear) -> Callable[[StepShape], None]:
+        space, spec = self._space, self._spec
+        blocks = space.block_tops.shape[1]
+        padded_blocks = 1 << (blocks - 1).bit_length()
+
+        def run(shape: StepShape) -> None:
+            splits = head.splits(shape.tokens)
+            partials = space.partials(splits, shape.tokens, head.width)
+            finish_logits[(shape.tokens, blocks)](
+                partials, partials.stride(0), partials.stride(1), self._none if head.bias is None else head.bias,
+                space.logits, spec.vocab_size, float(spec.logit_scale), float(spec.logit_soft_cap or 1.0),
+                space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=head.bias is not None,
+                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK,
+            )  # fmt: skip
+            choose[(shape.tokens,)](
+                space.block_tops, space.block_ids, blocks, space.choices, space.arrays["selected_rows"], space.last,
+                BLOCKS=padded_blocks,
+            )  # fmt: skip
+
+        return run

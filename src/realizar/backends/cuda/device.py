@@ -1,0 +1,89 @@
+"""The device: found, described once, and its errors told apart. Nothing else names a vendor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from realizar.errors import CapacityError, RealizarError
+
+
+class DeviceLostError(RealizarError):
+    """The device's context is unusable: only a new process can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What kernels are chosen by.
+
+    Attributes:
+        torch_device: where tensors go; the CPU runs Triton's interpreter, for tests.
+        name: as the driver gives it.
+        capability: (major, minor).
+        processors: streaming multiprocessors.
+        cache_bytes: second-level cache.
+        memory_bytes: of the card.
+    """
+
+    torch_device: torch.device
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    cache_bytes: int
+    memory_bytes: int
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.torch_device.type == "cuda"
+
+    @property
+    def has_cuda_kernels(self) -> bool:
+        """Whether the CUDA C++ products run here: an NVIDIA card from Ampere on."""
+        return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
+
+
+def open_device(index: int = 0) -> DeviceProfile:
+    """The GPU of a number.
+
+    Raises:
+        CapacityError: there is none that torch can use.
+    """
+    if not torch.cuda.is_available():
+        raise CapacityError("no GPU can be used: torch finds none (`--device cpu` runs without one)")
+    found = torch.cuda.get_device_properties(index)
+    return DeviceProfile(
+        torch.device("cuda", index), found.name, (found.major, found.minor), found.multi_processor_count,
+        found.L2_cache_size, found.total_memory,
+    )  # fmt: skip
+
+
+def interpreter_device() -> DeviceProfile:
+    """The CPU in a GPU's place: kernels run under Triton's interpreter. For tests."""
+    return DeviceProfile(torch.device("cpu"), "interpreter", (0, 0), 4, 1 << 20, 1 << 30)
+
+
+def free_bytes(device: DeviceProfile) -> int:
+    """Memory that can be allocated now, what torch holds and does not use included."""
+    if not device.is_gpu:
+        return device.memory_bytes
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device.torch_device)[0])
+
+
+def translate(error: Exception) -> RealizarError | None:
+    """A device's error as one of ours, or None for one that is not the device's.
+
+    Out of memory leaves the context usable; after any other failure of a kernel or a copy it is not.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return CapacityError(f"the GPU is out of memory: {_first_line(error)}")
+    accelerator_error = getattr(torch, "AcceleratorError", None)
+    known = accelerator_error is not None and isinstance(error, accelerator_error)
+    if known or (isinstance(error, RuntimeError) and "CUDA error" in str(error)):
+        return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,74 @@
+"""How kernels are cut: tiles, warps and splits. Plain arithmetic on shapes and the device's profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.models.spec import Attention, ModelSpec
+
+KEYS = 64  # keys of a block of attention
+MAX_SPLITS = 32  # parts of a context
+FIXED_SPLITS = 8  # where a row's result may not depend on the batch
+
+
+@dataclass(frozen=True, slots=True)
+class RowCut:
+    """A row cut into blocks of columns: grid (rows, blocks)."""
+
+    block: int
+    blocks: int
+    warps: int
+
+
+def whole_row(cols: int) -> RowCut:
+    """One program per row."""
+    block = max(64, triton.next_power_of_2(cols))
+    return RowCut(block, 1, min(32, max(1, block // 512)))
+
+
+def row_in_blocks(cols: int) -> RowCut:
+    """Several programs per row; every block starts at a multiple of 256 columns."""
+    padded = -(-cols // 64) * 64
+    return RowCut(256, -(-padded // 256), 2)
+
+
+def padded_head(attention: Attention) -> int:
+    return max(32, triton.next_power_of_2(attention.head_size))
+
+
+def shared_heads(attention: Attention) -> int:
+    """Heads that share a KV head, padded to what a matrix unit takes."""
+    return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads))
+
+
+def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
+    """Tokens of a tile of `attend_chunk`, the same in all layers."""
+    attentions = [layer.attention for layer in spec.layers]
+    group = max(a.num_heads // a.num_kv_heads for a in attentions)
+    wide = max(padded_head(a) for a in attentions)
+    queries = 32 if compute == torch.float32 else 128 if wide <= 128 else 64
+    return max(1, queries // group)
+
+
+def decode_splits(attention: Attention, decodes: int, context_length: int, device: DeviceProfile, fixed: bool) -> int:
+    """Parts that a context is cut into: enough programs for all processors, a power of two."""
+    most = max(1, min(MAX_SPLITS, triton.next_power_of_2(-(-context_length // KEYS))))
+    if fixed:
+        return min(most, FIXED_SPLITS)
+    wanted = -(-2 * device.processors // (decodes * attention.num_kv_heads))
+    return min(most, triton.next_power_of_2(wanted))
+
+
+def compute_type(kv_dtype: str, device: DeviceProfile) -> torch.dtype:
+    """Element type that attention multiplies in; the interpreter multiplies in float32 alone."""
+    if not device.is_gpu:
+        return torch.float32
+    return {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
+
+
+TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -1,0 +1,76 @@
+"""How an activation row is written for the product that reads it: `pack_activations` says what lies where."""
+
+import triton
+import triton.language as tl
+
+PLAIN, SCALED, INT8, HALF, NOTHING = (tl.constexpr(i) for i in range(5))
+
+
+@triton.jit
+def round_even(x):
+    """The nearest integer, of two the even one, as float32; |x| below 2^22."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def row_factor(largest):
+    """The power of two that a row is divided by: `pack_activations.row_scales`."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 126
+    low = tl.where((exponent < -8) & (exponent > -100), exponent + 4, 0)
+    shift = tl.where(exponent > 14, exponent - 14, low)
+    return ((shift + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_int8(x, row, first, codes, terms, width, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """x [BLOCK] from column `first` on as codes, and per 16 columns the scale and the scaled sum of codes."""
+    pieces = tl.reshape(x, [BLOCK // 32, 32])
+    scale = tl.max(tl.abs(pieces), axis=1) / 127.0
+    inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
+    rounded = round_even(pieces * inverse[:, None])
+    columns = first + tl.arange(0, BLOCK)
+    code = tl.reshape(rounded, [BLOCK]).to(tl.int8)
+    tl.store(codes + row * (CHUNKS * 64) + columns, code, mask=columns < width)
+    sums = tl.sum(tl.reshape(rounded, [BLOCK // 32, 2, 16]), axis=2) * scale[:, None]
+    both = tl.reshape(tl.join(tl.broadcast_to(scale[:, None], [BLOCK // 32, 2]), sums), [BLOCK // 8])
+    place = first // 8 + tl.arange(0, BLOCK // 8)
+    tl.store(terms + row * (CHUNKS * 8) + place, both, mask=place < CHUNKS * 8)
+
+
+@triton.jit
+def store_half(
+    x, row, first, values, width, CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """x [BLOCK] from column `first` on in the tensor cores' order: per chunk of 64 columns eight runs of eight."""
+    split = tl.reshape(x, [BLOCK // 64, 4, 4, 2, 2])
+    ordered = tl.reshape(tl.permute(split, (0, 2, 4, 1, 3)), [BLOCK])
+    index = tl.arange(0, BLOCK)
+    core, place = index % 64 // 8, index % 8
+    column = first + index // 64 * 64 + place // 2 * 16 + core // 2 * 4 + place % 2 * 2 + core % 2
+    chunk = row // BLOCK_ROWS * CHUNKS + first // 64 + index // 64
+    at = (chunk * 8 + core) * (BLOCK_ROWS // 8) + row % BLOCK_ROWS // 8
+    tl.store(values + at * 64 + row % 8 * 8 + place, ordered.to(tl.float16), mask=column < width)
+
+
+@triton.jit
+def store_row(
+    x, row, first, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write float32 x [BLOCK] as the columns from `first` on of a row of `width` columns; x is 0 beyond.
+
+    PLAIN: in the type of `values`, row after row. SCALED: the same, divided by a power of two that `value_scale`
+    gets. INT8, HALF: the products' own formats, of CHUNKS * 64 columns. For SCALED and HALF x is the whole row. NOTHING writes nothing.
+    """
+    row = row.to(tl.int64)
+    if FORMAT == SCALED or FORMAT == HALF:
+        factor = row_factor(tl.max(tl.abs(x), axis=0))
+        tl.store(value_scale + row, factor)
+        x = x / factor
+    if FORMAT == INT8:
+        store_int8(x, row, first, codes, terms, width, CHUNKS, BLOCK)
+    elif FORMAT == HALF:
+        store_half(x, row, first, values, width, CHUNKS, BLOCK_ROWS, BLOCK)
+    elif FORMAT != NOTHING:
+        columns = first + tl.arange(0, BLOCK)
+        tl.store(values + row * value_stride + columns, x, mask=columns < width)

@@ -1,0 +1,162 @@
+"""Causal attention over paged KV blocks: one kernel for single tokens, its context split, and one for chunks.
+
+Keys and values lie as [blocks, KV heads, block size, head size], int8 ones with float16 scales [..., head size / 32].
+Queries that share a KV head go through one tile. Key blocks start at fixed positions and a row's arithmetic does not
+depend on the other rows of its tile, so a query's bits depend on its own context and on the number of splits alone.
+"""
+
+import triton
+import triton.language as tl
+
+GROUP = tl.constexpr(32)
+
+
+@triton.jit
+def load_tile(cache, scales, at, live, dims, HEAD: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr):
+    """Rows `at` of a cache as COMPUTE [keys, padded head size]; dead keys and padding are 0."""
+    inside = live[:, None] & (dims < HEAD)[None, :]
+    tile = tl.load(cache + at[:, None] * HEAD + dims[None, :], mask=inside, other=0)
+    if INT8:
+        groups: tl.constexpr = (HEAD + GROUP - 1) // GROUP
+        scale = tl.load(scales + at[:, None] * groups + (dims // GROUP)[None, :], mask=inside, other=0.0)
+        return (tile.to(tl.float32) * scale.to(tl.float32)).to(COMPUTE)
+    return tile.to(COMPUTE)
+
+
+@triton.jit
+def cap_scores(scores, soft_cap):
+    """soft_cap * tanh(scores / soft_cap)."""
+    return soft_cap - 2.0 * soft_cap / (tl.exp(scores * (2.0 / soft_cap)) + 1.0)
+
+
+@triton.jit
+def absorb(
+    q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP: tl.constexpr, COMPUTE: tl.constexpr
+):  # fmt: skip
+    """Take a block of keys into the running softmax: new largest score, sum of weights, weighted sum of values."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFT_CAP:
+        scores = cap_scores(scores, soft_cap)
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, axis=1))
+    reference = tl.where(higher == float("-inf"), 0.0, higher)
+    kept = tl.exp(top - reference)
+    weights = tl.exp(scores - reference[:, None])
+    total = total * kept + tl.sum(weights, axis=1)
+    sums = sums * kept[:, None] + tl.dot(weights.to(COMPUTE), v, input_precision="ieee")
+    return higher, total, sums
+
+
+@triton.jit
+def attend_decode(
+    query, keys, values, key_scales, value_scales, partial, state, decodes, starts, contexts, tables, table_stride,
+    scale, soft_cap, query_stride,
+    TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One token of a row against one part of its context. Grid: decodes, KV heads, splits.
+
+    `decodes` has their rows; -1 is none. Writes float32 partial [decodes, splits, heads, head size] (not divided) and state [decodes, splits, heads, 2]: largest
+    score and sum of weights. A part without keys has -inf and 0, and leaves `partial` as it was.
+    """
+    decode, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    row = tl.load(decodes + decode)
+    length = tl.load(contexts + row, mask=row >= 0, other=0)
+    token = tl.load(starts + row, mask=row >= 0, other=0)
+    stride = tl.load(table_stride)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0)
+    low = first // KEYS * KEYS
+    blocks = (length - low + KEYS - 1) // KEYS
+    each = (blocks + SPLITS - 1) // SPLITS
+    begin = split * each
+    count = tl.maximum(tl.minimum(blocks - begin, each), 0)
+    shared, dims = tl.arange(0, SHARED), tl.arange(0, PADDED_HEAD)
+    heads = kv_head * group + shared
+    own = (shared < group)[:, None]
+    inside = own & (dims < HEAD)[None, :]
+    top = tl.full([SHARED], float("-inf"), tl.float32)
+    total = tl.zeros([SHARED], tl.float32)
+    sums = tl.zeros([SHARED, PADDED_HEAD], tl.float32)
+    q_at = query + token.to(tl.int64) * query_stride + heads[:, None] * HEAD + dims[None, :]
+    q = tl.load(q_at, mask=inside, other=0).to(COMPUTE)
+    table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
+    for i in tl.range(0, count):
+        places = low + (begin + i) * KEYS + tl.arange(0, KEYS)
+        live = (places < length) & (places >= first)
+        block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
+        k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
+        v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
+        top, total, sums = absorb(q, k, v, live[None, :], top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
+    out = (decode * SPLITS + split) * HEADS + heads
+    tl.store(state + out * 2, top, mask=shared < group)
+    tl.store(state + out * 2 + 1, total, mask=shared < group)
+    if count > 0:
+        tl.store(partial + out[:, None] * HEAD + dims[None, :], sums, mask=inside)
+
+
+@triton.jit
+def attend_chunk(
+    query, keys, values, key_scales, value_scales, sinks, out, tile_rows, tile_firsts, starts, counts, contexts,
+    tables, table_stride, scale, soft_cap, query_stride, out_stride,
+    TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
+    QUERIES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """A tile of a row's tokens, each with all heads of one KV head. Grid: tiles, KV heads.
+
+    A tile holds TOKENS tokens, TOKENS * group queries padded to QUERIES; `tile_rows` is -1 for a dead tile.
+    Writes float32 out [tokens, heads * head size].
+    """
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    group: tl.constexpr = HEADS // KV_HEADS
+    row = tl.load(tile_rows + tile)
+    if row >= 0:
+        offset = tl.load(tile_firsts + tile)
+        length, count = tl.load(contexts + row), tl.load(counts + row)
+        token = tl.load(starts + row) + offset
+        stride = tl.load(table_stride)
+        index, dims = tl.arange(0, QUERIES), tl.arange(0, PADDED_HEAD)
+        step, head = index // group, kv_head * group + index % group
+        own = (step < TOKENS) & (offset + step < count)
+        inside = own[:, None] & (dims < HEAD)[None, :]
+        position = length - count + offset + step
+        earliest = length - count + offset
+        last = tl.minimum(earliest + TOKENS, length)
+        first = 0
+        if WINDOW > 0:
+            first = tl.maximum(earliest - WINDOW + 1, 0)
+        low = first // KEYS * KEYS
+        blocks = (last - low + KEYS - 1) // KEYS
+        tokens = (token + step).to(tl.int64)
+        q = tl.load(query + tokens[:, None] * query_stride + head[:, None] * HEAD + dims[None, :], mask=inside, other=0)
+        q = q.to(COMPUTE)
+        top = tl.full([QUERIES], float("-inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        sums = tl.zeros([QUERIES, PADDED_HEAD], tl.float32)
+        table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
+        for i in tl.range(0, blocks):
+            places = low + i * KEYS + tl.arange(0, KEYS)
+            live = (places < last) & (places >= first)
+            block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+            at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
+            k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
+            v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
+            seen = places[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (places[None, :] > position[:, None] - WINDOW)
+            top, total, sums = absorb(q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
+        if SINKS:
+            sink = tl.load(sinks + head, mask=own, other=0.0)
+            higher = tl.maximum(top, sink)
+            kept = tl.exp(top - higher)
+            total = total * kept + tl.exp(sink - higher)
+            sums = sums * kept[:, None]
+        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(out + tokens[:, None] * out_stride + head[:, None] * HEAD + dims[None, :], result, mask=inside)

@@ -1,0 +1,51 @@
+"""Logits of the selected tokens, and the largest of each row: all that greedy rows need."""
+
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.kernels.attend import cap_scores
+from realizar.backends.cuda.kernels.reduce import load_sum
+
+
+@triton.jit
+def finish_logits(
+    product, splits_stride, row_stride, bias, logits, logits_stride, scale, soft_cap, block_tops, block_ids, blocks,
+    width,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, SOFT_CAP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum, bias, scale and cap; largest value of each block and its first id. Grid: rows, blocks of columns.
+
+    A block with a NaN reports +inf.
+    """
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = block * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    x = load_sum(product, bias, row * row_stride, columns, inside, splits_stride, SPLITS, BIAS) * scale
+    if SOFT_CAP:
+        x = cap_scores(x, soft_cap)
+    tl.store(logits + row * logits_stride + columns, x, mask=inside)
+    x = tl.where(inside, x, float("-inf"))
+    broken = tl.max((x != x).to(tl.int32), axis=0) > 0
+    top = tl.max(x, axis=0)
+    first = tl.min(tl.where(x == top, columns, 2147483647), axis=0)
+    tl.store(block_tops + row * blocks + block, tl.where(broken, float("inf"), top))
+    tl.store(block_ids + row * blocks + block, first)
+
+
+@triton.jit
+def choose(block_tops, block_ids, blocks, choices, rows, last, BLOCKS: tl.constexpr):
+    """The id of the largest logit, the lowest among equals; -1 where logits are not finite. Grid: rows.
+
+    Also `last[rows[i]]`, where rows[i] is not -1: what the row's next step starts with.
+    """
+    index = tl.program_id(0)
+    block = tl.arange(0, BLOCKS)
+    inside = block < blocks
+    tops = tl.load(block_tops + index * blocks + block, mask=inside, other=float("-inf"))
+    ids = tl.load(block_ids + index * blocks + block, mask=inside, other=2147483647)
+    top = tl.max(tops, axis=0)
+    best = tl.min(tl.where(tops == top, ids, 2147483647), axis=0)
+    best = tl.where(tl.abs(top) < float("inf"), best, -1)
+    tl.store(choices + index, best)
+    row = tl.load(rows + index)
+    tl.store(last + row, tl.maximum(best, 0), mask=row >= 0)

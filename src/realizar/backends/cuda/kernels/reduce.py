@@ -1,0 +1,18 @@
+"""Sums of a product's splits, always in the same order."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_sum(
+    product, bias, row_at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """float32 [columns]: the splits of one row of a product summed, plus the bias."""
+    at = product + row_at + columns
+    total = tl.load(at, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(at + split * splits_stride, mask=mask, other=0.0)
+    if BIAS:
+        total += tl.load(bias + columns, mask=mask, other=0.0)
+    return total

@@ -1,0 +1,93 @@
+"""The KV cache on the device: how many blocks fit, and each layer's keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from realizar.backends.cuda.device import DeviceProfile, free_bytes
+from realizar.config import EngineConfig
+from realizar.errors import CapacityError
+from realizar.models.spec import Attention, ModelSpec
+
+_FREE_MEMORY_SHARE = 0.9
+_GROUP = 32  # head dimensions that share a scale
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values [blocks, KV heads, block size, head size]; scales float16 [..., head size / 32] where int8."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor
+    value_scales: torch.Tensor
+
+
+class KVMemory:
+    """Blocks of every layer.
+
+    Args:
+        context_length: tokens that one request may hold.
+        automatic: the element type that `auto` means.
+
+    Raises:
+        CapacityError: not even one request fits, or the block size is no power of two from 16 on.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str, device: DeviceProfile
+    ) -> None:
+        size = config.block_size
+        if size < 16 or size & (size - 1):
+            raise CapacityError(f"blocks of {size} tokens: the GPU takes powers of two from 16 on")
+        self.dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.block_size = size
+        groups = spec.cache_groups()
+        self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
+        per_request = []
+        for group in groups:
+            tokens = context_length
+            if group.window is not None:
+                tokens = min(tokens, group.window + config.max_step_tokens + size)
+            per_request.append(-(-tokens // size) + 1)
+        block_bytes = [sum(self._block_bytes(spec.layers[i].attention) for i in group.layers) for group in groups]
+        request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
+        limit = config.kv_cache_bytes or int(free_bytes(device) * _FREE_MEMORY_SHARE)
+        if request_bytes > limit:
+            raise CapacityError(
+                f"the KV cache of one request of {context_length} tokens takes {request_bytes >> 20} MiB and"
+                f" {limit >> 20} MiB may be used: lower the context length"
+            )
+        share = min(float(config.max_running), limit / request_bytes)
+        self.num_blocks = tuple(int(count * share) for count in per_request)
+        self.layers = [
+            self._allocate(layer.attention, self.num_blocks[self._group[index]], device.torch_device)
+            for index, layer in enumerate(spec.layers)
+        ]
+
+    def group_of(self, layer: int) -> int:
+        """Index of the cache group that a layer belongs to."""
+        return self._group[layer]
+
+    @property
+    def size_bytes(self) -> int:
+        tensors = [t for c in self.layers for t in (c.keys, c.values, c.key_scales, c.value_scales)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.numel() > 1)
+
+    def _block_bytes(self, attention: Attention) -> int:
+        scales = 2 * -(-attention.head_size // _GROUP) if self.dtype == "int8" else 0
+        row = attention.head_size * _DTYPES[self.dtype].itemsize + scales
+        return 2 * attention.num_kv_heads * self.block_size * row
+
+    def _allocate(self, attention: Attention, blocks: int, device: torch.device) -> LayerCache:
+        shape = blocks, attention.num_kv_heads, self.block_size
+        groups = -(-attention.head_size // _GROUP) if self.dtype == "int8" else 0
+        scale_shape = (*shape, groups) if groups else (1,)
+        keys, values = (
+            torch.zeros((*shape, attention.head_size), dtype=_DTYPES[self.dtype], device=device) for _ in range(2)
+        )
+        scales = [torch.zeros(scale_shape, dtype=torch.float16, device=device) for _ in range(2)]
+        return LayerCache(keys, values, *scales)

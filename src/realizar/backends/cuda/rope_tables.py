@@ -1,0 +1,35 @@
+"""Cosines and sines of every position, one table per kind of rope in the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from realizar.models.spec import ModelSpec, Rope
+
+_ROWS = 4096  # positions computed at once
+
+
+class RopeTables:
+    """float32 [context length, half] cosines and sines, angles in float32 as the models were trained with."""
+
+    def __init__(self, spec: ModelSpec, context_length: int, device: torch.device) -> None:
+        ropes = {layer.attention.rope for layer in spec.layers if layer.attention.rope is not None}
+        self._tables = {rope: _tables(rope, context_length, device) for rope in ropes}
+        self._none = torch.zeros(1, device=device)
+
+    def get(self, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines; something unread without rope."""
+        return (self._none, self._none) if rope is None else self._tables[rope]
+
+
+def _tables(rope: Rope, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the host, as the CPU backend computes them, so that both agree to the bit."""
+    frequencies = np.array(rope.inverse_frequencies, np.float32)
+    cosine, sine = (torch.empty((length, frequencies.size), device=device) for _ in range(2))
+    for first in range(0, length, _ROWS):
+        positions = np.arange(first, min(first + _ROWS, length), dtype=np.float32)
+        angles = positions[:, None] * frequencies
+        for table, values in ((cosine, np.cos(angles)), (sine, np.sin(angles))):
+            table[first : first + len(positions)] = torch.from_numpy(values * np.float32(rope.magnitude))
+    return cosine, sine

@@ -1,0 +1,228 @@
+"""`CUDABackend`: a model loaded and stepped on a GPU."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from realizar.backends.base import Capacity, ForwardInput
+from realizar.backends.cuda.bind import Binder
+from realizar.backends.cuda.bind_attention import AttentionBinder
+from realizar.backends.cuda.device import DeviceProfile, open_device, translate
+from realizar.backends.cuda.kernel_sizes import MAX_SPLITS, compute_type, tile_tokens
+from realizar.backends.cuda.kv_memory import KVMemory
+from realizar.backends.cuda.linears import Merger, partial_floats
+from realizar.backends.cuda.rope_tables import RopeTables
+from realizar.backends.cuda.sampler import DeviceSampler
+from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
+from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.step import CUDAStep, PendingResult, Wanted, wanted_tokens
+from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
+from realizar.backends.cuda.weights import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import Program, Project, build_program
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.models.check_tensors import check_tensors
+from realizar.models.spec import ModelSpec
+from realizar.sampling_params import SamplingParams
+
+_LOG = logging.getLogger(__name__)
+
+
+class CUDABackend:
+    """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts.
+
+    Args:
+        progress: told of loading: what is being done, and the share done, 0 to 1.
+        device: where to run; None takes the first GPU.
+    """
+
+    def __init__(
+        self, progress: Callable[[str, float], None] | None = None, device: DeviceProfile | None = None
+    ) -> None:
+        self._progress = progress or (lambda _what, _share: None)
+        self._device = device
+        self._pending: CUDAStep | None = None
+        self._loaded = False
+
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        start = time.perf_counter()
+        check_tensors(spec, checkpoint)
+        device = self._device or open_device()
+        try:
+            self._load(spec, checkpoint, config, device)
+        except Exception as error:
+            ours = translate(error)
+            if ours is None:
+                raise
+            raise ours from error
+        self._capacity = Capacity(
+            block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
+            max_step_tokens=config.max_step_tokens, context_length=self._context, weight_bytes=self._weights.size_bytes,
+            weight_bytes_per_token=self._weights.size_bytes, kv_cache_bytes=self._kv.size_bytes,
+            kv_cache_dtype=self._kv.dtype, load_s=time.perf_counter() - start,
+        )  # fmt: skip
+        _LOG.info("loaded %s on %s", spec.architecture, device.name)
+
+    def _load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, device: DeviceProfile) -> None:
+        self._spec, self._device = spec, device
+        self._context = min(config.context_length or spec.context_length, spec.context_length)
+        program = build_program(spec)
+        linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
+        self._weights = Weights(spec, checkpoint, device)
+        self._load_weights(checkpoint, linears)
+        automatic = "f32" if self._weights.are_float32(linears) else "bf16"
+        kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        compute = compute_type(kv_dtype, device)
+        sizes = step_sizes(spec, config, self._context, tile_tokens(spec, compute))
+        self._space = Workspace(spec, sizes, device, compute, MAX_SPLITS)
+        self._ropes = RopeTables(spec, self._context, device.torch_device)
+        self._sampler = DeviceSampler(config.max_running, spec.vocab_size, self._context, device.torch_device)
+        merger = Merger(self._weights, device)
+        most = partial_floats(merger.merge_all(program.body), {*row_counts(sizes.rows), *token_counts(sizes.tokens)})
+        head = partial_floats(merger.merge_all(program.tail), row_counts(sizes.selected))
+        self._space.size_partials(max(most, head))
+        self._kv = KVMemory(spec, config, self._context, automatic, device)
+        self._bind(program, merger)
+        self._loaded = True
+
+    def _bind(self, program: Program, merger: Merger) -> None:
+        assert self._device is not None
+        attention = AttentionBinder(
+            self._weights, self._space, self._kv, self._ropes, self._device, self._context, fixed_splits=False
+        )
+        binder = Binder(self._spec, self._weights, self._space, attention, merger)
+        self._body, self._tail = binder.bind_body(program), binder.bind_tail(program)
+
+    def _load_weights(self, checkpoint: Checkpoint, linears: list) -> None:  # type: ignore[type-arg]
+        total, done = max(1, checkpoint.size_bytes), 0
+
+        def loaded(size: int) -> None:
+            nonlocal done
+            done += size
+            self._progress("loading weights", min(1.0, done / total))
+
+        self._weights.load(linears, loaded)
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def open(
+        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
+    ) -> None:
+        self._sampler.open(row, sampling, history, num_prompt_tokens, choice)
+
+    def close(self, row: int) -> None:
+        self._sampler.close(row)
+
+    def submit(self, forward_input: ForwardInput) -> CUDAStep:
+        if self._pending is not None:
+            self._pending.sample()
+        wanted = wanted_tokens(forward_input)
+        shape = self._shape(forward_input)
+        self._send(forward_input, shape, wanted[: self._space.arrays.sizes.selected])
+        if shape.tokens:
+            for launch in self._body:
+                launch.run(shape)
+        if wanted:
+            self._run_tail(min(len(wanted), self._space.arrays.sizes.selected))
+        self._pending = CUDAStep(forward_input, wanted, self._finish)
+        return self._pending
+
+    def _shape(self, step: ForwardInput) -> StepShape:
+        sizes = self._space.arrays.sizes
+        tiles = len(tiles_of(step, sizes.tile_tokens))
+        decodes = padded_rows(len(decode_rows(step)), sizes.rows)
+        tokens = len(step.token_ids)
+        return StepShape(padded_tokens(tokens, sizes.tokens) if tiles else decodes, decodes, tiles)
+
+    def _send(self, step: ForwardInput, shape: StepShape, wanted: Sequence[Wanted]) -> None:
+        rows = [step.rows[want.row_index].row if want.query < 0 else -1 for want in wanted]
+        self._space.arrays.send(step, shape, [(want.token, row) for want, row in zip(wanted, rows, strict=True)])
+
+    def _run_tail(self, count: int) -> None:
+        shape = StepShape(padded_rows(count, self._space.arrays.sizes.selected), 0, 0)
+        for launch in self._tail:
+            launch.run(shape)
+
+    def _finish(self, step: CUDAStep) -> PendingResult:
+        """Sample the choices and gather log-probabilities, all on the device, and start copying them to the host."""
+        most = self._space.arrays.sizes.selected
+        choices = sum(want.query < 0 for want in step.wanted)
+        chosen = self._choose(step, choices)
+        logprobs: list[tuple[Sequence[int], PendingLogprobs]] = []
+        for first in range(0, len(step.wanted), most):
+            part = range(first, min(first + most, len(step.wanted)))
+            if first:
+                tokens = torch.tensor([step.wanted[i].token for i in part], dtype=torch.int32)
+                self._space.arrays["selected"][: len(part)].copy_(tokens)
+                self._space.arrays["selected_rows"].fill_(-1)
+                self._run_tail(len(part))
+            found = self._start_logprobs(step, part, chosen if not first else None)
+            if found is not None:
+                logprobs.append(found)
+        result = chosen.to("cpu", non_blocking=True)
+        done = None
+        if chosen.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+        return PendingResult(result, logprobs, done)
+
+    def _choose(self, step: CUDAStep, count: int) -> torch.Tensor:
+        """int64 [count] choices. The largest logits are chosen already; other rows are sampled here."""
+        space, rows = self._space, step.forward_input.rows
+        choices = space.choices[:count].long()
+        sampled = []
+        for place, want in enumerate(step.wanted[:count]):
+            row = rows[want.row_index].row
+            if self._sampler.takes_largest(row) and row not in step.masks:
+                self._sampler.note_largest(row)
+            else:
+                sampled.append(place)
+        if sampled:
+            inputs = [rows[step.wanted[place].row_index] for place in sampled]
+            numbers = [row.row for row in inputs]
+            positions = [row.num_computed_tokens + row.num_tokens for row in inputs]
+            these = torch.tensor(sampled, device=choices.device)
+            found = self._sampler.sample(space.logits[these], numbers, positions, step.masks)
+            choices[these] = found
+            space.last[torch.tensor(numbers, device=choices.device)] = found.clamp(min=0).int()
+        return choices
+
+    def _start_logprobs(
+        self, step: CUDAStep, part: range, chosen: torch.Tensor | None
+    ) -> tuple[Sequence[int], PendingLogprobs] | None:
+        """Of the wanted tokens in `part`, whose logits are there now; `chosen` are the choices at its start."""
+        asked: list[LogprobsAsked] = []
+        places: list[int] = []
+        for index in part:
+            want = step.wanted[index]
+            row = step.forward_input.rows[want.row_index]
+            if want.query >= 0:
+                query = row.logprob_queries[want.query]
+                asked.append(LogprobsAsked(query.target, query.top_n))
+                places.append(index)
+            elif (top_n := self._sampler.sampling_of(row.row).logprobs) is not None:
+                asked.append(LogprobsAsked(None, top_n))
+                places.append(index)
+        if not places:
+            return None
+        these = torch.tensor(places, device=self._space.logits.device) - part.start
+        best = self._space.choices[these].long()
+        if chosen is not None and len(chosen):
+            best = torch.where(these < len(chosen), chosen[these.clamp(max=len(chosen) - 1)], best)
+        return places, start_logprobs(self._space.logits[these], asked, best)
+
+    def shutdown(self) -> None:
+        if self._loaded and self._device is not None:
+            if self._device.is_gpu:
+                torch.cuda.synchronize(self._device.torch_device)
+            for name in ("_body", "_tail", "_weights", "_space", "_ropes", "_sampler", "_kv"):
+                delattr(self, name)
+            self._loaded, self._pending = False, None
+            if self._device.is_gpu:
+                torch.cuda.empty_cache()

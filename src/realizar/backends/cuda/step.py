@@ -1,0 +1,119 @@
+"""`CUDAStep`: a step on its way; its rows are sampled when its result, or the next step, is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.base import ForwardInput, RowOutput, StepOutput, TokenLogprobs
+from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
+from realizar.errors import RealizarError
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A token whose logits are wanted.
+
+    Attributes:
+        token: index in the step. row_index: of its row in the step. query: of the row's queries, or -1 for a choice.
+    """
+
+    token: int
+    row_index: int
+    query: int
+
+
+def wanted_tokens(step: ForwardInput) -> list[Wanted]:
+    """Choices first, in the order of their rows, then queries."""
+    choices = [
+        Wanted(row.query_start + row.num_tokens - 1, index, -1)
+        for index, row in enumerate(step.rows)
+        if row.sample and row.num_tokens
+    ]
+    queries = [
+        Wanted(row.query_start + query.index, index, place)
+        for index, row in enumerate(step.rows)
+        for place, query in enumerate(row.logprob_queries)
+    ]
+    return choices + queries
+
+
+@dataclass(slots=True)
+class PendingResult:
+    """What is being copied to the host.
+
+    Attributes:
+        choices: int64 of the choices' rows, in the order of `wanted_tokens`.
+        logprobs: of some wanted tokens, by their index.
+        done: recorded after the last copy; None where copies wait.
+    """
+
+    choices: torch.Tensor
+    logprobs: list[tuple[Sequence[int], PendingLogprobs]]
+    done: torch.cuda.Event | None
+
+
+class CUDAStep:
+    """A submitted step.
+
+    Args:
+        finish: samples and starts the copies; called once.
+        translate: an error of the device as one of ours.
+    """
+
+    def __init__(
+        self,
+        forward_input: ForwardInput,
+        wanted: Sequence[Wanted],
+        finish: Callable[[CUDAStep], PendingResult],
+    ) -> None:
+        self.forward_input, self.wanted = forward_input, wanted
+        self.masks: dict[int, NDArray[np.uint32]] = {}
+        self._finish = finish
+        self._pending: PendingResult | None = None
+        self._output: StepOutput | None = None
+
+    def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        self.masks.update(masks)
+
+    def sample(self) -> None:
+        """Let the rows be sampled, once; needed before another step may start."""
+        if self._pending is None:
+            self._pending = self._finish(self)
+
+    def result(self) -> StepOutput:
+        if self._output is None:
+            self.sample()
+            assert self._pending is not None
+            if self._pending.done is not None:
+                self._pending.done.synchronize()
+            self._output = self._read(self._pending)
+        return self._output
+
+    def _read(self, pending: PendingResult) -> StepOutput:
+        rows = self.forward_input.rows
+        found: dict[int, TokenLogprobs] = {}
+        for places, logprobs in pending.logprobs:
+            found.update(zip(places, logprobs.read(), strict=True))
+        token_ids: list[tuple[int, ...]] = [()] * len(rows)
+        chosen: list[tuple[TokenLogprobs, ...]] = [()] * len(rows)
+        queried: list[list[TokenLogprobs]] = [[] for _ in rows]
+        for token_id, want in zip(pending.choices.tolist(), self.wanted, strict=False):
+            if token_id < 0:
+                raise RealizarError("no token can be sampled: no token is allowed, or the model gave unusable logits")
+            token_ids[want.row_index] = (token_id,)
+        for index, want in enumerate(self.wanted):
+            if want.query >= 0:
+                queried[want.row_index].append(found[index])
+            elif index in found:
+                chosen[want.row_index] = (found[index],)
+        return StepOutput(
+            tuple(
+                RowOutput(row.row, *parts)
+                for row, *parts in zip(rows, token_ids, chosen, map(tuple, queried), strict=True)
+            )
+        )

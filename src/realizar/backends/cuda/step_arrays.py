@@ -1,0 +1,161 @@
+"""A step's integers: laid out once, filled on the host, sent in one copy, read by kernels at fixed addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput
+from realizar.backends.cuda.device import DeviceProfile
+
+_HEADER = 16  # place 0: blocks per row of the block tables
+_RING = 3  # host copies: two steps in flight, and the one being filled
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The most that a step may have.
+
+    Attributes:
+        tokens, rows: of a step. selected: rows of logits at once. tiles: of `attend_chunk`.
+        groups: cache groups. blocks: of one row.
+        tile_tokens: tokens of a tile.
+    """
+
+    tokens: int
+    rows: int
+    selected: int
+    tiles: int
+    groups: int
+    blocks: int
+    tile_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """How large a step is: what grids depend on.
+
+    Attributes:
+        tokens: padded.
+        decodes: rows of one token that go through `attend_decode`, padded.
+        tiles: of `attend_chunk`; 0 for a step of decodes alone.
+    """
+
+    tokens: int
+    decodes: int
+    tiles: int
+
+
+class StepArrays:
+    """The arrays on the device, as views of one buffer of int32, and their host copies."""
+
+    def __init__(self, sizes: StepSizes, device: DeviceProfile) -> None:
+        self.sizes, self._device = sizes, device
+        counts = {
+            "header": _HEADER, "ids": sizes.tokens, "token_rows": sizes.tokens, "positions": sizes.tokens,
+            "slots": sizes.groups * sizes.tokens, "starts": sizes.rows, "counts": sizes.rows, "contexts": sizes.rows,
+            "decodes": sizes.rows, "tile_rows": sizes.tiles, "tile_firsts": sizes.tiles, "selected": sizes.selected,
+            "selected_rows": sizes.selected, "tables": sizes.groups * sizes.rows * sizes.blocks,
+        }  # fmt: skip
+        self._places: dict[str, slice] = {}
+        at = 0
+        for name, count in counts.items():
+            self._places[name] = slice(at, at + count)
+            at += -(-count // 4) * 4  # 16-byte aligned
+        self._buffer = torch.zeros(at, dtype=torch.int32, device=device.torch_device)
+        self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
+        self._copied: list[torch.cuda.Event | None] = [None] * _RING
+        self._turn = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """An array on the device."""
+        return self._buffer[self._places[name]]
+
+    def slots(self, group: int) -> torch.Tensor:
+        tokens = self.sizes.tokens
+        return self["slots"][group * tokens : (group + 1) * tokens]
+
+    def send(self, step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]) -> None:
+        """Fill a host copy and start sending it.
+
+        Args:
+            shape: the padded step; what it has beyond the step's is filled with nothing.
+            selected: token and row of every logit row, at most `sizes.selected`.
+        """
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        buffer = self._host[self._turn]
+        end = self._fill(buffer.numpy(), step, shape, selected)
+        self._buffer[:end].copy_(buffer[:end], non_blocking=True)
+        if self._device.is_gpu:
+            event = torch.cuda.Event()
+            event.record()
+            self._copied[self._turn] = event
+        self._turn = (self._turn + 1) % _RING
+
+    def _fill(
+        self, host: NDArray[np.int32], step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]
+    ) -> int:
+        """Returns where what is used ends."""
+        views = {name: host[place] for name, place in self._places.items()}
+        tokens, rows = len(step.token_ids), len(step.rows)
+
+        def put(name: str, values: object, padded: int, nothing: int) -> None:
+            size = len(values)  # type: ignore[arg-type]
+            views[name][:size] = values
+            views[name][size:padded] = nothing
+
+        put("ids", step.token_ids, shape.tokens, 0)
+        put("positions", step.positions, shape.tokens, 0)
+        views["token_rows"][: shape.tokens] = 0
+        for row in step.rows:
+            if row.num_tokens and step.token_ids[row.query_start] == FROM_PREVIOUS_STEP:
+                views["token_rows"][row.query_start] = row.row
+        for group, slots in enumerate(step.slot_mapping):
+            first = group * self.sizes.tokens
+            views["slots"][first : first + tokens] = slots
+            views["slots"][first + tokens : first + shape.tokens] = -1
+        views["starts"][:rows] = [row.query_start for row in step.rows]
+        views["counts"][:rows] = [row.num_tokens for row in step.rows]
+        views["contexts"][:rows] = [row.num_computed_tokens + row.num_tokens for row in step.rows]
+        put("decodes", decode_rows(step), shape.decodes, -1)
+        tiles = list(tiles_of(step, self.sizes.tile_tokens)) if shape.tiles else []
+        put("tile_rows", [row for row, _ in tiles], shape.tiles, -1)
+        put("tile_firsts", [first for _, first in tiles], shape.tiles, 0)
+        put("selected", [token for token, _ in selected], self.sizes.selected, 0)
+        put("selected_rows", [row for _, row in selected], self.sizes.selected, -1)
+        return self._fill_tables(views, step)
+
+    def _fill_tables(self, views: dict[str, NDArray[np.int32]], step: ForwardInput) -> int:
+        blocks = max((table.shape[1] for table in step.block_tables), default=0)
+        stride = max(1, min(-(-blocks // 16) * 16, self.sizes.blocks))
+        views["header"][0] = stride
+        each = self.sizes.rows * stride
+        end = 0
+        for group, table in enumerate(step.block_tables):
+            first = group * each
+            part = views["tables"][first : first + table.shape[0] * stride].reshape(-1, stride)
+            part[:, : table.shape[1]] = table[:, :stride]
+            end = first + table.shape[0] * stride
+        return self._places["tables"].start + end
+
+
+def decode_rows(step: ForwardInput) -> list[int]:
+    """Indices of the rows of one token."""
+    return [index for index, row in enumerate(step.rows) if row.num_tokens == 1]
+
+
+def tiles_of(step: ForwardInput, tile_tokens: int) -> list[tuple[int, int]]:
+    """Row and first token of every tile of the rows of several tokens, longest contexts first."""
+    tiles = [
+        (row.num_computed_tokens + first, index, first)
+        for index, row in enumerate(step.rows)
+        if row.num_tokens > 1
+        for first in range(0, row.num_tokens, tile_tokens)
+    ]
+    return [(index, first) for _, index, first in sorted(tiles, reverse=True)]

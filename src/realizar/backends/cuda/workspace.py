@@ -1,0 +1,67 @@
+"""Fixed memory of a step on the device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from realizar.backends.cuda.activations import ActivationBuffers
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
+from realizar.models.spec import ModelSpec
+
+LOGIT_BLOCK = 4096  # logits whose largest is found at once
+
+
+class Shaped(Protocol):
+    """What the workspace is sized by: a merged product."""
+
+    width: int
+
+    def splits(self, rows: int) -> int: ...
+
+
+class Workspace:
+    """Buffers that one step uses from its first kernel to its last; two steps never run at once.
+
+    Args:
+        compute: element type that attention multiplies in.
+        row_counts: numbers of rows that a step is padded to: partial sums are sized for each.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, sizes: StepSizes, device: DeviceProfile, compute: torch.dtype, max_splits: int
+    ) -> None:
+        where = device.torch_device
+        attentions = [layer.attention for layer in spec.layers]
+        width = max(a.num_heads * a.head_size for a in attentions)
+        heads = max(a.num_heads for a in attentions)
+        self.arrays = StepArrays(sizes, device)
+        self.activations = ActivationBuffers(sizes.tokens, where)
+        self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
+        self.query = torch.zeros((sizes.tokens, width), dtype=compute, device=where)
+        self.attended = torch.zeros((sizes.tokens, width), device=where)
+        self.partial_sums = torch.zeros(1, device=where)
+        self.attention_parts = torch.zeros(sizes.rows * max_splits * width, device=where)
+        self.attention_state = torch.zeros(sizes.rows * max_splits * heads * 2, device=where)
+        self.logits = torch.zeros((sizes.selected, spec.vocab_size), device=where)
+        blocks = -(-spec.vocab_size // LOGIT_BLOCK)
+        self.block_tops = torch.zeros((sizes.selected, blocks), device=where)
+        self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
+        self.choices = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
+        self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
+
+    def size_partials(self, floats: int) -> None:
+        """Make room for a product's partial sums."""
+        if floats > self.partial_sums.numel():
+            self.partial_sums = torch.zeros(floats, device=self.partial_sums.device)
+
+    def partials(self, splits: int, rows: int, width: int) -> torch.Tensor:
+        """float32 [splits, rows, width]: the one buffer that products write and the kernel after them reads."""
+        return self.partial_sums[: splits * rows * width].view(splits, rows, width)
+
+    @property
+    def size_bytes(self) -> int:
+        tensors = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
+        return sum(t.numel() * t.element_size() for t in tensors) + self.activations.size_bytes
