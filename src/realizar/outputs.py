@@ -30,6 +30,7 @@ class TokenOutput:
         scheduled_s, produced_s: of `time.monotonic`: when the choice first entered a step, and when this one ended.
         num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
         pooled: float32 values [hidden_size]; with the last output of a pooled request.
+        error: why the whole request ended without its output; nothing follows, of any choice.
     """
 
     request_id: str
@@ -43,6 +44,7 @@ class TokenOutput:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

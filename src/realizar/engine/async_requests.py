@@ -109,6 +109,9 @@ class OpenRequests:
             self._end(request_id, error)
 
     def _deliver(self, output: TokenOutput, stream: AsyncStream) -> None:
+        if output.error is not None:
+            self._end(output.request_id, InvalidRequestError(output.error, "structured"))
+            return
         delta = self._processor.process(output)
         if delta is None:
             return

@@ -17,7 +17,7 @@ from realizar.engine.core import EngineCore
 from realizar.engine.interrupts import interrupts_deferred
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.prepare import prepare_request
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
 from realizar.sampling_params import SamplingParams
 
@@ -143,6 +143,7 @@ class EngineClient:
             end_ids=self._end_ids,
             score_only=score_only,
         )
+        self._core.prepare(request.sampling)  # may take a second: other threads go on meanwhile
         stream = RequestStream(self, request.request_id, keep_pieces)
         with interrupts_deferred(), self._lock:
             self._core.add(request)
@@ -187,6 +188,10 @@ class EngineClient:
                 stream.end(None, RealizarError(f"the tokens could not be turned into text: {error}"))
 
     def _deliver(self, output: TokenOutput, stream: RequestStream) -> None:
+        if output.error is not None:
+            self._forget(stream)
+            stream.end(None, InvalidRequestError(output.error, "structured"))
+            return
         delta = self._processor.process(output)
         if delta is None:
             return

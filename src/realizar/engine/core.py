@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from realizar.backends.base import Backend, Capacity, Step
 from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
+from realizar.engine.row_grammars import RowGrammars
 from realizar.errors import EngineDeadError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
 from realizar.outputs import TokenOutput
 from realizar.request import Request
+from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
 from realizar.scheduler.drafts import DraftLookup
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
+from realizar.structured.grammar import GrammarFactory
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +36,8 @@ class EngineCore:
         backend: loaded; shut down by `close`.
         spec: what the backend has loaded.
         config: limits; the backend's own capacity bounds them.
+        new_grammars: makes the compiler of grammars for the model's vocabulary, when the first is asked for; without
+            it structured output is refused.
         steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile. With
             speculation every step is waited for: drafts follow a token that is known.
     """
@@ -43,6 +49,7 @@ class EngineCore:
         config: EngineConfig,
         *,
         policy: Policy | None = None,
+        new_grammars: Callable[[], GrammarFactory] | None = None,
         steps_in_flight: int = 1,
     ) -> None:
         capacity = backend.capacity()
@@ -51,6 +58,8 @@ class EngineCore:
         self._backend, self._spec, self._capacity = backend, spec, capacity
         self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
+        self._grammars = RowGrammars(new_grammars)
+        self._stuck: dict[int, str] = {}
         self._death: str | None = None
         self._cache = KVCacheManager(
             [group.window for group in spec.cache_groups()],
@@ -113,7 +122,20 @@ class EngineCore:
             EngineDeadError: the engine stopped.
         """
         self._check_alive()
+        self._grammars.prepare(request.sampling.structured)
         self._scheduler.add(request)
+
+    def is_prepared(self, sampling: SamplingParams) -> bool:
+        """Whether `add` would not have to compile a grammar first. From any thread."""
+        return self._grammars.is_prepared(sampling.structured)
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Compile the grammar of requests to come, which may take a second, while another thread drives the engine.
+
+        Raises:
+            InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
+        """
+        self._grammars.prepare(sampling.structured)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, without an output; its blocks are free at once."""
@@ -148,6 +170,7 @@ class EngineCore:
         """Shut the backend down; idempotent. Open and later requests get EngineDeadError."""
         if self._death is None:
             self._die("the engine was closed")
+        self._grammars.shutdown()
         self._backend.shutdown()
 
     def _step(self) -> list[TokenOutput]:
@@ -161,19 +184,44 @@ class EngineCore:
             return []
         if batch.rows and len(self._in_flight) < self._steps_in_flight:
             return []
+        self._give_masks()
         done, step = self._in_flight.popleft()
-        outputs = self._scheduler.update(done, step.result().rows)
+        results = step.result().rows
+        outputs = self._fail_stuck()
+        outputs.extend(self._scheduler.update(done, results))
+        self._grammars.advance(done, results)
+        if self._in_flight:
+            self._grammars.start(self._in_flight[0][0])
         self._close_rows()
         return outputs
 
     def _submit(self, batch: ScheduledBatch) -> None:
         for opened in batch.opened:
             self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
+            self._grammars.open(opened)
+        self._give_masks()  # the backend samples the step before, at the latest now
+        if not self._in_flight:
+            self._grammars.start(batch)  # else its rows' last choices are not known yet
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
+
+    def _give_masks(self) -> None:
+        """Wait for the masks of the oldest step in flight, if they are not with it yet."""
+        if self._in_flight:
+            self._stuck.update(self._grammars.give(self._in_flight[0][1]))
+
+    def _fail_stuck(self) -> list[TokenOutput]:
+        """End requests whose grammar can't go on: what the step chose for them is dropped."""
+        stuck, self._stuck = self._stuck, {}
+        failed = [
+            self._scheduler.fail(sequence_id, f"the output can't go on within its grammar: {reason}")
+            for sequence_id, reason in stuck.items()
+        ]
+        return [output for output in failed if output is not None]
 
     def _close_rows(self) -> None:
         for row in self._scheduler.take_closed_rows():
             self._backend.close(row)
+            self._grammars.close(row)
 
     def _check_alive(self) -> None:
         if self._death is not None:

@@ -61,7 +61,7 @@ class LLM:
         self._tokenizer = load_tokenizer(self._checkpoint)
         defaults: dict[str, Any] = generation_defaults(self._checkpoint)
         self._default_sampling = SamplingParams(**defaults)
-        core = load_core(self._checkpoint, self._config, progress=load_progress)
+        core = load_core(self._checkpoint, self._config, progress=load_progress, tokenizer=self._tokenizer)
         self._spec, self._capacity = core.spec, core.capacity
         self._client = EngineClient(core, self._new_text, self._tokenizer.eos_ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from realizar.backends.base import Backend
@@ -16,6 +17,9 @@ from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.models.registry import build_spec
 from realizar.scheduler.policy import Policy
+from realizar.structured.grammar import GrammarFactory
+from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.tokenizer import Tokenizer
 
 _SHORTEST_CONTEXT = 512
 
@@ -36,10 +40,12 @@ def load_core(
     *,
     policy: Policy | None = None,
     progress: Callable[[str, float], None] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> EngineCore:
-    """Load a checkpoint's weights into a backend and put an engine around it. Needs no vocabulary.
+    """Load a checkpoint's weights into a backend and put an engine around it. Needs no vocabulary but for grammars.
 
     Args:
+        tokenizer: the model's; None reads it from the checkpoint when the first grammar is asked for.
         progress: told of loading: what is being done, and the share done, 0 to 1.
 
     Raises:
@@ -51,10 +57,22 @@ def load_core(
     backend = make_backend(progress)
     try:
         backend.load(spec, checkpoint, config)
-        return EngineCore(backend, spec, config, policy=policy)
+        new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer)
+        return EngineCore(backend, spec, config, policy=policy, new_grammars=new_grammars)
     except BaseException:
         backend.shutdown()
         raise
+
+
+def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None) -> GrammarFactory:
+    tokenizer = tokenizer or load_tokenizer(checkpoint)
+    return GrammarFactory(
+        tokenizer.vocabulary_bytes(),
+        tokenizer.special_ids(),
+        tokenizer.eos_ids,
+        vocab_size,
+        partial(tokenizer.encode, add_special=False, parse_special=False),
+    )
 
 
 def load_fitting_core(

@@ -44,7 +44,8 @@ def prepare_request(
     for name, top in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if top is not None and top > vocab_size:
             raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
-    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else end_ids)}
+    endless = sampling.ignore_eos and sampling.structured is None  # nothing but an end follows a complete grammar
+    stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
     if score_only or pooling is not None:
         max_tokens = 0
     elif sampling.max_tokens is None:

@@ -8,6 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from realizar.engine.core import EngineCore
 from realizar.engine.metrics import EngineStats
@@ -35,6 +37,13 @@ from realizar.outputs import TokenOutput
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A request whose grammar has been compiled, or refused."""
+
+    add: Add
+
+
 class EngineLoop:
     """The step loop with an inbox, read between steps.
 
@@ -44,7 +53,7 @@ class EngineLoop:
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self._tell = tell
-        self._inbox: deque[Command] = deque()
+        self._inbox: deque[Command | _Compiled] = deque()
         self._news = threading.Condition()
         self._ended = False
         self._step_started_s: float | None = None
@@ -53,8 +62,10 @@ class EngineLoop:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
+        self._compiling: dict[str, Add] = {}  # requests whose grammar is being compiled, by id
+        self._compiler = ThreadPoolExecutor(1, "realizar-grammars")
 
-    def post(self, command: Command) -> None:
+    def post(self, command: Command | _Compiled) -> None:
         """Put a command into the inbox; from any thread, never waits."""
         with self._news:
             self._inbox.append(command)
@@ -81,6 +92,7 @@ class EngineLoop:
         except EngineDeadError as error:
             self._tell(Failed(record_error(error)))
         finally:
+            self._compiler.shutdown(wait=False, cancel_futures=True)
             core.close()
 
     def _obey(self, core: EngineCore) -> None:
@@ -113,21 +125,46 @@ class EngineLoop:
         if output.token_ids or output.finish_reason is not None:
             self._prompt_tokens += self._prompts.pop(output.request_id, 0)
 
-    def _handle(self, core: EngineCore, command: Command) -> None:
-        if isinstance(command, Add):
-            request = command.request
+    def _compile(self, core: EngineCore, command: Add) -> None:
+        """Compile the grammar of a request, which may take a second, on a thread of its own; then add the request."""
+        request = command.request
+        self._compiling[request.request_id] = command
+
+        def run() -> None:
             try:
-                core.add(request)
-            except EngineDeadError:
-                raise
-            except RealizarError as error:
-                self._tell(Refused(request.request_id, record_error(error)))
-                return
-            self._prompts[request.request_id] = request.num_prompt_tokens
-            self._tell(Accepted(request.request_id))
+                core.prepare(request.sampling)
+            except RealizarError:
+                _log.debug("%s has a grammar that is refused", request.request_id)  # by `add` too, which tells
+            finally:
+                self.post(_Compiled(command))
+
+        self._compiler.submit(run)
+
+    def _add(self, core: EngineCore, command: Add) -> None:
+        request = command.request
+        try:
+            core.add(request)
+        except EngineDeadError:
+            raise
+        except RealizarError as error:
+            self._tell(Refused(request.request_id, record_error(error)))
+            return
+        self._prompts[request.request_id] = request.num_prompt_tokens
+        self._tell(Accepted(request.request_id))
+
+    def _handle(self, core: EngineCore, command: Command | _Compiled) -> None:
+        if isinstance(command, _Compiled):
+            if self._compiling.pop(command.add.request.request_id, None) is command.add:  # else aborted meanwhile
+                self._add(core, command.add)
+        elif isinstance(command, Add):
+            if core.is_prepared(command.request.sampling):
+                self._add(core, command)
+            else:
+                self._compile(core, command)
         elif isinstance(command, Abort):
             core.abort(command.request_id, command.choice)
             if command.choice is None:
+                self._compiling.pop(command.request_id, None)
                 self._prompts.pop(command.request_id, None)
         elif isinstance(command, AskStats):
             self._tell(StatsAnswer(command.ticket, self._stats(core)))

@@ -109,6 +109,16 @@ class Scheduler:
             if choice is None or sequence.choice == choice:
                 self._remove(sequence)
 
+    def fail(self, sequence_id: int, reason: str) -> TokenOutput | None:
+        """End a whole request because one of its sequences can't go on; its last output. None if it is not open."""
+        sequence = self._open.get(sequence_id)
+        if sequence is None:
+            return None
+        self.abort(sequence.request.request_id)
+        now = self._clock()
+        started = now if sequence.scheduled_s is None else sequence.scheduled_s
+        return TokenOutput(sequence.request.request_id, sequence.choice, (), started, now, error=reason)
+
     def take_closed_rows(self) -> list[int]:
         """Rows that ended and that no submitted step names any more: to be closed in the backend now."""
         return self._rows.take_closed()

@@ -114,7 +114,9 @@ class Sequence:
     def take_in(self, token_ids: Iterable[int]) -> Gain:
         """Append a step's choices up to the one that ends the sequence."""
         gained: list[int] = []
-        least = self.num_prompt_tokens + self.request.sampling.min_tokens
+        sampling = self.request.sampling
+        # Where a grammar is complete, ending is all that is left to choose, however few tokens there are.
+        least = self.num_prompt_tokens + (sampling.min_tokens if sampling.structured is None else 0)
         for token_id in token_ids:
             gained.append(token_id)
             self.token_ids.append(token_id)

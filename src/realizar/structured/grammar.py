@@ -44,16 +44,6 @@ class GrammarMatcher:
         """Whether an id that ends the output was taken in."""
         return self._ended
 
-    @property
-    def complete(self) -> bool:
-        """Whether the output may end here."""
-        return self.error is None and (self._ended or bool(self._matcher.is_accepting()))
-
-    @property
-    def finished(self) -> bool:
-        """Whether the output can only end here."""
-        return self.error is None and (self._ended or bool(self._matcher.is_stopped()))
-
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take in what was chosen. An id that the grammar does not allow is an error of the row; so is any after it."""
         for token_id in token_ids:
@@ -65,18 +55,6 @@ class GrammarMatcher:
                 self._ended = True
             elif not self._matcher.consume_token(token_id):
                 self.error = _first_line(self._matcher.get_error())
-
-    def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens taken in, none of which was an error.
-
-        Raises:
-            ValueError: fewer were taken in.
-        """
-        if count and self._ended:
-            self._ended = False
-            count -= 1
-        if count and not self._matcher.rollback(count):
-            raise ValueError(f"{count} tokens can't be taken back: {_first_line(self._matcher.get_error())}")
 
     def check(self) -> None:
         """Look whether the grammar is stuck; llguidance then goes on as if only the end were left."""
@@ -148,12 +126,12 @@ class GrammarFactory:
             raise _refusal(structured, matcher.get_error())
         for warning in matcher.get_grammar_warnings():
             _LOG.info("a grammar's warning: %s", _first_line(str(warning)))
-        grammar = Grammar(matcher, self._end_ids)
-        first = grammar.start()
-        mask = self.masks([(first, ())])[0]
-        if first.error is not None or not mask.any():
+        first = GrammarMatcher(matcher, self._end_ids)
+        mask = matcher.compute_bitmask()
+        first.check()
+        if first.error is not None or not any(mask):
             raise _refusal(structured, first.error or "nothing satisfies it")
-        return grammar
+        return Grammar(matcher, self._end_ids)
 
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.

@@ -58,6 +58,8 @@ class GrammarVocabulary:
         if self._encode is None:
             return None
         ids, wanted = list(self._encode(text)), text.encode()
+        if any(index >= len(self.tokens) for index in ids):
+            return None
         if ids and self.tokens[ids[0]] == b" " and not wanted.startswith(b" "):
             del ids[0]
         return ids if b"".join(self.tokens[index] for index in ids) == wanted else None
