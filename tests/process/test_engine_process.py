@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 import scripted_process
 from number_text import NumberText, spelled
@@ -31,6 +32,12 @@ pytestmark = pytest.mark.timeout(60)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
 QUICK = Vigilance(ping_interval_s=0.05, max_missed_pings=10, step_limit_s=0.5, first_delay_s=0.05, max_crashes=3)
+
+
+def run(main: Coroutine[Any, Any, None], factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
+    """Run on the loop that servers run on, unless told otherwise."""
+    with asyncio.Runner(loop_factory=factory or uvloop.new_event_loop) as runner:
+        runner.run(main)
 
 
 def make_engine(vigilance: Vigilance = QUICK, **options: Any) -> AsyncEngine:
@@ -92,7 +99,8 @@ def wait_gone(pid: int, timeout_s: float = 5.0) -> bool:
     return not alive(pid)
 
 
-def test_streams_through_a_process() -> None:
+@pytest.mark.parametrize("factory", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_streams_through_a_process(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
         async with running() as engine:
             pid = engine.info.pid
@@ -108,7 +116,7 @@ def test_streams_through_a_process() -> None:
             await settled(engine)
         assert wait_gone(pid, 1)
 
-    asyncio.run(main())
+    run(main(), factory)
 
 
 def test_a_killed_engine_reaches_every_waiter_and_comes_back() -> None:
@@ -133,7 +141,7 @@ def test_a_killed_engine_reaches_every_waiter_and_comes_back() -> None:
             assert engine.num_restarts == 1
             assert (await engine.stats()).generation_tokens >= before.generation_tokens + 8
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +157,7 @@ def test_a_failing_engine_is_replaced(tmp_path: Path, dies: str, message: str) -
             await ready_again(engine)
             assert wait_gone(pid, 0)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_frozen_engine_is_replaced() -> None:
@@ -165,7 +173,7 @@ def test_a_frozen_engine_is_replaced() -> None:
             await ready_again(engine)
             assert wait_gone(pid, 0)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_repeated_crashes_are_given_up_on(tmp_path: Path) -> None:
@@ -179,7 +187,7 @@ def test_repeated_crashes_are_given_up_on(tmp_path: Path) -> None:
             await engine.generate([1], GREEDY)
         await engine.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_model_that_can_not_load_is_tried_once(tmp_path: Path) -> None:
@@ -191,7 +199,7 @@ def test_a_model_that_can_not_load_is_tried_once(tmp_path: Path) -> None:
         assert len((tmp_path / "spawns").read_text().splitlines()) == 1
         await engine.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_what_the_engine_prints_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,7 +209,7 @@ def test_what_the_engine_prints_is_logged(tmp_path: Path, caplog: pytest.LogCapt
         await engine.wait_dead()
         await engine.close()
 
-    asyncio.run(main())
+    run(main())
     assert "engine: about to die" in caplog.text
 
 
@@ -214,7 +222,7 @@ def test_closing_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
             await engine.close()
             assert engine.state == "dead"
 
-    asyncio.run(main())
+    run(main())
     spawns = tmp_path / "spawns"
     pids = [int(line) for line in spawns.read_text().splitlines()] if spawns.exists() else []
     assert all(wait_gone(pid, 1) for pid in pids)
@@ -235,7 +243,7 @@ def test_closing_in_a_step_that_hangs_kills() -> None:
             with pytest.raises(EngineDeadError):
                 await reader
 
-    asyncio.run(main())
+    run(main())
 
 
 _PARENT = """
@@ -271,7 +279,7 @@ def test_no_engine_outlives_its_parent(dies: str) -> None:
         await parent.wait()
         assert wait_gone(pid, 2)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_signals_to_the_group_are_the_parents_business() -> None:
@@ -282,4 +290,4 @@ def test_signals_to_the_group_are_the_parents_business() -> None:
             await answers(engine)
             assert engine.num_restarts == 0
 
-    asyncio.run(main())
+    run(main())

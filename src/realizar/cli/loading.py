@@ -29,7 +29,9 @@ class EngineOptions:
     """
 
     threads: MaybeInteger = None
-    context_length: Annotated[MaybeInteger, Parameter(name=("--context-length", "-c"))] = None
+    context_length: Annotated[
+        MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
+    ] = None
     kv_cache_dtype: Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype")] = "auto"
     instruction_set: str | None = None
 

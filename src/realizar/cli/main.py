@@ -1,7 +1,7 @@
 """Entry point: picks the command, and turns errors into exit statuses.
 
 Exit status: 0 done, 1 an error told in one line on stderr, 2 a wrong command line, 130 interrupted, 141 the reader of
-our output went away.
+our output went away; a server that a second signal stopped ends with 128 and its number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from realizar.cli.perplexity import perplexity_command
 from realizar.cli.pull import pull_command
 from realizar.cli.run import run_command
 from realizar.cli.score import score_command
+from realizar.cli.serve import serve_command
 from realizar.cli.tokenize import tokenize_command
 from realizar.errors import RealizarError
 
@@ -35,6 +36,7 @@ app = App(
 )
 app.command(run_command, name="run")
 app.command(chat_command, name="chat")
+app.command(serve_command, name="serve")
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
 app.command(inspect_model, name="inspect")
@@ -58,7 +60,7 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors=errors)
-        application(list(arguments), exit_on_error=False, print_error=False)
+        result = application(list(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(f"{_one_line(error)} (see realizar --help)", 2)
@@ -75,7 +77,7 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    return 0
+    return result if isinstance(result, int) else 0
 
 
 def _one_line(error: BaseException) -> str:

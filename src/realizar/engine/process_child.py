@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
 from realizar.engine.process_messages import Command, Event, Failed, Ping, Pong, Ready, Shutdown, restore_error
 from realizar.engine.transport import FrameError, FrameReader, encode_frame
@@ -120,9 +121,8 @@ class EngineChild(asyncio.Protocol):
 
     async def stop(self, timeout_s: float) -> None:
         """Tell the engine to end, and see that it does."""
-        with suppress(FrameError):
-            self.send(Shutdown())
         if self._process is not None:
+            self.send(Shutdown())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), timeout_s)
         await self.reap()
@@ -141,9 +141,8 @@ class EngineChild(asyncio.Protocol):
             self._output.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """For the event loop."""
-        if isinstance(transport, asyncio.WriteTransport):
-            self._transport = transport
+        """For the event loop; its socket transports write, whether or not they say so by their class."""
+        self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
         """For the event loop: events, in order."""
@@ -169,6 +168,7 @@ class EngineChild(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """For the event loop: the engine has closed its end, most likely by dying."""
+        self._transport = None
         self._end(None)
 
     def _end(self, error: RealizarError | None) -> None:

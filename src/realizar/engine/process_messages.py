@@ -26,7 +26,6 @@ class EngineInfo(msgspec.Struct, frozen=True):
         context_length: tokens of a request, prompt and output, as configured or as the model has it.
         max_request_tokens: the same, or what the KV cache holds if that is less.
         max_running: choices in one step.
-        threads: of the CPU backend, or None.
         capacity: of the backend.
         pid: of the engine's process.
     """
@@ -39,7 +38,6 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_running: int
     capacity: Capacity
     pid: int
-    threads: int | None = None
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):

@@ -1,0 +1,147 @@
+"""`realizar serve`: a model behind an OpenAI-compatible API, for many users at once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from realizar.backends.machine import physical_cores
+from realizar.cli.arguments import Model
+from realizar.cli.load_progress import load_progress
+from realizar.cli.loading import EngineOptions
+from realizar.cli.progress import download_progress
+from realizar.cli.sampling_options import SamplingOptions
+from realizar.cli.serve_options import BatchingOptions, ServerOptions
+from realizar.config import EngineConfig
+from realizar.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.engine.async_engine import AsyncEngine
+    from realizar.engine.process_messages import EngineInfo
+    from realizar.server.served_model import ServedModel
+
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+def serve_command(
+    model: Model,
+    /,
+    *,
+    server: ServerOptions | None = None,
+    batching: BatchingOptions | None = None,
+    engine: EngineOptions | None = None,
+    sampling: SamplingOptions | None = None,
+) -> int:
+    """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
+    from realizar.cli.serving import open_port, run_server
+    from realizar.server.app import create_app
+
+    server, batching = server or ServerOptions(), batching or BatchingOptions()
+    logging.basicConfig(
+        level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    config = batching.config((engine or EngineOptions()).config(max_running=1))
+    settings = server.settings()
+    with open_port(server.host, server.port) as listener, ExitStack() as progress:
+        url = _url(server.host, listener.getsockname()[1])
+        served, running = _prepare(model, server, config, batching.max_queued, sampling or SamplingOptions())
+        _tell(f"{served.name} is being loaded; {url} answers already")
+        if not settings.api_keys and not server.host.startswith(_LOOPBACK):
+            _tell("warning: no --api-key-file: whoever reaches this machine may use the API")
+
+        def ready(info: EngineInfo) -> None:
+            progress.close()
+            for line in describe(info, config, served.context_length, batching.max_queued):
+                _tell(line)
+            _tell(f"ready: {url}")
+
+        return run_server(
+            create_app(running, served, settings),
+            running,
+            listener,
+            loading=progress.enter_context(load_progress()),
+            ready=ready,
+            draining=_tell_drain,
+        )
+
+
+def _prepare(
+    model: str, server: ServerOptions, config: EngineConfig, max_queued: int | None, sampling: SamplingOptions
+) -> tuple[ServedModel, AsyncEngine]:
+    """What the API knows of the model, and an engine that is not started yet."""
+    from realizar.engine.async_engine import AsyncEngine
+    from realizar.engine.loading import find_checkpoint
+    from realizar.engine.process_messages import Load
+    from realizar.engine.supervisor import ProcessLink
+    from realizar.models.registry import build_spec
+    from realizar.server.served_model import make_served_model
+    from realizar.tokenizer.stop_checker import StopChecker
+
+    with download_progress() as fetching:
+        checkpoint = find_checkpoint(model, fetching)
+    served = make_served_model(
+        checkpoint,
+        server.served_model_name or (_default_name(model),),
+        config.context_length or build_spec(checkpoint).context_length,
+        sampling.apply(_model_defaults(checkpoint)),
+    )
+    running = AsyncEngine(
+        ProcessLink(Load(str(checkpoint.path), config, fit_context=True)),
+        lambda params: StopChecker(served.tokenizer, params),
+        served.tokenizer.eos_ids,
+        max_queued=max_queued,
+    )
+    return served, running
+
+
+def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int | None) -> list[str]:
+    """What was chosen, a line each."""
+    capacity = info.capacity
+    context = f"{info.context_length} tokens a request"
+    if info.max_request_tokens < info.context_length:
+        context += f", at most {info.max_request_tokens} for lack of KV cache"
+    if config.context_length is None and info.context_length < model_context:
+        context += f", as the model's {model_context} do not fit into memory"
+    queued = 4 * info.max_running if max_queued is None else max_queued
+    tokens = min(capacity.num_blocks) * capacity.block_size
+    return [
+        f"context: {context}",
+        f"answers: {info.max_running} at once, {queued} queued",
+        f"KV cache: {_size(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
+        f"weights: {_size(capacity.weight_bytes)}, loaded in {capacity.load_s:.1f} s",
+        f"threads: {config.threads or physical_cores()}",
+    ]
+
+
+def _tell_drain(num_open: int) -> None:
+    _tell(f"shutting down once open requests have ended ({num_open}); a second signal stops at once")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _default_name(model: str) -> str:
+    """A hub's name as it stands; of a path the last part, which tells clients nothing of this machine."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+def _model_defaults(checkpoint: Checkpoint) -> SamplingParams:
+    from realizar.tokenizer.generation_defaults import generation_defaults
+
+    defaults: dict[str, Any] = generation_defaults(checkpoint)
+    return SamplingParams(**defaults)

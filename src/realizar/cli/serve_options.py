@@ -1,0 +1,135 @@
+"""Options of `realizar serve`, and what they become. Names that users of other servers know stand beside ours."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter, Token
+
+from realizar.cli.arguments import Integer, MaybeInteger
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError, RealizarError
+
+if TYPE_CHECKING:
+    from realizar.server.settings import ServerSettings
+
+_log = logging.getLogger(__name__)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def _size(_type: Any, tokens: Sequence[Token]) -> int:
+    """Bytes, as a number or with a unit of 1024: `8G`, `512MiB`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", tokens[0].value.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"not a size: {tokens[0].value}")
+    return int(float(match.group(1)) * (1 << _UNITS[match.group(2).upper()]))
+
+
+@Parameter(name="*", group="Server", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Options of the door.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every one of this machine.
+        port: port to listen on; 0 takes a free one.
+        api_key_file: file of keys, one a line; a request must bring one of them.
+        served_model_name: name of the model in the API; may be repeated.
+        cors_origin: origin whose pages may call the API; may be repeated; * is all.
+        embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
+        allow_request_templates: let requests bring chat templates of their own.
+        no_web_page: serve no chat page at /.
+        log_level: what is logged; info has a line a request.
+    """
+
+    host: str = "127.0.0.1"
+    port: Integer = 8000
+    api_key_file: Path | None = None
+    served_model_name: Annotated[tuple[str, ...], Parameter(name=("--served-model-name", "--alias"))] = ()
+    cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
+    embeddings: Literal["last", "mean"] | None = None
+    allow_request_templates: bool = False
+    no_web_page: bool = False
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def settings(self) -> ServerSettings:
+        """The settings of the application.
+
+        Raises:
+            RealizarError: the keys can't be read. InvalidRequestError: one of them is none.
+        """
+        from realizar.server.settings import ServerSettings
+
+        return ServerSettings(
+            api_keys=() if self.api_key_file is None else read_keys(self.api_key_file),
+            cors_origins=self.cors_origin,
+            embeddings=self.embeddings,
+            allow_request_templates=self.allow_request_templates,
+            web_page=not self.no_web_page,
+        )
+
+
+@Parameter(name="*", group="Batching", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingOptions:
+    """Options of how many are served at once.
+
+    Attributes:
+        max_running: answers made at once.
+        max_queued: answers that may wait; more are refused. Default four times --max-running.
+        max_step_tokens: tokens computed in one step at most.
+        kv_cache_bytes: memory of the KV cache, such as 8G; default a share of what is free.
+        no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
+        speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
+    """
+
+    max_running: Annotated[Integer, Parameter(name=("--max-running", "--max-num-seqs", "--parallel", "-np"))] = 64
+    max_queued: MaybeInteger = None
+    max_step_tokens: Annotated[
+        Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
+    ] = 512
+    kv_cache_bytes: Annotated[int | None, Parameter(converter=_size)] = None
+    no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
+    speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
+
+    def config(self, base: EngineConfig) -> EngineConfig:
+        """The configuration of the engine.
+
+        Raises:
+            InvalidRequestError: a value out of range.
+        """
+        if self.max_queued is not None and self.max_queued < 0:
+            raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
+        return replace(
+            base,
+            max_running=self.max_running,
+            max_step_tokens=max(self.max_step_tokens, self.max_running),
+            kv_cache_bytes=self.kv_cache_bytes,
+            prefix_cache=not self.no_prefix_cache,
+            speculative_tokens=self.speculative_tokens,
+        )
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Keys of a file, one a line; empty lines and those that start with # do not count.
+
+    Raises:
+        RealizarError: there is none, or the file can't be read.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.stat().st_mode & 0o004:
+            _log.warning("every user of this machine may read %s", path)
+    except OSError as error:
+        raise RealizarError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RealizarError(f"{path}: not text") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise RealizarError(f"{path} holds no key")
+    return keys
