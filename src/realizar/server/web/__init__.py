@@ -1,0 +1,65 @@
+"""The chat page: files served as they are, and nothing from anywhere else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+_FOLDER = Path(__file__).parent
+_PAGE = "index.html"
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# The page loads its own files and talks to its own server; a model's answer that gets past the renderer can do no more.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # asked for again each time, answered 304 while unchanged
+}
+
+
+def web_routes() -> list[Route]:
+    """Routes of the page at `/` and its files below `/static/`: one for each file, so no path leads anywhere else."""
+    routes = [Route("/", _serve(_FOLDER / _PAGE), methods=["GET"], name="page")]
+    for path in sorted(_FOLDER.iterdir()):
+        if path.suffix in _CONTENT_TYPES and path.name != _PAGE:
+            routes.append(Route(f"/static/{path.name}", _serve(path), methods=["GET"], name=f"page:{path.name}"))
+    return routes
+
+
+def _serve(path: Path) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers with a file, read once."""
+    content = path.read_bytes()
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**_HEADERS, "etag": etag}
+
+    async def serve(request: Request) -> Response:
+        known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        if etag in known:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=_CONTENT_TYPES[path.suffix])
+
+    return serve

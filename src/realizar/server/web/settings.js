@@ -1,0 +1,80 @@
+// The settings drawer, the theme switch and the question for the key.
+
+import { loadKey, loadSettings, saveKey, saveSettings, saveTheme } from "./store.js";
+
+const byId = (id) => document.getElementById(id);
+
+/** Settings as they stand in the drawer; `request()` gives those that are set as fields of a request. */
+export class Settings {
+  constructor() {
+    this.inputs = [...document.querySelectorAll("[data-setting]")];
+    const saved = loadSettings();
+    for (const input of this.inputs) {
+      input.value = saved[input.dataset.setting] ?? "";
+      input.addEventListener("input", () => this.save());
+    }
+    const drawer = byId("settings");
+    byId("open-settings").addEventListener("click", () => drawer.showModal());
+    byId("reset-settings").addEventListener("click", () => this.reset());
+    drawer.addEventListener("click", (event) => {
+      if (event.target === drawer) {
+        drawer.close();
+      }
+    });
+  }
+
+  save() {
+    saveSettings(Object.fromEntries(this.inputs.map((input) => [input.dataset.setting, input.value])));
+  }
+
+  reset() {
+    for (const input of this.inputs) {
+      input.value = "";
+    }
+    this.save();
+  }
+
+  get system() {
+    return byId("system").value.trim();
+  }
+
+  request() {
+    const numbers = this.inputs.filter((input) => input.type === "number" && input.value && input.validity.valid);
+    return Object.fromEntries(numbers.map((input) => [input.dataset.setting, Number(input.value)]));
+  }
+}
+
+export function setUpTheme() {
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const mark = () => root.classList.toggle("dark", (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark");
+  mark();
+  system.addEventListener("change", mark);
+  byId("theme").addEventListener("click", () => {
+    root.dataset.theme = root.classList.contains("dark") ? "light" : "dark";
+    saveTheme(root.dataset.theme);
+    mark();
+  });
+}
+
+/** Asks for the key; resolves to whether one was given. */
+export function askForKey() {
+  const dialog = byId("key-dialog");
+  if (dialog.open) {
+    return Promise.resolve(false);
+  }
+  const input = byId("key");
+  byId("key-error").hidden = !loadKey();
+  input.value = "";
+  dialog.returnValue = "";
+  dialog.showModal();
+  input.focus();
+  return new Promise((resolve) => {
+    byId("key-cancel").onclick = () => dialog.close("");
+    dialog.querySelector("form").onsubmit = () => {
+      saveKey(input.value.trim());
+      dialog.returnValue = "given";
+    };
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "given"), { once: true });
+  });
+}

@@ -1,0 +1,125 @@
+// One message on the page, and how it grows.
+
+import { parseBlocks } from "./markdown.js";
+
+export function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("aria-hidden", "true");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  use.setAttribute("href", `#icon-${name}`);
+  svg.append(use);
+  return svg;
+}
+
+function element(kind, className, text = "") {
+  const node = document.createElement(kind);
+  node.className = className;
+  node.textContent = text;
+  return node;
+}
+
+function action(name, label, run) {
+  const button = element("button", "action");
+  button.type = "button";
+  button.title = label;
+  button.setAttribute("aria-label", label);
+  button.append(icon(name));
+  button.addEventListener("click", () => run(button));
+  return button;
+}
+
+/** Text grown in place: blocks that did not change keep their nodes, and what the reader selected in them. */
+class Growing {
+  constructor(node) {
+    this.node = node;
+    this.sources = [];
+  }
+
+  show(text) {
+    const blocks = parseBlocks(text);
+    let same = 0;
+    while (same < blocks.length && this.sources[same] === blocks[same].source) {
+      same += 1;
+    }
+    while (this.node.childNodes.length > same) {
+      this.node.lastChild.remove();
+    }
+    this.node.append(...blocks.slice(same).map((block) => block.make()));
+    this.sources = blocks.map((block) => block.source);
+  }
+}
+
+/** A message's element. `handlers`: edit(message), regenerate(message). */
+export class MessageView {
+  constructor(message, handlers) {
+    this.message = message;
+    this.node = element("article", `message ${message.role}`);
+    this.node.setAttribute("aria-label", message.role === "user" ? "You" : "Model");
+    this.body = element("div", "body");
+    this.actions = element("div", "actions");
+    const copy = action("copy", "Copy", (button) => copyText(message.content, button));
+    if (message.role === "user") {
+      this.body.textContent = message.content;
+      this.actions.append(action("edit", "Edit and ask again", () => handlers.edit(message)), copy);
+      this.node.append(this.body, this.actions);
+      return;
+    }
+    this.thought = this.makeThought();
+    this.content = new Growing(this.body);
+    this.stats = element("span", "stats");
+    this.notice = element("div", "notice");
+    this.notice.hidden = true;
+    this.actions.append(copy, action("retry", "Regenerate", () => handlers.regenerate(message)), this.stats);
+    this.node.append(this.thought.node, this.body, this.notice, this.actions);
+    this.update(false);
+  }
+
+  makeThought() {
+    const node = element("details", "thought");
+    const summary = element("summary", "", "Thinking");
+    const text = element("div", "thought-text");
+    node.append(summary, text);
+    return { node, summary, text: new Growing(text) };
+  }
+
+  /** Shows the message as it is now; `busy` while it grows. */
+  update(busy) {
+    const { content, reasoning = "", error, stopped, stats } = this.message;
+    this.thought.node.hidden = !reasoning;
+    this.thought.summary.textContent = busy && !content ? "Thinking…" : "Thought";
+    this.thought.text.show(reasoning);
+    this.content.show(content);
+    this.node.classList.toggle("busy", busy);
+    this.node.classList.toggle("waiting", busy && !content && !reasoning);
+    this.node.setAttribute("aria-busy", String(busy));
+    this.actions.hidden = busy;
+    this.stats.textContent = [stats, stopped && "stopped"].filter(Boolean).join(" · ");
+    this.notice.hidden = !error;
+    this.notice.textContent = error ?? "";
+    this.notice.setAttribute("role", error ? "alert" : "none");
+  }
+}
+
+/** Copies text and says so on the button for a moment. Pages without TLS have no clipboard API: the old way then. */
+export async function copyText(text, button) {
+  let copied = true;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = element("textarea", "visually-hidden", text);
+    document.body.append(area);
+    area.select();
+    copied = document.execCommand("copy");
+    area.remove();
+  }
+  if (!copied) {
+    return;
+  }
+  if (button.classList.contains("copy-code")) {
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  } else {
+    button.replaceChildren(icon("check"));
+    setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+  }
+}
