@@ -76,10 +76,10 @@ def quantize(x: NDArray[np.float32]) -> Activations:
     total = halves.sum(axis=-1).astype(np.int32)
     put(layout.SCALE, scale)
     put(layout.SCALED_SUM, scale * total.astype(np.float32))
-    put(layout.NEGATIVE_SUM, -total)
-    for half in range(2):
-        put(layout.NEGATIVE_HALVES[half], -halves[..., half])
-        put(layout.SCALED_HALVES[half], scale * halves[..., half].astype(np.float32))
+    for offset, byte in layout.OFFSET_SUMS.items():
+        put(byte, -offset * total)
+    for half, byte in enumerate(layout.HALF_SUMS):
+        put(byte, -layout.HALF_OFFSET * halves[..., half])
     values = (codes * scale[..., None].astype(np.float64)).reshape(tokens, cols)
     return Activations(records.reshape(tokens, -1), values)
 

@@ -25,16 +25,11 @@ def read_records(records: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray
     lines = records.reshape(len(records), -1, 64)
     codes = lines[..., :32].view(np.int8).astype(np.int64)
     scales, scaled = (np.ascontiguousarray(lines[..., at : at + 4]).view(np.float32)[..., 0] for at in (32, 36))
-    negative, first, second = (
-        np.ascontiguousarray(lines[..., at : at + 4]).view(np.int32)[..., 0] for at in (40, 44, 48)
-    )
-    halves = np.ascontiguousarray(lines[..., 52:60]).view(np.float32)
-    np.testing.assert_array_equal(negative, -codes.sum(-1))
-    np.testing.assert_array_equal(first, -codes[..., :16].sum(-1))
-    np.testing.assert_array_equal(second, -codes[..., 16:].sum(-1))
+    sums = np.ascontiguousarray(lines[..., 40:]).view(np.int32)
+    np.testing.assert_array_equal(sums[..., :3], codes.sum(-1)[..., None] * [-8, -16, -128])
+    np.testing.assert_array_equal(sums[..., 3:5], codes.reshape(*codes.shape[:-1], 2, 16).sum(-1) * -32)
+    np.testing.assert_array_equal(sums[..., 5], -codes.sum(-1))
     np.testing.assert_array_equal(scaled, scales * codes.sum(-1).astype(np.float32))
-    np.testing.assert_array_equal(halves[..., 0], scales * codes[..., :16].sum(-1).astype(np.float32))
-    np.testing.assert_array_equal(halves[..., 1], scales * codes[..., 16:].sum(-1).astype(np.float32))
     return codes, scales
 
 

@@ -41,8 +41,7 @@ def test_records_are_the_kernels() -> None:
     got = aligned_zeros(3 * 96 * 2, np.uint8).reshape(3, -1)
     for row in range(3):
         _quantize_row(address(x[row]), address(got[row]), 3)
-    used = np.arange(got.shape[1]) % 64 < 60
-    np.testing.assert_array_equal(got[:, used], want[:, used])
+    np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("instruction_set", HOST_SETS)

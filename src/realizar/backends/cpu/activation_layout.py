@@ -6,11 +6,13 @@ that a tile reads them one after another: rows of one token each would lie a pow
     bytes 0-31   int8 codes, round(x / scale)
     byte 32      float32 scale
     36           float32 scale * sum of the codes: what minima multiply
-    40           int32 -(sum of the codes); 44 and 48 the same of each half (groups of 16)
-    52, 56       float32 scale * sum, of each half
+    40, 44, 48   int32 sum of the codes times -8, -16, -128: what codes with such an offset start from
+    52, 56       int32 sum of each half (a group of 16) times -32
+    60           int32 sum of the codes times -1
 
 Sums are those of the codes, not of x: an offset or a minimum then cancels exactly against the codes' own error, which
-is smaller than if the two used different roundings.
+is smaller than if the two used different roundings. They come multiplied, because a plain load that fills a vector
+takes no arithmetic port, where the dot products are the limit; a shift of what was loaded takes two.
 """
 
 from __future__ import annotations
@@ -25,6 +27,5 @@ def record_offset(token: int, group: int, groups: int, width: int) -> int:
 
 SCALE = 32
 SCALED_SUM = 36
-NEGATIVE_SUM = 40
-NEGATIVE_HALVES = (44, 48)
-SCALED_HALVES = (52, 56)
+OFFSET_SUMS = {8: 40, 16: 44, 128: 48, 1: 60}  # byte of the sum of the codes times minus the key
+HALF_OFFSET, HALF_SUMS = 32, (52, 56)

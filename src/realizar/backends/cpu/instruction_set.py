@@ -27,7 +27,7 @@ class InstructionSet:
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1)),
     InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (6, 3, 1)),
-    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (3, 2, 1)),
+    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1)),
     InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1)),
     InstructionSet("portable", 8, (), (4, 1)),
 )

@@ -5,14 +5,22 @@ A row's sum runs over its columns in one fixed order, whatever the number of tok
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 from llvmlite import ir
 
 from realizar.backends.cpu import activation_layout as layout
+from realizar.backends.cpu.activation_reads import offset_sum, scaled_sum
 from realizar.backends.cpu.dot import make_dot
 from realizar.backends.cpu.emit import F32, I8, I32, Emitter, Value
 from realizar.backends.cpu.formats import GROUP, PLANES, SMALL_BYTES, WeightFormat
 from realizar.backends.cpu.tile_addresses import TileAddresses
 from realizar.backends.cpu.vector_codebook import VectorCodebookTile
+
+Codes = Callable[[int], Value]  # word of a group to its codes
+Scales = Callable[[int], tuple[Value, Value | None]]  # part of a group to its scale and minimum
+_TOGETHER = 6  # tokens at once where a group has two scales: more would leave the registers
 
 
 class TileEmitter:
@@ -65,43 +73,57 @@ class TileEmitter:
         records = [e.scaled(base, g, tile.group_stride) for base in bases]
         parts = GROUP // form.group
         small = e.scaled(tile.scales, g, parts * form.small_planes * e.lanes * SMALL_BYTES[form.small])
-        for part in range(parts):
-            dots = self._dots(vectors, records, part, table)
-            scale, minimum = self._scales(small, part, supers)
-            summed = layout.SCALED_SUM if parts == 1 else layout.SCALED_HALVES[part]
-            for t in range(self.tokens):
-                activation_scale = e.splat_load(e.at(records[t], layout.SCALE), F32)
-                factor = e.b.fmul(scale, activation_scale)
-                sums[t] = e.fma(factor, e.b.sitofp(dots[t], e.f32), sums[t])
-                if minimum is not None:
-                    sums[t] = e.fma(minimum, e.splat_load(e.at(records[t], summed), F32), sums[t])
+        word: Codes = cache(lambda index: self._word(vectors, index, table))
+        scales: Scales = cache(lambda part: self._scales(small, part, supers))
+        together = self.tokens if form.group == GROUP else _TOGETHER
+        for first in range(0, self.tokens, together):
+            some = slice(first, first + together)
+            add = self._add_whole if form.group == GROUP else self._add_halves
+            sums[some] = add(word, scales, records[some], sums[some])
         return sums
 
-    def _dots(self, vectors: list[Value], records: list[Value], part: int, table: Value | None) -> list[Value]:
-        """int32 lanes per token: integer sums over the part's columns, offset included."""
+    def _add_whole(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
+        """Sums of some tokens with a group's products added, where it has one scale."""
+        e = self.e
+        dots = self._dots(word, None, records)
+        scale, minimum = scales(0)
+        for t, record in enumerate(records):
+            factor = e.b.fmul(scale, e.splat_load(e.at(record, layout.SCALE), F32))
+            sums[t] = e.fma(factor, e.b.sitofp(dots[t], e.f32), sums[t])
+            if minimum is not None:
+                sums[t] = e.fma(minimum, scaled_sum(e, record, None), sums[t])
+        return sums
+
+    def _add_halves(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
+        """As `_add_whole`, where halves have scales: joined before the activation's, an operation less a token."""
+        e = self.e
+        joined: list[Value] = []
+        for half in range(2):
+            dots = [e.b.sitofp(dot, e.f32) for dot in self._dots(word, half, records)]
+            scale, minimum = scales(half)
+            if half == 0:
+                joined = [e.b.fmul(scale, dot) for dot in dots]
+            else:
+                joined = [e.fma(scale, dot, first) for dot, first in zip(dots, joined, strict=True)]
+            if minimum is not None:
+                sums = [e.fma(minimum, scaled_sum(e, r, half), s) for r, s in zip(records, sums, strict=True)]
+        scaled = [e.splat_load(e.at(record, layout.SCALE), F32) for record in records]
+        return [e.fma(value, scale, s) for value, scale, s in zip(joined, scaled, sums, strict=True)]
+
+    def _dots(self, word: Codes, half: int | None, records: list[Value]) -> list[Value]:
+        """int32 lanes per token: integer sums over the columns of a group or of one half, offset included."""
         e, form = self.e, self.format
-        dot = make_dot(self.instruction_set, e, self.tokens, form.value_bits)
+        dot = make_dot(self.instruction_set, e, len(records), form.value_bits)
         offset = form.offset - 128 if dot.signed else form.offset
-        negative = layout.NEGATIVE_SUM if form.group == GROUP else layout.NEGATIVE_HALVES[part]
-        if offset:
-            dot.begin([self._times(offset, e.splat_load(e.at(record, negative), I32)) for record in records])
-        else:
-            dot.begin([e.const_i32(0)] * self.tokens)
-        words = form.group // 4
-        for word in range(part * words, (part + 1) * words):
-            codes = self._word(vectors, word, table)
+        dot.begin([offset_sum(e, record, offset, half) for record in records])
+        first = (half or 0) * form.group // 4
+        for index in range(first, first + form.group // 4):
+            codes = word(index)
             if dot.signed:
                 codes = e.b.xor(codes, e.byte_mask(0x80))
-            for t in range(self.tokens):
-                dot.step(t, codes, e.splat_load(e.at(records[t], 4 * word), I32))
+            for t, record in enumerate(records):
+                dot.step(t, codes, e.splat_load(e.at(record, 4 * index), I32))
         return list(dot.finish())
-
-    def _times(self, factor: int, value: Value) -> Value:
-        e = self.e
-        shift = factor.bit_length() - 1
-        if factor == 1 << shift:
-            return e.b.shl(value, e.const_i32(shift)) if shift else value
-        return e.b.mul(value, e.const_i32(factor))
 
     def _word(self, vectors: list[Value], word: int, table: Value | None) -> Value:
         """Four unsigned codes per lane: columns 4 word .. 4 word + 3."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from realizar.backends.cpu import activation_layout as layout
+from realizar.backends.cpu.activation_reads import offset_sum
 from realizar.backends.cpu.dot import make_dot
 from realizar.backends.cpu.emit import F16, F32, I16, I32, Emitter, Value
 from realizar.backends.cpu.formats import GROUP, WeightFormat
@@ -54,21 +55,18 @@ class VectorCodebookTile:
         for part, small in enumerate(scales):
             odd = e.b.or_(block.shl(small, 1), e.const_i32(1))
             scale = e.b.fmul(super_scale, e.b.sitofp(odd, e.f32))
-            halves = layout.NEGATIVE_HALVES[part] if len(scales) > 1 else layout.NEGATIVE_SUM
-            dots = self._dots(words[part * per_part : (part + 1) * per_part], part * per_part, records, halves)
+            half = part if len(scales) > 1 else None
+            dots = self._dots(words[part * per_part : (part + 1) * per_part], part * per_part, records, half)
             for t in range(self.tokens):
                 factor = e.b.fmul(scale, e.splat_load(e.at(records[t], layout.SCALE), F32))
                 sums[t] = e.fma(factor, e.b.sitofp(dots[t], e.f32), sums[t])
         return sums
 
-    def _dots(self, words: list[Value], first: int, records: list[Value], negative: int) -> list[Value]:
+    def _dots(self, words: list[Value], first: int, records: list[Value], half: int | None) -> list[Value]:
         """int32 lanes per token. Where the instruction wants unsigned codes, 128 is added and taken out again."""
         e = self.e
         dot = make_dot(self.instruction_set, e, self.tokens, 8)
-        if dot.signed:
-            dot.begin([e.const_i32(0)] * self.tokens)
-        else:
-            dot.begin([e.b.shl(e.splat_load(e.at(r, negative), I32), e.const_i32(7)) for r in records])
+        dot.begin([offset_sum(e, record, 0 if dot.signed else 128, half) for record in records])
         for index, word in enumerate(words):
             codes = word if dot.signed else e.b.xor(word, e.byte_mask(0x80))
             for t in range(self.tokens):

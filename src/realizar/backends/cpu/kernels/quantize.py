@@ -37,10 +37,10 @@ def emit_record(e: VectorMath, x: Value, record: Value) -> None:
     total = b.add(*halves)
     e.store(scale, e.at(record, layout.SCALE))
     e.store(b.fmul(scale, b.sitofp(total, F32)), e.at(record, layout.SCALED_SUM))
-    e.store(b.neg(total), e.at(record, layout.NEGATIVE_SUM))
-    for half in range(2):
-        e.store(b.neg(halves[half]), e.at(record, layout.NEGATIVE_HALVES[half]))
-        e.store(b.fmul(scale, b.sitofp(halves[half], F32)), e.at(record, layout.SCALED_HALVES[half]))
+    for offset, byte in layout.OFFSET_SUMS.items():
+        e.store(b.mul(total, ir.Constant(I32, -offset)), e.at(record, byte))
+    for value, byte in zip(halves, layout.HALF_SUMS, strict=True):
+        e.store(b.mul(value, ir.Constant(I32, -layout.HALF_OFFSET)), e.at(record, byte))
 
 
 @intrinsic
