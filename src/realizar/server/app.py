@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Route
 
 from realizar.engine.async_engine import AsyncEngine
 from realizar.server import health, tokenizer_routes
@@ -26,18 +26,18 @@ from realizar.server.openapi import openapi
 from realizar.server.request_log import RequestLogMiddleware
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
+from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")
 
 
 def create_app(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Starlette:
     """The whole server but for sockets. The engine is started and closed by the caller; it may still be loading."""
-    pages = _page_routes() if settings.web_page else []
-    open_paths = (*OPEN_PATHS, *(route.path for route in pages if isinstance(route, Route)))
-    open_prefixes = tuple(f"{route.path}/" for route in pages if isinstance(route, Mount))
+    pages = web_routes() if settings.web_page else []
+    open_paths = (*OPEN_PATHS, *(page.path for page in pages))
     app = Starlette(
         routes=[*_api_routes(), *pages],
-        middleware=_layers(settings, open_paths, open_prefixes),
+        middleware=_layers(settings, open_paths),
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
     app.router.redirect_slashes = False
@@ -101,7 +101,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return await _error(request, told)
 
 
-def _layers(settings: ServerSettings, open_paths: tuple[str, ...], open_prefixes: tuple[str, ...]) -> list[Middleware]:
+def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middleware]:
     """From the outside in. Preflight requests of allowed origins carry no key, so CORS stands before it."""
     layers = [Middleware(RequestLogMiddleware, enabled=settings.log_requests)]
     if settings.cors_origins:
@@ -114,15 +114,5 @@ def _layers(settings: ServerSettings, open_paths: tuple[str, ...], open_prefixes
                 expose_headers=["x-request-id"],
             )
         )
-    layers.append(
-        Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths, open_prefixes=open_prefixes)
-    )
+    layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
     return layers
-
-
-def _page_routes() -> list[BaseRoute]:
-    try:
-        from realizar.server.web import web_routes
-    except ModuleNotFoundError:
-        return []
-    return list(web_routes())

@@ -39,17 +39,13 @@ class AuthMiddleware:
     Args:
         keys: of the server.
         open_paths: paths that need no key.
-        open_prefixes: folders of files that need none.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str], open_prefixes: Collection[str] = ()
-    ) -> None:
-        self._app, self._keys = app, keys
-        self._open_paths, self._open_prefixes = frozenset(open_paths), tuple(open_prefixes)
+    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str]) -> None:
+        self._app, self._keys, self._open_paths = app, keys, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope["path"]) or self._has_key(scope):
+        if scope["type"] != "http" or scope["path"] in self._open_paths or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -59,9 +55,6 @@ class AuthMiddleware:
             headers={"www-authenticate": "Bearer"},
         )
         await error.response()(scope, receive, send)
-
-    def _is_open(self, path: str) -> bool:
-        return path in self._open_paths or path.startswith(self._open_prefixes)
 
     def _has_key(self, scope: Scope) -> bool:
         return self._keys.opens(value for name, value in scope["headers"] if name == b"authorization")

@@ -1,0 +1,87 @@
+"""A real server on a free port, with its engine on a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import uvicorn
+
+from realizar.config import EngineConfig
+from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.async_link import ThreadLink
+from realizar.engine.loading import find_checkpoint, load_core
+from realizar.sampling_params import SamplingParams
+from realizar.server.app import create_app
+from realizar.server.listen import uvicorn_config
+from realizar.server.served_model import ServedModel, make_served_model
+from realizar.server.settings import ServerSettings
+from realizar.tokenizer.stop_checker import StopChecker
+
+CONTEXT = 1024
+NAME = "org/smollm2"
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """`url` without a path; the engine belongs to `loop`."""
+
+    url: str
+    engine: AsyncEngine
+    model: ServedModel
+    loop: asyncio.AbstractEventLoop
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+
+    def wait(self, work: Any) -> Any:
+        """The result of a coroutine that runs on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+
+class ServerThread:
+    """Runs an engine and the application over it on a thread with a loop of its own."""
+
+    def __init__(self, checkpoint: Path, settings: ServerSettings, config: EngineConfig) -> None:
+        self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="server")
+        self._server: uvicorn.Server | None = None
+        self.running: RunningServer | None = None
+
+    def start(self) -> RunningServer:
+        self._thread.start()
+        assert self._started.wait(120)
+        assert self.running is not None
+        return self.running
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+    async def _run(self) -> None:
+        model = make_served_model(self._checkpoint, (NAME, "other"), CONTEXT)
+
+        def new_text(sampling: SamplingParams) -> StopChecker:
+            return StopChecker(model.tokenizer, sampling)
+
+        link = ThreadLink(lambda progress: load_core(self._checkpoint, self._config, progress=progress))
+        engine = AsyncEngine(link, new_text, model.tokenizer.eos_ids)
+        await engine.start()
+        await engine.wait_ready()
+        app = create_app(engine, model, self._settings)
+        self._server = uvicorn.Server(uvicorn_config(app, self._settings))
+        port = self._socket.getsockname()[1]
+        self.running = RunningServer(f"http://127.0.0.1:{port}", engine, model, asyncio.get_running_loop())
+        self._started.set()
+        await self._server.serve([self._socket])
+        await engine.close()
