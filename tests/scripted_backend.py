@@ -24,6 +24,7 @@ from realizar.backends.base import (
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm
+from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 
 VOCAB_SIZE = 97
@@ -60,10 +61,16 @@ def value_of(token_id: int, position: int, first: int, seen: NDArray[np.uint64])
     return mix(token_id, position, int((seen * _WEIGHTS[first : first + len(seen)]).sum()))
 
 
-def choose(state: int, sampling: SamplingParams, choice: int, allowed: NDArray[np.bool_] | None = None) -> int:
-    """The next token after a history whose hash is `state`."""
+def choose(
+    state: int,
+    sampling: SamplingParams,
+    choice: int,
+    allowed: NDArray[np.bool_] | None = None,
+    num_ids: int = VOCAB_SIZE,
+) -> int:
+    """The next token after a history whose hash is `state`; of the first `num_ids`, unless they are not allowed."""
     draw = state if sampling.greedy else mix(state, sampling.seed or 0, choice)
-    token_id = draw % VOCAB_SIZE
+    token_id = draw % num_ids
     while allowed is not None and not allowed[token_id]:
         token_id = (token_id + 1) % VOCAB_SIZE
     return token_id
@@ -85,6 +92,12 @@ def history_states(token_ids: Sequence[int], windows: Sequence[int | None]) -> l
             stored[position] = value_of(token_id, position, first, stored[first:position])
         states.append(mix(*(int(stored[position]) for stored in values)))
     return states
+
+
+def pooled_of(states: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
+    """What stands for the hidden state of a sequence with these states, or for their mean."""
+    values = [state % 4096 for state in (states if pooling == "mean" else states[-1:])]
+    return np.array([sum(values) / len(values), len(values)], np.float32)
 
 
 def expected_tokens(
@@ -118,27 +131,39 @@ class ScriptedStep:
     def _row_output(self, row: RowInput, states: list[int]) -> RowOutput:
         open_row = self._backend.rows[row.row]
         queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
+        pooled = None if row.pooling is None else pooled_of(open_row.states or states, row.pooling)
         if not row.sample:
-            return RowOutput(row.row, (), queried=queried)
-        allowed = self._masks.get(row.row, np.ones(VOCAB_SIZE, np.bool_))
-        if len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens:
-            allowed = allowed.copy()
-            allowed[list(open_row.sampling.stop_token_ids)] = False
-        token_id = choose(states[-1], open_row.sampling, open_row.choice, allowed)
-        open_row.tokens.append(token_id)
+            return RowOutput(row.row, (), queried=queried, pooled=pooled)
+        stops = open_row.sampling.stop_token_ids
+        chosen: list[int] = []
+        for state, draft in zip(states[-len(row.draft_ids) - 1 :], (*row.draft_ids, None), strict=True):
+            allowed = self._masks.get(row.row, np.ones(VOCAB_SIZE, np.bool_))
+            if len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens:
+                allowed = allowed.copy()
+                allowed[list(stops)] = False
+            chosen.append(choose(state, open_row.sampling, open_row.choice, allowed, self._backend.num_ids))
+            open_row.tokens.append(chosen[-1])
+            if chosen[-1] != draft or chosen[-1] in stops:
+                break
         wanted = open_row.sampling.logprobs
-        logprobs = () if wanted is None else (logprobs_of(states[-1], token_id, wanted),)
-        return RowOutput(row.row, (token_id,), logprobs, queried)
+        if wanted is None:
+            return RowOutput(row.row, tuple(chosen), queried=queried)
+        states = states[len(states) - len(row.draft_ids) - 1 :]
+        logprobs = tuple(logprobs_of(state, token_id, wanted) for state, token_id in zip(states, chosen, strict=False))
+        return RowOutput(row.row, tuple(chosen), logprobs, queried)
 
 
 class OpenRow:
+    """A row's history, and for a mean its states so far."""
+
     def __init__(self, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int) -> None:
         self.sampling, self.tokens, self.choice = sampling, list(history), choice
         self.num_prompt_tokens = num_prompt_tokens
+        self.states: list[int] = []
 
 
 class ScriptedBackend:
-    """See the module. `fail_at` makes that submit raise."""
+    """See the module. `fail_at` makes that submit raise; `num_ids` few ids make drafts come true."""
 
     def __init__(
         self,
@@ -150,12 +175,13 @@ class ScriptedBackend:
         max_step_tokens: int = 16,
         context_length: int = 256,
         fail_at: int | None = None,
+        num_ids: int = VOCAB_SIZE,
     ) -> None:
         self.windows = tuple(windows)
         self.limits = Capacity(
             block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0
         )
-        self.fail_at = fail_at
+        self.fail_at, self.num_ids = fail_at, num_ids
         self.rows: dict[int, OpenRow] = {}
         self.num_steps = 0
         self.most_rows = 0
@@ -216,11 +242,17 @@ class ScriptedBackend:
             if token_id == FROM_PREVIOUS_STEP:
                 token_id = open_row.tokens[-1]
                 require(position == len(open_row.tokens) - 1, "the choice before is not the token here")
-            require(token_id == open_row.tokens[position], "a token is not that of the row's history")
+            draft = index - (row.num_tokens - len(row.draft_ids))
+            known = open_row.tokens[position] if draft < 0 else row.draft_ids[draft]
+            require(token_id == known, "a token is not that of the row's history")
+            require(draft < 0 or position >= len(open_row.tokens), "a draft of what is known")
             for group in range(len(self.windows)):
                 table, slot = step.block_tables[group][place], int(step.slot_mapping[group][at])
                 self._store(group, table, slot, position, token_id)
             states.append(mix(*(int(self._values[g][step.slot_mapping[g][at]]) for g in range(len(self.windows)))))
+        if row.pooling == "mean":
+            require(row.num_computed_tokens in (0, len(open_row.states)), "a mean that lacks tokens")
+            open_row.states = [*open_row.states[: row.num_computed_tokens], *states]
         return states
 
     def _store(self, group: int, table: NDArray[np.int32], slot: int, position: int, token_id: int) -> None:
