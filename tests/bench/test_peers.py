@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -14,7 +16,7 @@ from realizar.backends.machine import Machine, read_machine
 from realizar.bench import peers
 from realizar.bench.bandwidth import read_bandwidth
 from realizar.bench.peer_report import as_markdown, as_record
-from realizar.bench.peer_runs import Speeds, Workload, run_ik, run_llamacpp, run_realizar
+from realizar.bench.peer_runs import Speeds, Workload, compiling_for, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools, find_tools
 from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, PeerResults, Row, compare
 from realizar.bench.roofline import roofline_svg
@@ -77,20 +79,41 @@ def test_ik_goes_on_without_flash_attention_where_that_aborts(tmp_path: Path) ->
     assert run_ik(script(tmp_path / "python", body), Path("m.gguf"), 1, WORK, repack=True) == Speeds(2, 5)
 
 
-@pytest.mark.parametrize(("forced", "options"), [(None, []), ("avx2", ["--instruction-set", "avx2"])])
+@pytest.mark.parametrize(
+    ("forced", "options", "processor"), [(None, [], None), ("avx2", ["--instruction-set", "avx2"], "haswell")]
+)
 def test_realizar_is_called_with_the_instruction_set(
-    monkeypatch: pytest.MonkeyPatch, forced: str | None, options: list[str]
+    monkeypatch: pytest.MonkeyPatch, forced: str | None, options: list[str], processor: str | None
 ) -> None:
     seen: list[str] = []
+    surroundings: list[dict[str, str]] = []
 
-    def output(command: list[str]) -> str:
+    def output(command: list[str], environment: dict[str, str] | None) -> str:
         seen.extend(command)
+        surroundings.append(environment or {})
         return '{"results": [{"prefill_tokens_per_s": {"median": 2}, "decode_tokens_per_s": {"median": 1}}]}'
 
     monkeypatch.setattr("realizar.bench.peer_runs._output", output)
     work = Workload(prompt_tokens=7, gen_tokens=5, repeats=3, instruction_set=forced)
     assert run_realizar(Path("m.gguf"), 2, work) == Speeds(prefill=2, decode=1)
     assert seen[seen.index("--json") + 1 :] == options
+    assert surroundings[0].get("NUMBA_CPU_NAME") == processor
+
+
+def test_a_forced_instruction_set_leaves_no_wider_code() -> None:
+    """What Numba compiles in a run's environment has no vectors wider than AVX2's and none of their registers."""
+    host = pytest.importorskip("llvmlite.binding").get_host_cpu_features()
+    if not host.get("avx2", False):
+        pytest.skip("this processor has no AVX2")
+    program = (
+        "import numpy as np; from numba import njit\n"
+        "f = njit(fastmath=True)(lambda x: (x * x + 1).sum()); f(np.ones(99, np.float32))\n"
+        "print(*f.inspect_asm().values())"
+    )
+    environment = compiling_for("avx2")
+    text = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert re.search(r"%ymm\d", text.stdout)
+    assert not re.search(r"%zmm|%[xy]mm(1[6-9]|[23]\d)|%k[1-7]", text.stdout)
 
 
 def test_ratios_and_shares() -> None:

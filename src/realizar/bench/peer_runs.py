@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ _TIMEOUT_S = 1800
 class Workload:
     """Prefill of so many tokens, then decode of so many after them; `repeats` samples of each.
 
-    `instruction_set` is forced on realizar; a peer is forced by building it so.
+    `instruction_set` is forced on realizar, whose other code is then compiled for a processor that has no wider one;
+    a peer is forced by building it so.
     """
 
     prompt_tokens: int = 512
@@ -77,10 +79,23 @@ def run_realizar(model: Path, threads: int, work: Workload) -> Speeds:
     command = [sys.executable, "-m", "realizar", "bench", str(model), "--threads", str(threads), "--batch", "1"]
     command += ["--prompt-tokens", str(work.prompt_tokens), "--gen-tokens", str(work.gen_tokens)]
     command += ["--repeats", str(work.repeats), "--json"]
+    environment = None
     if work.instruction_set is not None:
         command += ["--instruction-set", work.instruction_set]
-    result = json.loads(_output(command))["results"][0]
+        environment = compiling_for(work.instruction_set)
+    result = json.loads(_output(command, environment))["results"][0]
     return Speeds(result["prefill_tokens_per_s"]["median"], result["decode_tokens_per_s"]["median"])
+
+
+def compiling_for(instruction_set: str) -> dict[str, str]:
+    """An environment in which Numba compiles for the plainest processor with an instruction set, and not for this one.
+
+    Else float32 loops beside the forced products would use this processor's vectors.
+    """
+    from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, index_of
+
+    processor = INSTRUCTION_SETS[index_of(instruction_set)].processor
+    return {**os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""}
 
 
 def _output(command: Sequence[str], environment: dict[str, str] | None = None) -> str:

@@ -16,20 +16,24 @@ class InstructionSet:
         lanes: 32-bit lanes of a vector, which is also the rows of a weight tile.
         features: LLVM feature names that all must be reported.
         tile_tokens: tokens that share one pass over a weight tile, largest first.
+        processor: LLVM's name of a processor that has it and no wider one: to compile everything else for that too.
     """
 
     name: str
     lanes: int
     features: tuple[str, ...]
     tile_tokens: tuple[int, ...]
+    processor: str
 
 
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
-    InstructionSet("avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1)),
-    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (6, 3, 1)),
-    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1)),
-    InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1)),
-    InstructionSet("portable", 8, (), (4, 1)),
+    InstructionSet(
+        "avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1), "cascadelake"
+    ),
+    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (6, 3, 1), "alderlake"),
+    InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1), "haswell"),
+    InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1), "cortex-a76"),
+    InstructionSet("portable", 8, (), (4, 1), "x86-64"),
 )
 
 
