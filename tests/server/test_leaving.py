@@ -1,0 +1,110 @@
+"""A client that leaves: its request ends in the engine, streamed or not, and at whatever moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from realizar.server.app import create_app
+from realizar.server.settings import ServerSettings
+from scripted_engine import ScriptedEngine, scripted_model
+from server_thread import RunningServer
+
+MODEL = "org/smollm2"
+LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
+BODIES = {
+    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **LONG},
+    "/v1/completions": {"model": MODEL, "prompt": ["Hi", "Ho", "He"], **LONG},
+}
+
+
+def wait_until_idle(server: RunningServer, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while (stats := server.wait(server.engine.stats())).num_running or stats.num_waiting:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.02)
+    assert server.wait(server.engine.audit()) is None
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_blocks_are_free_within_a_second(server: RunningServer, path: str, stream: bool) -> None:
+    body = json.dumps({**BODIES[path], "stream": stream}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as connection:
+        connection.sendall(head.encode() + body)
+        deadline = time.monotonic() + 10
+        while not server.wait(server.engine.stats()).num_running:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if stream:
+            assert b"data: {" in connection.recv(65536) + connection.recv(65536)
+    wait_until_idle(server, within_s=2.0)
+
+
+def test_a_reader_that_stops_early(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        body = {**BODIES["/v1/chat/completions"], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            next(response.iter_lines())
+        wait_until_idle(server, within_s=2.0)
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/completions", {"prompt": ["a", "b"], "stream": True}),
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+    ],
+)
+def test_leaving_before_the_first_token(path: str, body: dict[str, Any]) -> None:
+    """The engine has the request and gives nothing; an idle stream is pinged meanwhile."""
+    engine = ScriptedEngine(pieces=(None,))
+    app = create_app(cast("Any", engine), scripted_model(), ServerSettings(embeddings="last", ping_interval_s=0.05))
+    sent: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        left = asyncio.Event()
+        messages = [{"type": "http.request", "body": json.dumps({"model": "scripted", **body}).encode()}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+        }
+        running = asyncio.ensure_future(app(cast("Any", scope), cast("Any", receive), cast("Any", send)))
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        assert engine.num_closed == 0
+        left.set()
+        await asyncio.wait_for(running, 2)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert engine.num_closed == len(body.get("prompt", body.get("input", "x")))
+    if body.get("stream"):
+        assert b": ping\n\n" in [message.get("body") for message in sent]
+    else:
+        assert sent == []
