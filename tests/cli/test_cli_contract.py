@@ -20,7 +20,7 @@ COMMANDS = tuple(name for name in app if not name.startswith("-"))
 
 
 def test_every_promised_command_is_there() -> None:
-    promised = {"run", "chat", "pull", "list", "inspect", "tokenize", "score", "perplexity", "bench", "doctor"}
+    promised = {"run", "chat", "serve", "pull", "list", "inspect", "tokenize", "score", "perplexity", "bench", "doctor"}
     assert set(COMMANDS) == promised
 
 

@@ -62,6 +62,7 @@ def serve_command(
 
         return run_server(
             create_app(running, served, settings),
+            settings,
             running,
             listener,
             loading=progress.enter_context(load_progress()),

@@ -15,6 +15,8 @@ from starlette.types import ASGIApp
 from realizar.engine.async_engine import AsyncEngine
 from realizar.engine.process_messages import EngineInfo
 from realizar.errors import RealizarError
+from realizar.server.listen import uvicorn_config
+from realizar.server.settings import ServerSettings
 
 _POLL_S = 0.1
 _LAST_ANSWERS_S = 10  # for answers that are complete to leave, once no request is open
@@ -76,6 +78,7 @@ def open_port(host: str, port: int) -> socket.socket:
 
 def run_server(
     app: ASGIApp,
+    settings: ServerSettings,
     engine: AsyncEngine,
     listener: socket.socket,
     *,
@@ -92,16 +95,7 @@ def run_server(
     Raises:
         RealizarError: the engine could not load, or is gone for good.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        lifespan="off",
-        timeout_graceful_shutdown=_LAST_ANSWERS_S,
-    )
+    config = uvicorn_config(app, settings, timeout_graceful_shutdown=_LAST_ANSWERS_S)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(_Server(config), engine, listener, loading, ready, draining))
 

@@ -55,7 +55,6 @@ class EngineLoop:
         self._tell = tell
         self._inbox: deque[Command | _Compiled] = deque()
         self._news = threading.Condition()
-        self._ended = False
         self._step_started_s: float | None = None
         self._num_steps = 0
         self._step_s = 0.0
