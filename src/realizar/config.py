@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from realizar.errors import InvalidRequestError
 
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
+DeviceChoice = Literal["auto", "cuda", "cpu"]
 MAX_SPECULATIVE_TOKENS = 16
 _LEAST = {
     "threads": 1,
@@ -29,6 +30,9 @@ class EngineConfig:
     """How an engine runs a model. A value out of range raises `InvalidRequestError`.
 
     Attributes:
+        device: where the model runs; `auto` is the GPU where torch can use one, else the CPU.
+        batch_invariant: on a GPU, whether a row gets the same bits in every batch, at some cost in speed; on the CPU it
+            always does.
         threads: CPU threads; None takes the physical cores.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
@@ -62,6 +66,8 @@ class EngineConfig:
     prompt_lookup_min: int = 2
     max_queued: int | None = None
     prefix_cache: bool = True
+    device: DeviceChoice = "auto"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -85,3 +91,6 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"kv_cache_dtype must be one of {known}, not {self.kv_cache_dtype}", "kv_cache_dtype"
             )
+        if self.device not in get_args(DeviceChoice):
+            known = ", ".join(get_args(DeviceChoice))
+            raise InvalidRequestError(f"device must be one of {known}, not {self.device}", "device")

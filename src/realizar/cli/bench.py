@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from realizar.cli.arguments import Integer, Json, KVCacheType, Model, Threads
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
-from realizar.config import EngineConfig
+from realizar.config import DeviceChoice, EngineConfig
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def bench_command(
     repeats: Annotated[Integer, Parameter(help="Times that each is measured.")] = 3,
     threads: Threads = None,
     kv_cache_dtype: KVCacheType = "auto",
+    device: Annotated[DeviceChoice, Parameter(help="Where to run.")] = "auto",
+    batch_invariant: Annotated[bool, Parameter(negative=(), help="On a GPU: same bits in every batch.")] = False,
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to force.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +42,10 @@ def bench_command(
     _positive("gen-tokens", gen_tokens)
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
-    config = EngineConfig(threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set)
+    config = EngineConfig(
+        threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set, device=device,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
     with load_progress() as loading:
         results = measure_throughput(checkpoint, config, work, log=_tell, progress=loading)
     if as_json:

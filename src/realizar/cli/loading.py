@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from realizar.cli.arguments import MaybeInteger
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
-from realizar.config import EngineConfig, KVCacheDType
+from realizar.config import DeviceChoice, EngineConfig, KVCacheDType
 
 if TYPE_CHECKING:
     from realizar.engine.llm import LLM
@@ -26,8 +26,12 @@ class EngineOptions:
         context_length: tokens that prompt and answer may take together; default the model's.
         kv_cache_dtype: element type of the KV cache.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
+        device: where to run; `auto` is the GPU where torch can use one, else the CPU.
+        batch_invariant: on a GPU, the same bits for a row in every batch.
     """
 
+    device: DeviceChoice = "auto"
+    batch_invariant: bool = False
     threads: MaybeInteger = None
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
@@ -38,6 +42,8 @@ class EngineOptions:
     def config(self, *, max_running: int) -> EngineConfig:
         """The configuration of an engine for so many requests at once."""
         return EngineConfig(
+            device=self.device,
+            batch_invariant=self.batch_invariant,
             threads=self.threads,
             context_length=self.context_length,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from realizar.backends.base import Backend
+from realizar.backends.select import STEPS_IN_FLIGHT, choose_device, make_backend
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -54,11 +54,13 @@ def load_core(
         CapacityError: it does not fit into memory.
     """
     spec = build_spec(checkpoint, config.context_length)
-    backend = make_backend(progress)
+    device = choose_device(config.device)
+    backend = make_backend(device, progress)
     try:
         backend.load(spec, checkpoint, config)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer)
-        return EngineCore(backend, spec, config, policy=policy, new_grammars=new_grammars)
+        in_flight = STEPS_IN_FLIGHT[device]
+        return EngineCore(backend, spec, config, policy=policy, steps_in_flight=in_flight, new_grammars=new_grammars)
     except BaseException:
         backend.shutdown()
         raise
@@ -90,10 +92,3 @@ def load_fitting_core(
             context_length //= 2
             if context_length < _SHORTEST_CONTEXT:
                 raise
-
-
-def make_backend(progress: Callable[[str, float], None] | None = None) -> Backend:
-    """The backend of this machine, not loaded yet; compilers are imported here and not before."""
-    from realizar.backends.cpu import CPUBackend
-
-    return CPUBackend(progress)

@@ -1,5 +1,1 @@
-"""The GPU backend: torch for memory and streams, Triton and CUDA C++ for kernels."""
-
-from realizar.backends.cuda.runner import CUDABackend
-
-__all__ = ["CUDABackend"]
+"""The GPU backend: torch for memory and streams, Triton and CUDA C++ for kernels. Importing it imports neither."""

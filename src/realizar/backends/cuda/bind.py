@@ -187,9 +187,7 @@ class Binder:
 
         return run
 
-    def _activate(
-        self, operation: Activate, up: MergedLinear, reader: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    def _activate(self, operation: Activate, up: MergedLinear, reader: MergedLinear) -> Callable[[StepShape], None]:
         feed_forward, space = operation.feed_forward, self._space
         width = feed_forward.up.out_features
         gated = feed_forward.gate is not None

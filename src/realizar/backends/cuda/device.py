@@ -43,13 +43,18 @@ class DeviceProfile:
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
 
 
+def gpu_usable() -> bool:
+    """Whether torch can use a GPU."""
+    return torch.cuda.is_available()
+
+
 def open_device(index: int = 0) -> DeviceProfile:
     """The GPU of a number.
 
     Raises:
         CapacityError: there is none that torch can use.
     """
-    if not torch.cuda.is_available():
+    if not gpu_usable():
         raise CapacityError("no GPU can be used: torch finds none (`--device cpu` runs without one)")
     found = torch.cuda.get_device_properties(index)
     return DeviceProfile(

@@ -71,4 +71,9 @@ def compute_type(kv_dtype: str, device: DeviceProfile) -> torch.dtype:
     return {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
 
 
+def product_type(device: DeviceProfile) -> tl.dtype:
+    """Element type that the plain product multiplies in."""
+    return tl.float16 if device.is_gpu else tl.float32
+
+
 TRITON_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernel_sizes import product_type
 from realizar.backends.cuda.kernels.weights import multiply
+from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix
+from realizar.backends.cuda.products import HalfActivations, Int8Activations, ProductConfig, Products
 from realizar.backends.cuda.weights import Matrix, Weights
 from realizar.backends.program import Operation, Project
 from realizar.models.spec import Linear, TensorName
@@ -39,10 +41,14 @@ class MergedLinear:
     Args:
         matrices: in the order of their columns.
         bias: float32 over all columns, or None; the kernel that sums the splits adds it.
+        products: of packed matrices; None where there are none.
     """
 
-    def __init__(self, matrices: list[Matrix], bias: torch.Tensor | None, device: DeviceProfile) -> None:
-        self._device, self.bias = device, bias
+    def __init__(
+        self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile, products: Products | None
+    ) -> None:
+        self._device, self._products, self.bias = device, products, bias
+        self._routes: dict[int, list[ProductConfig]] = {}
         self.segments: list[Segment] = []
         self.width = 0
         for matrix in matrices:
@@ -56,49 +62,74 @@ class MergedLinear:
         return tuple(dict.fromkeys(self._form(segment, rows) for segment in self.segments))
 
     def splits(self, rows: int) -> int:
-        """Partial sums of the output."""
+        """Partial sums of the output; where kinds of matrices are mixed, others than packed ones fill the first alone."""
+        routes = self.routes(rows)
+        if routes:
+            return routes[0][1].splits
         if any(isinstance(segment.matrix, torch.Tensor) for segment in self.segments):
             return 1
         tiles = -(-self.width // _ROWS) * -(-rows // _token_tile(rows))
         blocks = self.cols // _COLUMNS
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
+    def routes(self, rows: int) -> list[tuple[PackedMatrix, ProductConfig]]:
+        """The packed matrices, and how each is multiplied in a step of so many rows."""
+        packed = [segment.matrix for segment in self.segments if isinstance(segment.matrix, PackedMatrix)]
+        if not packed or self._products is None:
+            return []
+        if rows not in self._routes:
+            self._routes[rows] = self._products.route_merged(rows, packed)
+        return list(zip(packed, self._routes[rows], strict=True))
+
     def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor) -> None:
         """Write float32 partials [splits, rows, width], contiguous."""
-        splits = self.splits(rows)
+        routes = iter(self.routes(rows))
+        mixed = bool(self._routes) and not all(isinstance(s.matrix, PackedMatrix) for s in self.segments)
+        splits = 1 if mixed else self.splits(rows)
+        if mixed:
+            partials[1:].zero_()
         for segment in self.segments:
             source = inputs(self._form(segment, rows))
             matrix = segment.matrix
-            if isinstance(matrix, PlainMatrix):
+            if isinstance(matrix, PackedMatrix):
+                _, config = next(routes)
+                assert self._products is not None
+                self._products.launch(matrix, _activations(source), partials, rows, config, column=segment.column)
+            elif isinstance(matrix, PlainMatrix):
                 _multiply_plain(matrix, source, partials, rows, segment.column, splits, self._device)
             else:
                 _multiply_floats(matrix, source, partials, rows, segment.column)
 
     def _form(self, segment: Segment, rows: int) -> Form:
         matrix = segment.matrix
+        if isinstance(matrix, PackedMatrix):
+            assert self._products is not None
+            form = self._products.activation_format(rows)
+            return Form(form.kind, form.block_rows)
         return _FLOAT_FORMS[matrix.dtype] if isinstance(matrix, torch.Tensor) else Form("f16")
 
 
 class Merger:
     """Makes merged products, each once."""
 
-    def __init__(self, weights: Weights, device: DeviceProfile) -> None:
-        self._weights, self._device = weights, device
+    def __init__(self, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
+        self._weights, self._device, self._products = weights, device, products
         self._made: dict[tuple[TensorName, ...], MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:
         """Products that share an input."""
         key = tuple(linear.weight for linear in linears)
         if key not in self._made:
-            matrices = [self._weights.matrices[name] for name in key]
-            self._made[key] = MergedLinear(matrices, self._weights.bias(tuple(linears)), self._device)
+            bias = self._weights.bias(tuple(linears))
+            self._made[key] = MergedLinear(self._weights.groups[key], bias, self._device, self._products)
         return self._made[key]
 
-    def merge_all(self, operations: Iterable[Operation]) -> list[MergedLinear]:
-        """All products of a program, neighbours with the same input merged."""
-        runs = itertools.groupby(operations, lambda op: op.source if isinstance(op, Project) else None)
-        parts = ([op.linear for op in run if isinstance(op, Project)] for _, run in runs)
-        return [self.merge(part) for part in parts if part]
+
+def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:
+    """The products of a program, neighbours that share their input together."""
+    runs = itertools.groupby(operations, lambda op: op.source if isinstance(op, Project) else None)
+    parts = ([op.linear for op in run if isinstance(op, Project)] for _, run in runs)
+    return [part for part in parts if part]
 
 
 def partial_floats(linears: Iterable[MergedLinear], row_counts: Iterable[int]) -> int:
@@ -111,6 +142,12 @@ def _token_tile(rows: int) -> int:
     return min(64, max(16, triton.next_power_of_2(rows)))
 
 
+def _activations(source: ActivationBuffer) -> Int8Activations | HalfActivations:
+    if source.form.kind == "int8":
+        return Int8Activations(source.codes, source.terms)
+    return HalfActivations(source.values, source.scales)
+
+
 def _multiply_plain(
     matrix: PlainMatrix, source: ActivationBuffer, partials: torch.Tensor, rows: int, column: int, splits: int,
     device: DeviceProfile,
@@ -121,7 +158,7 @@ def _multiply_plain(
     multiply[grid](
         source.values, source.cols, source.scales, partials[:, :, column:], partials.stride(0), stride, matrix.rows,
         matrix.cols, rows, **matrix.arrays, **matrix.constants, SPLITS=splits,
-        COMPUTE=tl.float16 if device.is_gpu else tl.float32, TOKENS=tokens, ROWS=_ROWS, COLUMNS=_COLUMNS,
+        COMPUTE=product_type(device), TOKENS=tokens, ROWS=_ROWS, COLUMNS=_COLUMNS,
     )  # fmt: skip
 
 

@@ -12,9 +12,11 @@ from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
 from realizar.backends.cuda.device import DeviceProfile, open_device, translate
+from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import MAX_SPLITS, compute_type, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory
-from realizar.backends.cuda.linears import Merger, partial_floats
+from realizar.backends.cuda.linears import MergedLinear, Merger, partial_floats, product_groups
+from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler
 from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
@@ -23,11 +25,11 @@ from realizar.backends.cuda.step import CUDAStep, PendingResult, Wanted, wanted_
 from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import Program, Project, build_program
+from realizar.backends.program import Program, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
@@ -72,9 +74,11 @@ class CUDABackend:
         self._spec, self._device = spec, device
         self._context = min(config.context_length or spec.context_length, spec.context_length)
         program = build_program(spec)
-        linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
+        body, tail = product_groups(program.body), product_groups(program.tail)
+        linears = [linear for group in body + tail for linear in group]
         self._weights = Weights(spec, checkpoint, device)
-        self._load_weights(checkpoint, linears)
+        self._load_weights(checkpoint, body + tail)
+        products = Products(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
         automatic = "f32" if self._weights.are_float32(linears) else "bf16"
         kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         compute = compute_type(kv_dtype, device)
@@ -82,23 +86,50 @@ class CUDABackend:
         self._space = Workspace(spec, sizes, device, compute, MAX_SPLITS)
         self._ropes = RopeTables(spec, self._context, device.torch_device)
         self._sampler = DeviceSampler(config.max_running, spec.vocab_size, self._context, device.torch_device)
-        merger = Merger(self._weights, device)
-        most = partial_floats(merger.merge_all(program.body), {*row_counts(sizes.rows), *token_counts(sizes.tokens)})
-        head = partial_floats(merger.merge_all(program.tail), row_counts(sizes.selected))
-        self._space.size_partials(max(most, head))
+        merger = Merger(self._weights, device, products)
+        counts = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
+        layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
+        self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, row_counts(sizes.selected))))
         self._kv = KVMemory(spec, config, self._context, automatic, device)
-        self._bind(program, merger)
+        self._bind(program, merger, config)
         self._loaded = True
+        self._warm_up(layers)
 
-    def _bind(self, program: Program, merger: Merger) -> None:
+    def _bind(self, program: Program, merger: Merger, config: EngineConfig) -> None:
         assert self._device is not None
         attention = AttentionBinder(
-            self._weights, self._space, self._kv, self._ropes, self._device, self._context, fixed_splits=False
+            self._weights,
+            self._space,
+            self._kv,
+            self._ropes,
+            self._device,
+            self._context,
+            fixed_splits=config.batch_invariant,
         )
         binder = Binder(self._spec, self._weights, self._space, attention, merger)
-        self._body, self._tail = binder.bind_body(program), binder.bind_tail(program)
+        self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
 
-    def _load_weights(self, checkpoint: Checkpoint, linears: list) -> None:  # type: ignore[type-arg]
+    def _warm_up(self, layers: list[MergedLinear]) -> None:
+        """Compile all that steps can need, and capture the graphs."""
+        assert self._device is not None
+        if not self._device.is_gpu:
+            return
+        sizes, seen = self._space.arrays.sizes, set()
+        self._space.arrays.clear()
+        counts = token_counts(sizes.tokens)
+        for done, tokens in enumerate(counts):
+            variant = tuple((linear.forms(tokens), linear.splits(tokens)) for linear in layers)
+            if variant not in seen:
+                seen.add(variant)
+                self._graphs.run_eagerly(StepShape(tokens, 0, 1), 0)
+            self._progress("compiling chunks", (done + 1) / len(counts))
+        for rows in row_counts(sizes.rows):
+            self._graphs.run_eagerly(StepShape(padded_tokens(max(16, rows), sizes.tokens), rows, 1), 0)
+        for rows in row_counts(sizes.selected):
+            self._graphs.run_eagerly(StepShape(0, 0, 0), rows)
+        self._graphs.capture(row_counts(sizes.rows), lambda share: self._progress("capturing graphs", share))
+
+    def _load_weights(self, checkpoint: Checkpoint, groups: list[list[Linear]]) -> None:
         total, done = max(1, checkpoint.size_bytes), 0
 
         def loaded(size: int) -> None:
@@ -106,7 +137,7 @@ class CUDABackend:
             done += size
             self._progress("loading weights", min(1.0, done / total))
 
-        self._weights.load(linears, loaded)
+        self._weights.load(groups, loaded)
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -125,11 +156,7 @@ class CUDABackend:
         wanted = wanted_tokens(forward_input)
         shape = self._shape(forward_input)
         self._send(forward_input, shape, wanted[: self._space.arrays.sizes.selected])
-        if shape.tokens:
-            for launch in self._body:
-                launch.run(shape)
-        if wanted:
-            self._run_tail(min(len(wanted), self._space.arrays.sizes.selected))
+        self._run(shape, min(len(wanted), self._space.arrays.sizes.selected))
         self._pending = CUDAStep(forward_input, wanted, self._finish)
         return self._pending
 
@@ -144,10 +171,18 @@ class CUDABackend:
         rows = [step.rows[want.row_index].row if want.query < 0 else -1 for want in wanted]
         self._space.arrays.send(step, shape, [(want.token, row) for want, row in zip(wanted, rows, strict=True)])
 
-    def _run_tail(self, count: int) -> None:
-        shape = StepShape(padded_rows(count, self._space.arrays.sizes.selected), 0, 0)
-        for launch in self._tail:
-            launch.run(shape)
+    def _run(self, shape: StepShape, selected: int) -> None:
+        """A step of decodes alone from its graph, where it has one; else launch by launch."""
+        if not shape.tiles and 0 < selected <= shape.tokens and self._graphs.replay(shape.tokens):
+            return
+        self._graphs.run_eagerly(shape, padded_rows(selected, self._space.arrays.sizes.selected))
+
+    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; nothing is chosen."""
+        self._space.arrays["selected"][: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int32))
+        self._space.arrays["selected_rows"].fill_(-1)
+        self._run(StepShape(0, 0, 0), len(tokens))
+        return self._space.logits[: len(tokens)]
 
     def _finish(self, step: CUDAStep) -> PendingResult:
         """Sample the choices and gather log-probabilities, all on the device, and start copying them to the host."""
@@ -158,10 +193,7 @@ class CUDABackend:
         for first in range(0, len(step.wanted), most):
             part = range(first, min(first + most, len(step.wanted)))
             if first:
-                tokens = torch.tensor([step.wanted[i].token for i in part], dtype=torch.int32)
-                self._space.arrays["selected"][: len(part)].copy_(tokens)
-                self._space.arrays["selected_rows"].fill_(-1)
-                self._run_tail(len(part))
+                self._logits([step.wanted[i].token for i in part])
             found = self._start_logprobs(step, part, chosen if not first else None)
             if found is not None:
                 logprobs.append(found)
@@ -221,7 +253,8 @@ class CUDABackend:
         if self._loaded and self._device is not None:
             if self._device.is_gpu:
                 torch.cuda.synchronize(self._device.torch_device)
-            for name in ("_body", "_tail", "_weights", "_space", "_ropes", "_sampler", "_kv"):
+            self._graphs.close()
+            for name in ("_graphs", "_weights", "_space", "_ropes", "_sampler", "_kv"):
                 delattr(self, name)
             self._loaded, self._pending = False, None
             if self._device.is_gpu:

@@ -79,6 +79,12 @@ class StepArrays:
         tokens = self.sizes.tokens
         return self["slots"][group * tokens : (group + 1) * tokens]
 
+    def clear(self) -> None:
+        """A step of nothing: no row, no slot."""
+        self._buffer.zero_()
+        for name in ("slots", "decodes", "tile_rows", "selected_rows"):
+            self[name].fill_(-1)
+
     def send(self, step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]) -> None:
         """Fill a host copy and start sending it.
 

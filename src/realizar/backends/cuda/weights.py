@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix, pack_plain
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
@@ -17,27 +20,42 @@ from realizar.quantization import QUANTIZED_TYPES, dequantize, to_planes
 
 _FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
-Matrix = PlainMatrix | torch.Tensor
+Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
+Group: TypeAlias = tuple[TensorName, ...]
+
+_MERGED_ROWS = 64  # matrices lie one below the other at multiples of so many rows
 
 
 class Weights:
-    """Device copies of a checkpoint's tensors. A float matrix is a tensor [rows, cols] of its own type."""
+    """Device copies of a checkpoint's tensors.
+
+    Attributes:
+        groups: the matrices of products that share an input, in order; those of one type may lie in one. A float
+            matrix is a tensor [rows, cols] of its own type.
+        embedding: of its own, row by row.
+    """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
         self._spec, self._checkpoint, self._device = spec, checkpoint, device
-        self.matrices: dict[TensorName, Matrix] = {}
+        self.groups: dict[Group, tuple[Matrix, ...]] = {}
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
 
-    def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
-        """Pack the matrices; `progress` gets the bytes of each as it is done."""
-        for linear in {linear.weight: linear for linear in linears}.values():
-            data, ggml_type = self.stored_rows(linear.weight)
-            self.matrices[linear.weight] = self._pack(data, ggml_type, linear.out_features, linear.in_features)
-            self._checkpoint.release(self._stored(linear.weight))
-            progress(data.size)
+    def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
+        """Pack the matrices; `progress` gets the bytes of each group as it is done."""
+        for linears in groups:
+            key = tuple(linear.weight for linear in linears)
+            if key not in self.groups:
+                self.groups[key] = tuple(self._pack_group(linears))
+                for name in key:
+                    self._checkpoint.release(self._stored(name))
+                    progress(self.stored_rows(name)[0].size)
         embedding = self._spec.embedding
         data, ggml_type = self.stored_rows(embedding)
-        self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
+        own = self.groups.get((embedding,), ())
+        if own and not isinstance(own[0], PackedMatrix):
+            self.embedding = own[0]
+        else:
+            self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
 
     def are_float32(self, linears: list[Linear]) -> bool:
         """Whether every matrix is stored in float32."""
@@ -71,7 +89,7 @@ class Weights:
     @property
     def size_bytes(self) -> int:
         """Packed bytes of all matrices."""
-        return sum(matrix_bytes(matrix) for matrix in self.matrices.values())
+        return sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
 
     def stored_rows(self, name: TensorName) -> tuple[NDArray[np.uint8], GGMLType]:
         """The bytes of a canonical tensor: a run of rows of its checkpoint tensor."""
@@ -85,10 +103,26 @@ class Weights:
     def _stored(self, name: TensorName) -> StoredTensor:
         return self._checkpoint.tensors[self._spec.tensors[name].name]
 
-    def _pack(self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int) -> Matrix:
-        return self._pack_plain(data, ggml_type, rows, cols)
+    def _pack_group(self, linears: Sequence[Linear]) -> Iterable[Matrix]:
+        """Matrices side by side; neighbours of one type as one where the CUDA products can have them so."""
+        for ggml_type, run in itertools.groupby(linears, lambda linear: self.stored_rows(linear.weight)[1]):
+            part = list(run)
+            if ggml_type not in QUANTIZED_TYPES or not self._device.has_cuda_kernels:
+                for linear in part:
+                    data, _ = self.stored_rows(linear.weight)
+                    yield self._pack_plain(data, ggml_type, linear.out_features, linear.in_features)
+                continue
+            mergeable = all(linear.out_features % _MERGED_ROWS == 0 for linear in part[:-1])
+            for together in [part] if mergeable else [[linear] for linear in part]:
+                planes = [
+                    to_planes(ggml_type, self.stored_rows(one.weight)[0], one.out_features, one.in_features)
+                    for one in together
+                ]
+                yield pack_matrix(planes, self._device.torch_device)
 
-    def _pack_plain(self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int) -> Matrix:
+    def _pack_plain(
+        self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int
+    ) -> PlainMatrix | torch.Tensor:
         if ggml_type in QUANTIZED_TYPES:
             return pack_plain(to_planes(ggml_type, data, rows, cols), self._device.torch_device)
         bits = torch.from_numpy(np.array(data, copy=True)).view(_FLOATS[ggml_type])

@@ -82,7 +82,19 @@ def combine(
     x = tl.where(inside, sums / tl.where(total > 0.0, total, 1.0), 0.0)
     if row >= 0:
         store_row(
-            x, token, first_column, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
+            x,
+            token,
+            first_column,
+            width,
+            values,
+            value_stride,
+            value_scale,
+            codes,
+            terms,
+            FORMAT,
+            BLOCK_ROWS,
+            CHUNKS,
+            BLOCK,
         )
 
 

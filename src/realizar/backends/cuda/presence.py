@@ -1,0 +1,12 @@
+"""Whether the system lists a GPU, without importing torch. Standard library only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_NODES = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's; Windows' GPU inside Linux; AMD's
+
+
+def gpu_listed(devices: Path = Path("/dev")) -> bool:
+    """Whether a driver has made its device node."""
+    return any(any(devices.glob(pattern)) for pattern in _NODES)

@@ -1,0 +1,118 @@
+"""Compiles every Triton kernel as the backend launches it, for GPUs that are not there; run as a script.
+
+The backend runs on the CPU with launches replaced by compilation, so nothing is computed. Prints one line per target:
+kernels compiled, and the most shared memory and the largest spill among them. Fails where one does not compile.
+
+    python compile_launches.py 80 90 100
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from cuda_runs import GPURunner
+from random_models import Recipe, random_model, random_tokens
+from realizar.backends.cuda import linears, runner
+from realizar.backends.cuda.activations import Form
+from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.kernel_sizes import compute_type
+from realizar.config import EngineConfig
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+RECIPES = {
+    "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
+    "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
+    "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm")),
+    "f32": Recipe(96, 4, 4, weights="F32", parts=("row_norm", "ungated"), activation="gelu"),
+}
+FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64))
+
+_POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.uint8: "*u8",
+    torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+launches: dict[Any, tuple[ASTSource, dict[str, Any]]] = {}
+
+
+def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    """In place of `JITFunction.run`."""
+    names = self.arg_names
+    values = dict(zip(names, args, strict=False))
+    compile_options = {key: options.pop(key) for key in ("num_warps", "num_stages") if key in options}
+    values.update(options)
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for name, parameter in zip(names, self.params, strict=True):
+        value = values[name]
+        if parameter.is_constexpr:
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+    shown = {key: str(value) for key, value in constants.items()}
+    key = (self.fn.__name__, tuple(signature.items()), tuple(shown.items()), tuple(compile_options.items()))
+    if key not in launches:
+        attributes = {
+            (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if signature[name].startswith("*")
+        }
+        launches[key] = (ASTSource(self, signature, constants, attributes), compile_options)
+
+
+def run_backend() -> None:
+    """A chunk, a decode, and both in a step, of every recipe and every form of activations."""
+    triton.runtime.jit.JITFunction.run = record
+    gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
+    runner.compute_type = lambda dtype, device: compute_type(dtype, gpu)
+    linears.product_type = lambda device: tl.float16
+    plain_forms = linears.MergedLinear.forms
+    plain_launch = linears.MergedLinear.launch
+    for kv, recipe in RECIPES.items():
+        for form in FORMS:
+            linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
+            linears.MergedLinear.launch = plain_launch if form is None else (lambda self, rows, inputs, partials: None)
+            kv_dtype: Any = "auto" if kv == "f32" else kv
+            config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
+            made = GPURunner(*random_model(recipe), config)
+            ids = random_tokens(recipe, 40)
+            first, second = made.request(0, ids), made.request(1, ids, first=8)
+            made.step([(first, 20)])
+            made.step([(first, 1), (second, 20)])
+            made.step([(first, 1), (second, 1)])
+
+
+def main(targets: list[int]) -> int:
+    run_backend()
+    failed = 0
+    for capability in targets:
+        target = GPUTarget("cuda", capability, 32)
+
+        def build(item: tuple[ASTSource, dict[str, Any]], target: GPUTarget = target) -> Any:
+            return triton.compile(item[0], target=target, options=item[1])
+
+        most = 0
+        for key, item in launches.items():
+            try:
+                kernel = build(item)
+            except Exception as error:  # noqa: BLE001 the list of failures is the result
+                failed += 1
+                print(f"sm_{capability} {key[0]}: {type(error).__name__}: {str(error)[:300]} {key[2]}")
+                continue
+            most = max(most, kernel.metadata.shared)
+            if kernel.metadata.shared > SHARED_BYTES[capability]:
+                failed += 1
+                print(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
+        print(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(text) for text in sys.argv[1:]]))
