@@ -69,7 +69,7 @@ export class MessageView {
     this.stats = element("span", "stats");
     this.notice = element("div", "notice");
     this.notice.hidden = true;
-    this.actions.append(copy, action("retry", "Regenerate", () => handlers.regenerate(message)), this.stats);
+    this.actions.append(this.stats, copy, action("retry", "Regenerate", () => handlers.regenerate(message)));
     this.node.append(this.thought.node, this.body, this.notice, this.actions);
     this.update(false);
   }

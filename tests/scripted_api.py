@@ -1,0 +1,147 @@
+"""A server that answers as it was told, piece by piece and with known pauses: for the chat page and for bench-serve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer: a delta of OpenAI's API, and the seconds to wait before it."""
+
+    delta: dict[str, Any]
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """An answer. `status` other than 200 refuses; `error` breaks the stream off; `whole` says whether it ends well."""
+
+    pieces: Sequence[Piece] = ()
+    finish_reason: str = "stop"
+    status: int = 200
+    error: str | None = None
+    whole: bool = True
+
+
+def words(text: str, wait_s: float = 0.0, first_s: float | None = None) -> Script:
+    """A text in pieces of a few characters, each after a pause."""
+    pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
+    waits = [wait_s if first_s is None else first_s, *[wait_s] * len(pieces)]
+    return Script([Piece({"content": piece}, wait) for piece, wait in zip(pieces, waits, strict=False)])
+
+
+@dataclass
+class ScriptedApi:
+    """Answers chats and completions by `script`, and remembers what it was asked.
+
+    Attributes:
+        script: an answer for a request's body.
+        key: that it wants, if any.
+        routes: served besides the API.
+        left: requests whose client went away before the end.
+        spans: start and end of each answer, in seconds of `time.monotonic`.
+    """
+
+    script: Callable[[dict[str, Any]], Script] = lambda body: words("Hello")
+    key: str | None = None
+    routes: Sequence[BaseRoute] = ()
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    left: int = 0
+    url: str = ""
+
+    def __enter__(self) -> Self:
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/ready", self._ready),
+            Route("/health", self._ready),
+            Route("/v1/chat/completions", self._answer, methods=["POST"]),
+            Route("/v1/completions", self._answer, methods=["POST"]),
+            *self.routes,
+        ]
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        config = uvicorn.Config(Starlette(routes=routes), log_config=None, ws="none", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(10)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            return _error(401, "a key is needed")
+        return None
+
+    async def _models(self, request: Request) -> Response:
+        record = {"id": "scripted-1b", "object": "model", "max_model_len": 4096}
+        return self._refusal(request) or JSONResponse({"object": "list", "data": [record]})
+
+    async def _ready(self, request: Request) -> Response:
+        return JSONResponse({"status": "ready"})
+
+    async def _answer(self, request: Request) -> Response:
+        if refusal := self._refusal(request):
+            return refusal
+        body = json.loads(await request.body())
+        self.requests.append(body)
+        script = self.script(body)
+        if script.status != 200:
+            return _error(script.status, script.error or "refused")
+        chat = request.url.path.endswith("chat/completions")
+        return StreamingResponse(self._chunks(script, body, chat=chat), media_type="text/event-stream")
+
+    async def _chunks(self, script: Script, body: dict[str, Any], *, chat: bool) -> AsyncIterator[str]:
+        start = time.monotonic()
+        base = {"id": "x", "created": 1, "model": "scripted-1b"}
+        done = False
+        try:
+            for piece in script.pieces:
+                await asyncio.sleep(piece.wait_s)
+                delta = {"delta": piece.delta} if chat else {"text": piece.delta["content"]}
+                yield _event({**base, "choices": [{"index": 0, "finish_reason": None, **delta}]})
+            if script.error is not None:
+                yield _event({"error": {"message": script.error, "type": "server_error", "param": None, "code": None}})
+            elif script.whole:
+                end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+                yield _event({**base, "choices": [{"index": 0, "finish_reason": script.finish_reason, **end}]})
+                if body.get("stream_options", {}).get("include_usage"):
+                    count = len(script.pieces)
+                    usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
+                    yield _event({**base, "choices": [], "usage": usage})
+                yield "data: [DONE]\n\n"
+            done = True
+        finally:
+            self.spans.append((start, time.monotonic()))
+            self.left += not done
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f": a comment\n\ndata: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def _error(status: int, message: str) -> Response:
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
+    return JSONResponse(body, status, headers={"retry-after": "3"} if status == 429 else None)

@@ -1,0 +1,37 @@
+"""The chat page over a real server with SmolLM2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from realizar.config import EngineConfig
+from realizar.server.settings import ServerSettings
+from server_thread import CONTEXT, ServerThread
+
+
+def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:
+    settings = ServerSettings(api_keys=("s3cret",))
+    thread = ServerThread(smollm2_path, settings, EngineConfig(context_length=CONTEXT, max_running=4))
+    server = thread.start()
+    page.set_default_timeout(30_000)
+    try:
+        page.goto(server.url)
+        page.fill("#key", "s3cret")
+        page.press("#key", "Enter")
+        page.wait_for_selector(f"#model:has-text('{server.model.names[0]}')")
+        page.click("#open-settings")
+        page.fill("[data-setting=temperature]", "0")
+        page.fill("[data-setting=max_tokens]", "400")
+        page.click("#settings .primary")
+        page.fill("#prompt", "What is the capital of France? One sentence.")
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".assistant[aria-busy=false] .stats:has-text('tok/s')")
+        assert "Paris" in page.locator(".assistant .body").inner_text()
+        page.fill("#prompt", "Count from 1 to 200.")
+        page.press("#prompt", "Enter")
+        page.wait_for_function("() => document.querySelectorAll('.assistant .body')[1]?.textContent.length > 20")
+        page.click("#stop")
+        page.wait_for_selector(".assistant:last-child[aria-busy=false] .stats:has-text('stopped')")
+    finally:
+        thread.stop()
