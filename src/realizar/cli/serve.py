@@ -45,11 +45,11 @@ def serve_command(
         level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    config = batching.config((engine or EngineOptions()).config(max_running=1))
+    config = batching.config((engine or EngineOptions()).config(max_running=EngineConfig().max_running))
     settings = server.settings()
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
         url = _url(server.host, listener.getsockname()[1])
-        served, running = _prepare(model, server, config, batching.max_queued, sampling or SamplingOptions())
+        served, running = _prepare(model, server, batching, config, sampling or SamplingOptions())
         _tell(f"{served.name} is being loaded; {url} answers already")
         if not settings.api_keys and not server.host.startswith(_LOOPBACK):
             _tell("warning: no --api-key-file: whoever reaches this machine may use the API")
@@ -72,13 +72,18 @@ def serve_command(
 
 
 def _prepare(
-    model: str, server: ServerOptions, config: EngineConfig, max_queued: int | None, sampling: SamplingOptions
+    model: str,
+    server: ServerOptions,
+    batching: BatchingOptions,
+    config: EngineConfig,
+    sampling: SamplingOptions,
 ) -> tuple[ServedModel, AsyncEngine]:
     """What the API knows of the model, and an engine that is not started yet."""
     from realizar.engine.async_engine import AsyncEngine
     from realizar.engine.loading import find_checkpoint
     from realizar.engine.process_messages import Load
     from realizar.engine.supervisor import ProcessLink
+    from realizar.models.pooling import default_pooling
     from realizar.models.registry import build_spec
     from realizar.server.served_model import make_served_model
     from realizar.tokenizer.stop_checker import StopChecker
@@ -91,11 +96,13 @@ def _prepare(
         config.context_length or build_spec(checkpoint).context_length,
         sampling.apply(_model_defaults(checkpoint)),
     )
+    load = Load(str(checkpoint.path), config, fit_context=True, fit_running=batching.max_running is None)
     running = AsyncEngine(
-        ProcessLink(Load(str(checkpoint.path), config, fit_context=True)),
+        ProcessLink(load),
         lambda params: StopChecker(served.tokenizer, params),
         served.tokenizer.eos_ids,
-        max_queued=max_queued,
+        max_queued=batching.max_queued,
+        pooling=default_pooling(checkpoint),
     )
     return served, running
 

@@ -80,7 +80,7 @@ class BatchingOptions:
     """Options of how many are served at once.
 
     Attributes:
-        max_running: answers made at once.
+        max_running: answers made at once; default 64, or 256 on a GPU.
         max_queued: answers that may wait; more are refused. Default four times --max-running.
         max_step_tokens: tokens computed in one step at most.
         kv_cache_bytes: memory of the KV cache, such as 8G; default a share of what is free.
@@ -88,7 +88,9 @@ class BatchingOptions:
         speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
     """
 
-    max_running: Annotated[Integer, Parameter(name=("--max-running", "--max-num-seqs", "--parallel", "-np"))] = 64
+    max_running: Annotated[MaybeInteger, Parameter(name=("--max-running", "--max-num-seqs", "--parallel", "-np"))] = (
+        None
+    )
     max_queued: MaybeInteger = None
     max_step_tokens: Annotated[
         Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
@@ -98,7 +100,7 @@ class BatchingOptions:
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
 
     def config(self, base: EngineConfig) -> EngineConfig:
-        """The configuration of the engine.
+        """The configuration of the engine, over `base`.
 
         Raises:
             InvalidRequestError: a value out of range.
@@ -107,8 +109,8 @@ class BatchingOptions:
             raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
         return replace(
             base,
-            max_running=self.max_running,
-            max_step_tokens=max(self.max_step_tokens, self.max_running),
+            max_running=base.max_running if self.max_running is None else self.max_running,
+            max_step_tokens=self.max_step_tokens,
             kv_cache_bytes=self.kv_cache_bytes,
             prefix_cache=not self.no_prefix_cache,
             speculative_tokens=self.speculative_tokens,

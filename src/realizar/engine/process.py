@@ -15,7 +15,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
+from realizar.backends.select import choose_device
 from realizar.engine.async_link import LoadProgress
 from realizar.engine.core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
@@ -26,16 +28,19 @@ from realizar.engine.transport import FrameError, FrameReader, encode_frame
 _log = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
+_GPU_ROWS = 256
 
 Loader = Callable[[Load, LoadProgress], EngineCore]
 
 
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     """The core of a model on this machine's backend. Raises what `load_core` does."""
-    checkpoint = find_checkpoint(load.model)
-    if load.fit_context and load.config.context_length is None:
-        return load_fitting_core(checkpoint, load.config, progress=progress)
-    return load_core(checkpoint, load.config, progress=progress)
+    checkpoint, config = find_checkpoint(load.model), load.config
+    if load.fit_running and choose_device(config.device) == "cuda":
+        config = replace(config, max_running=_GPU_ROWS)
+    if load.fit_context and config.context_length is None:
+        return load_fitting_core(checkpoint, config, progress=progress)
+    return load_core(checkpoint, config, progress=progress)
 
 
 class EngineProcess:

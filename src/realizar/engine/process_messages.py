@@ -44,11 +44,13 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     """The first command, to an engine in a process of its own: the path of a model, and how to run it.
 
     `fit_context`: where the model's own context does not fit into memory, take half of it, or half of that.
+    `fit_running`: take as many rows as suit the device, whatever the configuration says.
     """
 
     model: str
     config: EngineConfig
     fit_context: bool = False
+    fit_running: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

@@ -1,0 +1,136 @@
+"""Options of `realizar serve`: their aliases, what they become, and what is refused."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import App, CycloptsError
+
+from realizar.backends.base import Capacity
+from realizar.cli.loading import EngineOptions
+from realizar.cli.serve import describe
+from realizar.cli.serve_options import BatchingOptions, ServerOptions, read_keys
+from realizar.config import EngineConfig
+from realizar.engine.process_messages import EngineInfo
+from realizar.errors import InvalidRequestError, RealizarError
+
+BASE = EngineConfig(threads=3)
+
+
+def parsed(*words: str) -> tuple[ServerOptions, BatchingOptions, EngineOptions]:
+    app = App(result_action="return_value")
+    found: list[Any] = []
+
+    @app.default
+    def command(
+        *,
+        server: ServerOptions | None = None,
+        batching: BatchingOptions | None = None,
+        engine: EngineOptions | None = None,
+    ) -> None:
+        found.extend((server or ServerOptions(), batching or BatchingOptions(), engine or EngineOptions()))
+
+    app(list(words), exit_on_error=False, print_error=False)
+    return found[0], found[1], found[2]
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    server, batching, _ = parsed()
+    assert batching.config(BASE) == BASE
+    assert batching.max_queued is None
+    assert (server.host, server.port) == ("127.0.0.1", 8000)
+    settings = server.settings()
+    assert (settings.api_keys, settings.cors_origins, settings.web_page) == ((), (), True)
+
+
+@pytest.mark.parametrize("name", ["--max-running", "--max-num-seqs", "--parallel", "-np"])
+def test_names_of_other_servers(name: str) -> None:
+    assert parsed(name, "7")[1].config(BASE).max_running == 7
+
+
+@pytest.mark.parametrize("name", ["--context-length", "--ctx-size", "--max-model-len", "-c"])
+def test_names_of_the_context(name: str) -> None:
+    assert parsed(name, "900")[2].context_length == 900
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8G", 8 << 30), ("512MiB", 512 << 20), ("1.5k", 1536), ("100", 100), ("2 TB", 2 << 40)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parsed("--kv-cache-bytes", text)[1].config(BASE).kv_cache_bytes == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "8X", "1e9", "8GG"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(CycloptsError):
+        parsed(f"--kv-cache-bytes={text}")
+
+
+def test_batching_becomes_the_configuration() -> None:
+    words = ("--max-step-tokens", "64", "--no-prefix-cache", "--speculative-tokens", "4", "--max-queued", "0")
+    batching = parsed(*words)[1]
+    config = batching.config(BASE)
+    assert (config.max_step_tokens, config.prefix_cache, config.speculative_tokens) == (64, False, 4)
+    assert (config.threads, batching.max_queued) == (3, 0)
+
+
+@pytest.mark.parametrize("words", [("--max-queued", "-1"), ("--max-running", "0"), ("--speculative-tokens", "99")])
+def test_values_out_of_range(words: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequestError):
+        parsed(*words)[1].config(BASE)
+
+
+def test_origins_and_names_may_be_repeated() -> None:
+    words = ("--cors-origin", "http://a", "--allowed-origins", "http://b", "--served-model-name", "x", "--alias", "y")
+    server = parsed(*words)[0]
+    assert server.settings().cors_origins == ("http://a", "http://b")
+    assert server.served_model_name == ("x", "y")
+
+
+def test_keys_are_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the team\nalpha\n\n  beta  \n")
+    path.chmod(stat.S_IRUSR)
+    assert parsed("--api-key-file", str(path))[0].settings().api_keys == ("alpha", "beta")
+    assert not caplog.records
+    path.chmod(0o644)
+    read_keys(path)
+    assert "every user" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"# none\n\n", b"\xff\xfe"])
+def test_files_without_keys(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    with pytest.raises(RealizarError, match="keys"):
+        read_keys(path)
+    with pytest.raises(RealizarError, match="No such file"):
+        read_keys(tmp_path / "absent")
+
+
+def info(context_length: int, max_request_tokens: int) -> EngineInfo:
+    capacity = Capacity(32, (100, 64), 8, 512, context_length, 96_400_000, 1, 3_070_000_000, "f16", 0.52)
+    return EngineInfo("llama", 512, 256, context_length, max_request_tokens, 8, capacity, 1)
+
+
+@pytest.mark.parametrize(
+    ("known", "config", "line"),
+    [
+        (info(2048, 2048), BASE, "context: 2048 tokens a request"),
+        (info(2048, 640), BASE, "context: 2048 tokens a request, at most 640 for lack of KV cache"),
+        (info(1024, 1024), BASE, "context: 1024 tokens a request, as the model's 2048 do not fit into memory"),
+        (info(1024, 1024), EngineConfig(context_length=1024, threads=3), "context: 1024 tokens a request"),
+    ],
+)
+def test_what_was_chosen_is_said(known: EngineInfo, config: EngineConfig, line: str) -> None:
+    assert describe(known, config, 2048, 5) == [
+        line,
+        "answers: 8 at once, 5 queued",
+        "KV cache: 3.07 GB of f16 for 2048 tokens",
+        "weights: 96.4 MB, loaded in 0.5 s",
+        "threads: 3",
+    ]
+    assert describe(known, config, 2048, None)[1] == "answers: 8 at once, 32 queued"
