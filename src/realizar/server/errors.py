@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -86,13 +87,27 @@ def to_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")
 
 
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of requests raised inside name the request's own fields: `names` has those by the engine's."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        # What is too long together is told of the prompt, as OpenAI tells it.
+        known = "prompt" if isinstance(error, ContextLengthError) else error.param or ""
+        if known not in names:
+            raise
+        raise type(error)(str(error), names[known]) from None
+
+
 def _known(error: BaseException) -> ApiError | None:
     message = _cleaned(str(error))
     match error:
         case ApiError():
             return error
         case ContextLengthError():
-            return refused(message, error.param, "context_length_exceeded")
+            # LangChain looks for the code in the text that the client makes of an error, which is the message alone.
+            return refused(f"{message} (context_length_exceeded)", error.param, "context_length_exceeded")
         case InvalidRequestError():
             return refused(message, error.param)
         case ChatTemplateError():

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from realizar.errors import InvalidRequestError
+from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.server.errors import refused
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -73,14 +73,11 @@ def check_length(text: str, max_tokens: int, param: str) -> None:
     """Refuse a text that can't fit the context before it is tokenized.
 
     Raises:
-        ApiError: 400 context_length_exceeded.
+        ContextLengthError: it can't.
     """
     if len(text) > max_tokens * _MAX_CHARACTERS_PER_TOKEN + 4096:
-        raise refused(
-            f"This model's maximum context length is {max_tokens} tokens; {param} has {len(text)} characters, "
-            f"which can't fit",
-            param,
-            "context_length_exceeded",
+        raise ContextLengthError(
+            f"{param} has {len(text)} characters, which can't fit into the context of {max_tokens} tokens", param
         )
 
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from realizar.engine.async_stream import AsyncStream
-from realizar.errors import ContextLengthError, InvalidRequestError, RealizarError
+from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.api import Api, pieces_of
+from realizar.server.errors import renaming
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.protocol.answers import FinishReason, Usage, make_usage
 from realizar.server.protocol.chat import ChatCompletionRequest
@@ -52,28 +52,20 @@ class ChatRun:
         Raises:
             RealizarError: the engine refused it, or stopped.
         """
-        stream = await self._submit()
-        async with aclosing(pieces_of(stream, self._api.metrics, lambda: not self._open)) as pieces:
-            async for piece in pieces:
-                if piece.choice in self._open:
-                    yield self._take_in(piece)
-        with suppress(RealizarError):  # closed before its end: the answers were complete
-            self.output = await stream.result()
-
-    async def _submit(self) -> AsyncStream:
-        try:
-            return await self._api.engine.generate(
+        with renaming({"prompt": "messages", "structured": self._plan.structured_field}):
+            stream = await self._api.engine.generate(
                 self._plan.token_ids,
                 self._plan.sampling,
                 request_id=self._request_id,
                 priority=self._request.priority or 0,
                 cache_salt=self._request.cache_salt,
             )
-        except ContextLengthError as error:
-            raise ContextLengthError(str(error), "messages") from None
-        except InvalidRequestError as error:
-            names = {"prompt": "messages", "structured": self._plan.structured_field}
-            raise InvalidRequestError(str(error), names.get(error.param or "", error.param)) from None
+            async with aclosing(pieces_of(stream, self._api.metrics, lambda: not self._open)) as pieces:
+                async for piece in pieces:
+                    if piece.choice in self._open:
+                        yield self._take_in(piece)
+        with suppress(RealizarError):  # closed before its end: the answers were complete
+            self.output = await stream.result()
 
     def _take_in(self, piece: ChoiceDelta) -> ChatPiece:
         parser = self._parsers[piece.choice]

@@ -8,10 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from realizar.engine.async_stream import AsyncStream
-from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, pieces_of
+from realizar.server.errors import renaming
 from realizar.server.merge import Admission, merged
 from realizar.server.prompts import Prompt
 from realizar.server.protocol.answers import Usage, make_usage
@@ -79,10 +79,17 @@ class CompletionRun:
         Raises:
             RealizarError: the engine refused a prompt, or stopped.
         """
-        parts = [functools.partial(self._part, place) for place in range(len(self._plan.prompts))]
+        parts = [functools.partial(self._named_part, place) for place in range(len(self._plan.prompts))]
         async with aclosing(merged(parts)) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def _named_part(self, place: int) -> AsyncGenerator[CompletionPiece]:
+        where = f"prompt[{place}]" if len(self._plan.prompts) > 1 else "prompt"
+        with renaming({"prompt": where, "structured": self._plan.structured_field}):
+            async with aclosing(self._part(place)) as pieces:
+                async for piece in pieces:
+                    yield piece
 
     async def _part(self, place: int) -> AsyncGenerator[CompletionPiece]:
         plan = self._plan
@@ -135,21 +142,14 @@ class CompletionRun:
         ]
 
     async def _submit(self, place: int, sampling: SamplingParams, *, score_only: bool) -> AsyncStream:
-        prompt, many = self._plan.prompts[place], len(self._plan.prompts) > 1
-        where = f"prompt[{place}]" if many else "prompt"
+        prompt = self._plan.prompts[place]
         scoring = score_only and not self._plan.score_only
-        try:
-            return await self._api.engine.generate(
-                prompt.token_ids,
-                sampling,
-                request_id=f"{self._request_id}-{place}{'-scored' if scoring else ''}",
-                prompt=prompt.text,
-                priority=self._plan.priority,
-                cache_salt=self._plan.cache_salt,
-                score_only=score_only,
-            )
-        except ContextLengthError as error:
-            raise ContextLengthError(str(error), where) from None
-        except InvalidRequestError as error:
-            names = {"prompt": where, "structured": self._plan.structured_field}
-            raise InvalidRequestError(str(error), names.get(error.param or "", error.param)) from None
+        return await self._api.engine.generate(
+            prompt.token_ids,
+            sampling,
+            request_id=f"{self._request_id}-{place}{'-scored' if scoring else ''}",
+            prompt=prompt.text,
+            priority=self._plan.priority,
+            cache_salt=self._plan.cache_salt,
+            score_only=score_only,
+        )

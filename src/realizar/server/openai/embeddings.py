@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.engine.async_engine import Embedding
-from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.server.api import Api, api_of, new_id, note
 from realizar.server.body import read_record
-from realizar.server.errors import refused, unsupported
+from realizar.server.errors import refused, renaming, unsupported
 from realizar.server.leaving import unless_left
 from realizar.server.merge import Admission
 from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
@@ -83,14 +82,10 @@ async def _embed_all(
         token_ids = keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens)
         where = f"input[{place}]" if len(prompts) > 1 else "input"
         async with admission.slots:
-            try:
+            with renaming({"prompt": where}):
                 return await admission.enter(
                     lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
                 )
-            except ContextLengthError as error:
-                raise ContextLengthError(str(error), where) from None
-            except InvalidRequestError as error:
-                raise InvalidRequestError(str(error), where) from None
 
     tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
     try:

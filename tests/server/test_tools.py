@@ -1,0 +1,156 @@
+"""Tool calls on a real model whose template shows no tools: forced by grammar, streamed, and left free."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+MODEL = "org/smollm2"
+ASK = [{"role": "user", "content": "How is the weather in Rome?"}]
+
+
+def tool(name: str, properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": name, "parameters": parameters, **more}}
+
+
+WEATHER = tool("weather", {"city": {"type": "string", "maxLength": 10}, "days": {"type": "integer", "maximum": 9}})
+TIME = tool("time", {"zone": {"enum": ["UTC", "CET"]}})
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+def call(client: openai.OpenAI, choice: Any, **fields: Any) -> Any:
+    return client.chat.completions.create(
+        **{"model": MODEL, "messages": ASK, "temperature": 0, "max_tokens": 160, "tools": [WEATHER, TIME]}
+        | {"tool_choice": choice, **fields}
+    )
+
+
+def check(name: str, arguments: str) -> None:
+    parsed = json.loads(arguments)
+    if name == "weather":
+        assert set(parsed) == {"city", "days"}
+        assert isinstance(parsed["days"], int)
+    else:
+        assert name == "time"
+        assert parsed["zone"] in ("UTC", "CET")
+
+
+def joined(chunks: list[Any]) -> list[dict[str, str]]:
+    """The calls that a stream's pieces make up."""
+    calls: list[dict[str, str]] = []
+    for chunk in chunks:
+        for choice in chunk.choices:
+            for piece in choice.delta.tool_calls or ():
+                if piece.index == len(calls):
+                    assert piece.id
+                    assert piece.type == "function"
+                    calls.append({"id": piece.id, "name": piece.function.name, "arguments": ""})
+                else:
+                    assert piece.id is None
+                    assert piece.function.name is None
+                calls[piece.index]["arguments"] += piece.function.arguments
+    return calls
+
+
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, ALLOWED], ids=["required", "named", "allowed"])
+def test_forced_calls(client: openai.OpenAI, choice: Any) -> None:
+    fields = {"parallel_tool_calls": False}
+    answer = call(client, choice, **fields).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    (made,) = answer.message.tool_calls
+    check(made.function.name, made.function.arguments)
+    assert answer.message.content is None
+    if choice != "required":
+        assert made.function.name == "time"
+    chunks = list(call(client, choice, stream=True, **fields))
+    assert [(each["name"], each["arguments"]) for each in joined(chunks)] == [
+        (made.function.name, made.function.arguments)
+    ]
+    assert not any(choice.delta.content for chunk in chunks for choice in chunk.choices)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_forced_call_may_be_one_of_several(client: openai.OpenAI) -> None:
+    calls = call(client, "required", max_tokens=100).choices[0].message.tool_calls
+    assert calls
+    for made in calls[:-1]:
+        check(made.function.name, made.function.arguments)
+    assert len({made.id for made in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_model_may_decide(client: openai.OpenAI, strict: bool) -> None:
+    tools = [{**WEATHER, "function": {**WEATHER["function"], "strict": strict}}]
+    answer = call(client, "auto", tools=tools, max_tokens=40).choices[0]
+    assert answer.message.content or answer.message.tool_calls
+    chunks = list(call(client, "auto", tools=tools, max_tokens=40, stream=True))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == (answer.message.content or "")
+    assert len(joined(chunks)) == len(answer.message.tool_calls or ())
+
+
+def test_none_hides_the_tools(client: openai.OpenAI) -> None:
+    without = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=12)
+    hidden = call(client, "none", max_tokens=12)
+    assert hidden.usage.prompt_tokens == without.usage.prompt_tokens
+    assert hidden.choices[0].message.content == without.choices[0].message.content
+    assert call(client, "auto", max_tokens=1).usage.prompt_tokens > without.usage.prompt_tokens + 50
+
+
+def test_a_conversation_with_calls_goes_on(client: openai.OpenAI) -> None:
+    made = call(client, NAMED).choices[0].message
+    result = {"role": "tool", "tool_call_id": made.tool_calls[0].id, "content": "12:00"}
+    answer = call(client, "auto", messages=[*ASK, made.model_dump(), result], max_tokens=20)
+    assert answer.usage.prompt_tokens > 60
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/nothing"}}}, "nothing"),
+        ({"type": "integer", "minimum": 5, "maximum": 4}, ""),
+        ({"type": "string", "pattern": "("}, ""),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "wish"}, "wish"),
+        (False, ""),
+    ],
+)
+def test_schemas_that_cannot_be_followed(client: openai.OpenAI, schema: Any, word: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        call(client, None, tools=None, response_format=form)
+    assert caught.value.param == "response_format"
+    assert word in caught.value.message
+
+
+def test_schemas_that_recurse_or_repeat(client: openai.OpenAI) -> None:
+    """Either followed or refused, soon; the server goes on."""
+    recursing = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}}}}
+    repeating = {"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000}
+    looping = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    for schema in (recursing, repeating, looping):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        try:
+            answer = call(client, None, tools=None, response_format=form, max_tokens=12)
+        except openai.BadRequestError as error:
+            assert error.param == "response_format"  # noqa: PT017
+        else:
+            assert answer.choices[0].message.content[0] in "{["
+    wrong = ({"guided_regex": "(a{1,9999}){1,9999}"}, {"guided_regex": "["}, {"guided_grammar": "start: nothing"})
+    for fields in wrong:
+        with pytest.raises(openai.BadRequestError) as caught:
+            call(client, None, tools=None, extra_body=fields)
+        assert caught.value.param == next(iter(fields))
+    assert call(client, None, tools=None, max_tokens=1).usage.completion_tokens == 1
