@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.fragments import FragmentFormat
-from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
+from realizar.backends.cuda.native.sources import REPACKED_TYPES, MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
 from realizar.backends.cuda.tuning import Choice
 from realizar.checkpoint.ggml_types import GGMLType
@@ -99,6 +100,32 @@ def check(products: Products, quick: bool) -> bool:
             worst[kind] = max(worst.get(kind, 0.0), error)
         print(f"{name:14s} {matrix.rows}x{matrix.cols}  " + "  ".join(f"{k} {e:.1e}" for k, e in worst.items()))
     print("all right" if right else "WRONG", flush=True)
+    return right
+
+
+def check_packer() -> bool:
+    """Blocks repacked on the device against `pack_fragments`, byte for byte, in two parts and several pieces."""
+    packer, right = Packer("cuda"), True
+    for ggml_type in REPACKED_TYPES:
+        cols = ggml_type.block_size * -(-320 // ggml_type.block_size) // 64 * 64 or 64
+        parts = [
+            RawMatrix(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(rows), 0.02), rows, cols)
+            for rows in (128, 90)
+        ]
+        planes = [to_planes(ggml_type, p.data, p.rows, p.cols) for p in parts]
+        expected, got = pack_matrix(planes, "cuda"), packer.pack(parts)
+        same = torch.equal(expected.weights, got.weights) and torch.equal(expected.block_scales, got.block_scales)
+        if not same:
+            print(ggml_type.name, "repacked wrongly:", int((expected.weights != got.weights).sum()), "bytes")
+        right &= same
+    data = random_blocks(GGMLType.Q4_K, 28672, 4096, np.random.default_rng(0), 0.02)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        started = time.monotonic()
+        packer.pack([RawMatrix(GGMLType.Q4_K, data, 28672, 4096)])
+        torch.cuda.synchronize()
+        taken = time.monotonic() - started
+    print("packer", "right" if right else "WRONG", f"{data.size / taken / 1e9:.1f} GB/s", flush=True)
     return right
 
 
@@ -192,6 +219,14 @@ def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
         print(f"head Q6_K rows {rows}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
 
 
+# strips, groups, stages, step, blocks
+SMALL = [(1, 1, 4, 1, 3), (1, 1, 6, 1, 2), (1, 1, 8, 1, 2), (1, 1, 4, 2, 2), (1, 1, 3, 4, 2), (1, 2, 4, 1, 2),
+         (1, 2, 3, 2, 2), (2, 1, 4, 1, 2), (2, 1, 6, 1, 2), (2, 1, 3, 2, 2), (2, 1, 6, 2, 1), (2, 2, 4, 1, 2),
+         (2, 2, 8, 1, 1), (2, 2, 4, 2, 1), (1, 4, 4, 1, 1), (1, 2, 6, 2, 1), (1, 4, 4, 2, 1), (1, 2, 4, 2, 1)]
+LARGE = [(1, 1, 4, 1, 1), (1, 2, 4, 1, 1), (1, 2, 5, 1, 1), (2, 2, 4, 1, 1), (2, 2, 5, 1, 1), (2, 2, 6, 1, 1),
+         (1, 3, 4, 1, 1), (1, 2, 3, 2, 1), (1, 2, 3, 1, 1), (1, 1, 3, 2, 1), (2, 2, 3, 2, 1), (1, 2, 4, 1, 2)]
+
+
 def candidates(rows: int, form: FragmentFormat) -> list[tuple[Tiles, ActivationFormat]]:
     """Tiles worth trying for a number of rows."""
     if rows < 8:
@@ -199,13 +234,10 @@ def candidates(rows: int, form: FragmentFormat) -> list[tuple[Tiles, ActivationF
         if rows > 1:
             shapes = [(8, 1, 1, 3), (4, 2, 1, 3), (8, 1, 2, 2), (4, 2, 2, 2), (8, 1, 1, 2), (4, 1, 2, 4), (4, 4, 1, 1), (2, 4, 1, 3)]
         return [(MatvecTiles(rows, *shape), ActivationFormat("int8", 1)) for shape in shapes]
-    block = min(rows, 256)
-    small = [(1, 1, 4, 1, 3), (1, 1, 6, 1, 2), (1, 1, 8, 1, 2), (1, 1, 4, 2, 2), (1, 1, 3, 4, 2), (1, 2, 4, 1, 2), (1, 2, 3, 2, 2), (2, 1, 4, 1, 2), (2, 1, 6, 1, 2), (2, 1, 3, 2, 2), (2, 1, 6, 2, 1), (2, 2, 4, 1, 2), (2, 2, 8, 1, 1), (2, 2, 4, 2, 1), (1, 4, 4, 1, 1), (1, 2, 6, 2, 1)]
-    large = [(1, 1, 4, 1, 1), (1, 2, 4, 1, 1), (1, 2, 5, 1, 1), (2, 2, 4, 1, 1), (2, 2, 5, 1, 1), (2, 2, 6, 1, 1), (1, 3, 4, 1, 1), (1, 2, 3, 2, 1), (1, 2, 3, 1, 1), (1, 1, 3, 2, 1)]
-    found = [WgmmaTiles(block, *shape) for shape in (small if block <= 64 else large)]
     return [
         (tiles, ActivationFormat("half", block))
-        for tiles in found
+        for block in ((min(rows, 256), 128) if rows > 128 else (rows,))
+        for tiles in (WgmmaTiles(block, *shape) for shape in (SMALL if block <= 64 else LARGE))
         if tiles.shared_bytes(form) * tiles.blocks <= 225_000
         and (tiles.strips * (block // 2 + 32) + 48) * tiles.threads * tiles.blocks <= 68_000
         and not (block == 256 and tiles.strips == 2)
@@ -240,7 +272,8 @@ def search(products: Products, bench: Bench, counts: Sequence[int], found: list[
                     try:
                         ms = bench.shape_ms(name, rows, config, 3)
                     except KernelError as error:
-                        print("fails", config, error)
+                        print("fails", config.tiles, error)
+                        break
                         continue
                     found.append(
                         {"rows": rows, "shape": name, "tiles": dataclasses.asdict(tiles), "splits": splits, "ms": ms}
@@ -265,6 +298,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), products.arch, flush=True)
     ggml_type = GGMLType[arguments.type]
     if "check" in arguments.what or "quick" in arguments.what:
+        check_packer()
         check(products, "quick" in arguments.what)
     if "time" in arguments.what:
         time_all(products, ggml_type, arguments.compact)

@@ -25,23 +25,19 @@ Formats of activations: `pack_activations`. Layout of weights: `fragments`.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from realizar.backends.cuda.fragments import FragmentFormat
-from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, product_source
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_activations import padded_cols
 from realizar.backends.cuda.tuning import Choice, DeviceTuning, load_tuning
-
-_LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 
@@ -158,16 +154,21 @@ class Products:
             )
         return replace(choice, splits=max(1, min(choice.splits, chunks)))
 
-    def prepare(self, wanted: Iterable[tuple[FragmentFormat, ProductConfig]]) -> None:
+    def prepare(
+        self, wanted: Iterable[tuple[FragmentFormat, ProductConfig]], compiled: Callable[[int, int], None] | None = None
+    ) -> None:
         """Compile and load kernels, in parallel where they are not on disk yet; nothing may compile during capture.
+
+        Args:
+            wanted: formats of matrices, each with a config that it will be launched with.
+            compiled: called, by any thread, with the number compiled so far and the number to compile.
 
         Raises:
             KernelError: a kernel does not compile or does not fit the device.
         """
-        missing = {(form, config.tiles) for form, config in wanted} - self._kernels.keys()
+        missing = sorted({(form, config.tiles) for form, config in wanted} - self._kernels.keys(), key=repr)
         sources = [product_source(form, tiles) for form, tiles in missing]
-        with ThreadPoolExecutor(8) as pool:
-            cubins = list(pool.map(lambda source: compile_source(source, self.arch), sources))
+        cubins = compile_sources(sources, self.arch, compiled)
         for (form, tiles), source, cubin in zip(missing, sources, cubins, strict=True):
             self._kernels[form, tiles] = Kernel(cubin, source.name, tiles.shared_bytes(form))
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import count
 from pathlib import Path
-from typing import Any
 
+from realizar.backends.cuda.native import nvrtc
 from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
@@ -58,16 +63,63 @@ def compile_source(source: Source, arch: str) -> bytes:
     Raises:
         KernelError: NVRTC is missing or refuses the source; the message holds the first lines of its log.
     """
-    text = source.text()
-    digest = hashlib.sha256(f"{_nvrtc_version()} {arch}\n{text}".encode()).hexdigest()[:32]
-    path = cache_folder() / f"{source.name}-{digest}.cubin"
+    return compile_sources([source], arch)[0]
+
+
+def compile_sources(
+    sources: Sequence[Source], arch: str, compiled: Callable[[int, int], None] | None = None
+) -> list[bytes]:
+    """The cubins of several kernels; those that are not in the cache are compiled side by side, a process each.
+
+    Args:
+        sources: what to compile. arch: as in `compile_source`.
+        compiled: called, by any thread, with the number compiled so far and the number to compile.
+
+    Raises:
+        KernelError: as in `compile_source`.
+    """
+    paths = [_path(source, arch) for source in sources]
+    missing = {path: source for path, source in zip(paths, sources, strict=True) if not path.exists()}
+    done = count()
+
+    def build(path: Path, source: Source) -> bytes:
+        cubin = _compile_aside(source, arch) if len(missing) > 1 else _compile_here(source, arch)
+        _keep(path, cubin)
+        if compiled is not None:
+            compiled(next(done) + 1, len(missing))
+        return cubin
+
+    with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1))) as pool:
+        built = dict(zip(missing, pool.map(build, missing, missing.values()), strict=True))
+    return [built[path] if path in built else path.read_bytes() for path in paths]
+
+
+def _path(source: Source, arch: str) -> Path:
+    digest = hashlib.sha256(f"{_version()} {arch} {nvrtc.OPTIONS}\n{source.text()}".encode()).hexdigest()[:32]
+    return cache_folder() / f"{source.name}-{digest}.cubin"
+
+
+def _version() -> str:
     try:
-        return path.read_bytes()
-    except OSError:
-        pass
-    cubin = _compile(source.name, text, arch)
-    _keep(path, cubin)
-    return cubin
+        return nvrtc.version()
+    except (ImportError, RuntimeError) as error:
+        raise KernelError(f"NVRTC is not installed ({error}): pip install 'realizar[cuda]'") from error
+
+
+def _compile_here(source: Source, arch: str) -> bytes:
+    try:
+        return nvrtc.compile_text(source.name, source.text(), arch)
+    except ValueError as error:
+        raise KernelError(f"kernel {source.name} does not compile for {arch}: {error}") from error
+
+
+def _compile_aside(source: Source, arch: str) -> bytes:
+    command = [sys.executable, nvrtc.__file__, source.name, arch]
+    result = subprocess.run(command, input=source.text().encode(), capture_output=True, check=False)
+    if result.returncode != 0:
+        reason = result.stderr.decode(errors="replace")[-600:]
+        raise KernelError(f"kernel {source.name} does not compile for {arch}: {reason}")
+    return result.stdout
 
 
 def cache_folder() -> Path:
@@ -85,42 +137,3 @@ def _keep(path: Path, cubin: bytes) -> None:
         Path(file.name).replace(path)
     except OSError as error:
         _LOG.warning("compiled kernels can't be kept in %s: %s", path.parent, error)
-
-
-@cache
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:
-        raise KernelError(f"NVRTC is not installed ({error}): pip install 'realizar[cuda]'") from error
-    return nvrtc
-
-
-@cache
-def _nvrtc_version() -> str:
-    _, major, minor = _nvrtc().nvrtcVersion()
-    return f"{major}.{minor}"
-
-
-def _compile(name: str, text: str, arch: str) -> bytes:
-    nvrtc = _nvrtc()
-    status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], [])
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise KernelError(f"NVRTC can't start: {status.name}")
-    try:
-        options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--device-as-default-execution-space"]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            _, size = nvrtc.nvrtcGetProgramLogSize(program)
-            log = b" " * size
-            nvrtc.nvrtcGetProgramLog(program, log)
-            lines = [line for line in log.decode(errors="replace").splitlines() if "error" in line]
-            raise KernelError(f"kernel {name} does not compile for {arch}: {'; '.join(lines[:3]) or status.name}")
-        _, size = nvrtc.nvrtcGetCUBINSize(program)
-        cubin = b" " * size
-        nvrtc.nvrtcGetCUBIN(program, cubin)
-        return cubin
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)

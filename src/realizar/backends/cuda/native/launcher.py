@@ -49,7 +49,7 @@ class Kernel:
         self.name, self.shared_bytes = name, shared_bytes
         self._module = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
         self._function = _check(driver.cuModuleGetFunction(self._module, name.encode()), f"finding kernel {name}")
-        if shared_bytes > 48 * 1024:
+        if shared_bytes > 32 * 1024:  # beyond 48 KiB together with static shared memory it must be asked for
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(
                 driver.cuFuncSetAttribute(self._function, attribute, shared_bytes),
@@ -84,6 +84,4 @@ class Kernel:
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
         types = tuple(ctypes.c_void_p if size == "p" else ctypes.c_int for size in sizes)
-        _check(
-            driver.cuLaunchKernelEx(config, self._function, (tuple(arguments), types), 0), f"launching {self.name}"
-        )
+        _check(driver.cuLaunchKernelEx(config, self._function, (tuple(arguments), types), 0), f"launching {self.name}")

@@ -53,6 +53,8 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
   let_next_start();
   wait_for_previous();
   for (int k = 0; k < STAGES - 1; k++) { fetch_x(k); close(); }
+  __shared__ float scales[PART_ROWS];  // of the activation rows; read after the loop's barriers
+  if (threadIdx.x < PART_ROWS) scales[threadIdx.x] = load_float(row_scales + x_block * ROWS + x_part * PART_ROWS + threadIdx.x);
 
   float c[PART_ROWS / 8][4];
 #pragma unroll
@@ -86,6 +88,7 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
 
   const int strip = strip0 + own, row = strip * 64 + tile * 16 + g;
   if (strip >= strips) return;
@@ -97,7 +100,7 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
     for (int e = 0; e < 2; e++) {
       const int x_row = x_block * ROWS + x_part * PART_ROWS + m * 8 + t * 2 + e;
       if (x_row < rows) {
-        const float scale = block_scale * load_float(row_scales + x_row);
+        const float scale = block_scale * scales[m * 8 + t * 2 + e];
         float* to = out + (long)x_row * row_stride + row;
         if (row < rows_out) to[0] = c[m][e] * scale;
         if (row + 8 < rows_out) to[8] = c[m][2 + e] * scale;

@@ -7,8 +7,15 @@ from typing import Literal
 
 from realizar.backends.cuda.fragments import FragmentFormat, Small
 from realizar.backends.cuda.native.compiler import Source
+from realizar.checkpoint.ggml_types import GGMLType
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
+REPACKED_TYPES = (
+    GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q5_K,
+    GGMLType.Q6_K, GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.MXFP4,
+)  # fmt: skip
+"""Types whose raw blocks `repack.cu` knows."""
+
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
     "u4_pair": "SMALL_U4_PAIR",
@@ -158,6 +165,12 @@ def product_source(form: FragmentFormat, tiles: Tiles) -> Source:
 def activations_source() -> Source:
     """Float rows to both formats of activations."""
     return Source("activations", ("activations.cu",), (("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")))
+
+
+def repack_source(ggml_type: GGMLType, form: FragmentFormat) -> Source:
+    """Raw blocks of a type to its format: two kernels, `scale_tops` and `pack_blocks`."""
+    names = (("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{ggml_type.name}", "1"))
+    return Source(f"repack_{ggml_type.name.lower()}", ("repack.cu",), (*_format_defines(form), *names))
 
 
 def _format_defines(form: FragmentFormat) -> list[tuple[str, str]]:

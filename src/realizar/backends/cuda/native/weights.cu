@@ -178,7 +178,7 @@ INLINE u32 code_bytes(const Raw& raw, const void* table) {
   else return shifted<-4 * R - J>(raw.codes[0]) & 0x01010101u;
 }
 #endif
-constexpr bool BYTES_TIMES_16 = !VECTOR && !CODEBOOK && BITS == 4;
+#define BYTES_TIMES_16 (!VECTOR && !CODEBOOK && BITS == 4)
 
 // Codes of columns 4 J + H and 4 J + 2 + H of half R in the two halves of a word, at bit POSITION of each.
 template <int R, int J, int H>

@@ -30,6 +30,7 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
      int rows, int rows_out, int chunks, int splits, int row_stride, int split_stride) {
   extern __shared__ __align__(1024) char ring[];
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
+  __shared__ float scales[ROWS];                     // of the activation rows
   const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8, base = (u32)__cvta_generic_to_shared(ring);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int units = (chunks + STEP - 1) / STEP;
@@ -44,7 +45,7 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
 
   if (warp >= GROUPS * 4) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (warp == GROUPS * 4 && lane == 0) {
+    if (warp == GROUPS * 4) {
       const char* x = values + ((long)blockIdx.z * chunks + first) * X_CHUNK;
       const int used = strips - strip0 < GROUPS * STRIPS ? strips - strip0 : GROUPS * STRIPS;  // the last block's may end early
       auto chunks_of = [&](int stage) { return count - stage * STEP < STEP ? count - stage * STEP : STEP; };
@@ -62,16 +63,25 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
         copy_bulk(base + slot * STAGE_BYTES + WEIGHTS_STAGE, x + (long)stage * STEP * X_CHUNK, chunks_of(stage) * X_CHUNK, full + slot * 8);
       };
       const int ahead = stages < STAGES ? stages : STAGES;
-      for (int s = 0; s < ahead; s++) fetch_weights(s, s);
+      if (lane == 0)
+        for (int s = 0; s < ahead; s++) fetch_weights(s, s);
+      __syncwarp();
       let_next_start();
       wait_for_previous();
-      for (int s = 0; s < ahead; s++) fetch_x(s, s);
-      int slot = 0, parity = 0;
-      for (int s = ahead; s < stages; s++) {
-        barrier_wait(empty + slot * 8, parity);
-        fetch_weights(s, slot);
-        fetch_x(s, slot);
-        if (++slot == STAGES) { slot = 0; parity ^= 1; }
+      if (lane == 0)
+        for (int s = 0; s < ahead; s++) fetch_x(s, s);
+      __syncwarp();
+      for (int i = lane; i < ROWS; i += 32) scales[i] = load_float(row_scales + blockIdx.z * ROWS + i);
+      __threadfence_block();
+      asm volatile("bar.arrive 1, %0;" ::"n"(GROUPS * 128 + 32) : "memory");
+      if (lane == 0) {
+        int slot = 0, parity = 0;
+        for (int s = ahead; s < stages; s++) {
+          barrier_wait(empty + slot * 8, parity);
+          fetch_weights(s, slot);
+          fetch_x(s, slot);
+          if (++slot == STAGES) { slot = 0; parity ^= 1; }
+        }
       }
     }
     return;
@@ -119,25 +129,27 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
   for (; k + 1 < count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
   if (k < count) step(k, a[0]);
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  wait_for_previous();  // partials may still be read by a kernel before
+  asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128 + 32) : "memory");  // the producer has waited for the kernel before
 
   float* out = partials + (long)blockIdx.y * split_stride;
+  const int x_row0 = blockIdx.z * ROWS + t * 2;
 #pragma unroll
   for (int i = 0; i < STRIPS; i++) {
     const int strip = strip0 + group * STRIPS + i, row = strip * 64 + tile * 16 + g;
     if (strip >= strips) break;
     const float block_scale = __ldg(block_scales + strip);
+    float* to = out + (long)x_row0 * row_stride + row;
+    const bool whole = blockIdx.z * ROWS + ROWS <= rows && strip * 64 + 64 <= rows_out;
 #pragma unroll
-    for (int m = 0; m < ROWS / 8; m++)
+    for (int m = 0; m < ROWS / 8; m++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const int x_row = blockIdx.z * ROWS + m * 8 + t * 2 + e;
-        if (x_row < rows) {
-          const float scale = block_scale * load_float(row_scales + x_row);
-          float* to = out + (long)x_row * row_stride + row;
-          if (row < rows_out) to[0] = c[i][m * 4 + e] * scale;
-          if (row + 8 < rows_out) to[8] = c[i][m * 4 + 2 + e] * scale;
-        }
+        const float scale = block_scale * scales[m * 8 + t * 2 + e];
+        const bool real = whole || x_row0 + m * 8 + e < rows;
+        if (real && (whole || row < rows_out)) to[(long)e * row_stride] = c[i][m * 4 + e] * scale;
+        if (real && (whole || row + 8 < rows_out)) to[(long)e * row_stride + 8] = c[i][m * 4 + 2 + e] * scale;
       }
+      to += 8 * (long)row_stride;
+    }
   }
 }

@@ -1,0 +1,144 @@
+"""Raw ggml blocks to fragment order on the device: uploaded through pinned memory in pieces, repacked by a kernel there.
+
+The result is the same bytes as `pack_fragments` of the blocks' `Planes`; types that the kernel does not know go that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.cuda.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sources import REPACKED_TYPES, repack_source
+from realizar.backends.cuda.pack import PackedMatrix, codebook_table, pack_matrix
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import UnsupportedModelError
+from realizar.quantization import to_planes
+
+_PIECE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RawMatrix:
+    """A quantised matrix as it lies in its file.
+
+    Attributes:
+        ggml_type: its type.
+        data: uint8 [size in bytes], contiguous, rows one after another.
+        rows, cols: its shape.
+    """
+
+    ggml_type: GGMLType
+    data: NDArray[np.uint8]
+    rows: int
+    cols: int
+
+
+def raw_format(matrix: RawMatrix) -> FragmentFormat:
+    """The format that a matrix is packed in, from its type alone.
+
+    Raises:
+        UnsupportedModelError: the type has no format.
+    """
+    size = matrix.ggml_type.type_size
+    return fragment_format(to_planes(matrix.ggml_type, np.zeros(size, np.uint8), 1, matrix.ggml_type.block_size))
+
+
+class Packer:
+    """Packs matrices on one device; owns two pinned buffers and their copies there until it is dropped."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._arch = architecture(torch.cuda.get_device_capability(self.device))
+        self._kernels: dict[GGMLType, tuple[Kernel, Kernel]] = {}
+        pinned = [torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._staged = [(host, torch.empty_like(host, device=self.device), torch.cuda.Event()) for host in pinned]
+        self._turn = 0
+
+    def pack(
+        self, parts: Sequence[RawMatrix], into: torch.Tensor | None = None,
+        uploaded: Callable[[int], None] | None = None,
+    ) -> PackedMatrix:  # fmt: skip
+        """Pack one matrix, or several of one type one below the other.
+
+        Args:
+            parts: matrices of one type and width; all but the last have a multiple of 64 rows.
+            into: uint8 memory for the weights, exactly as large and 256-byte aligned; allocated if None.
+            uploaded: called with the number of raw bytes of each piece that is on its way.
+
+        Raises:
+            UnsupportedModelError: the parts can't lie in one matrix, or their type has no format.
+        """
+        first = parts[0]
+        if len({(part.ggml_type, part.cols) for part in parts}) != 1 or any(p.rows % BLOCK for p in parts[:-1]):
+            raise UnsupportedModelError(f"matrices merge if of one type and width and at multiples of {BLOCK} rows")
+        if first.ggml_type not in REPACKED_TYPES or first.cols % BLOCK:
+            packed = pack_matrix(
+                [to_planes(p.ggml_type, p.data, p.rows, p.cols) for p in parts], self.device, into=into
+            )
+            if uploaded is not None:
+                uploaded(sum(part.data.size for part in parts))
+            return packed
+        form = raw_format(first)
+        rows = sum(part.rows for part in parts)
+        size, strips = form.size_bytes(rows, first.cols), -(-rows // BLOCK)
+        weights = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
+        scales = torch.empty(strips, dtype=torch.float32, device=self.device)
+        strip = 0
+        for part in parts:
+            strip = self._pack_part(part, form, weights, scales, strip, uploaded)
+        book = codebook_table(to_planes(first.ggml_type, first.data[: first.data.size // first.rows], 1, first.cols))
+        table = None if book is None else torch.from_numpy(book).to(self.device)
+        return PackedMatrix(rows, first.cols, form, weights, scales, table)
+
+    def _pack_part(
+        self, part: RawMatrix, form: FragmentFormat, weights: torch.Tensor, scales: torch.Tensor, strip: int,
+        uploaded: Callable[[int], None] | None,
+    ) -> int:  # fmt: skip
+        """Pack a matrix from strip `strip` on; returns the strip after it."""
+        tops_kernel, pack_kernel = self._load(part.ggml_type, form)
+        row_bytes = part.data.size // part.rows
+        step = max(1, _PIECE_BYTES // (row_bytes * BLOCK)) * BLOCK
+        chunks = form.chunks(part.cols)
+        stream = torch.cuda.current_stream(self.device)
+        for start in range(0, part.rows, step):
+            rows = min(step, part.rows - start)
+            piece = part.data[start * row_bytes : (start + rows) * row_bytes]
+            raw, event = self._upload(piece, stream)
+            strips = -(-rows // BLOCK)
+            tops = torch.zeros((strips, 2), dtype=torch.int32, device=self.device)
+            shape = [rows, part.cols]
+            tops_kernel.launch(
+                (4, strips, 1), 256, [raw.data_ptr(), tops.data_ptr(), *shape], "ppii", stream.cuda_stream, False
+            )
+            to = weights.data_ptr() + strip * form.strip_bytes(part.cols)
+            arguments = [raw.data_ptr(), tops.data_ptr(), to, scales.data_ptr() + 4 * strip, *shape, chunks]
+            pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiii", stream.cuda_stream, False)
+            event.record(stream)
+            strip += strips
+            if uploaded is not None:
+                uploaded(piece.size)
+        return strip
+
+    def _upload(self, piece: NDArray[np.uint8], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Start a copy to the device; the event must be recorded after the last use of the copy."""
+        self._turn ^= 1
+        host, copy, event = self._staged[self._turn]
+        event.synchronize()
+        if piece.size > host.numel():
+            return torch.from_numpy(np.ascontiguousarray(piece)).to(self.device), event
+        host.numpy()[: piece.size] = piece
+        copy[: piece.size].copy_(host[: piece.size], non_blocking=True)
+        return copy, event
+
+    def _load(self, ggml_type: GGMLType, form: FragmentFormat) -> tuple[Kernel, Kernel]:
+        if ggml_type not in self._kernels:
+            cubin = compile_source(repack_source(ggml_type, form), self._arch)
+            self._kernels[ggml_type] = (Kernel(cubin, "scale_tops", 0), Kernel(cubin, "pack_blocks", 0))
+        return self._kernels[ggml_type]
