@@ -19,7 +19,7 @@ from realizar.structured.vocabulary import Encode, GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
 
-# Bounds of llguidance on time and memory: the first mask of a grammar, and any later one, in some tens of milliseconds.
+# Bounds of llguidance on time and memory: a grammar compiles within a second, and any mask takes tens of milliseconds.
 _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
 
 
@@ -54,14 +54,14 @@ class GrammarMatcher:
             elif token_id in self._end_ids and self._matcher.is_accepting():
                 self._ended = True
             elif not self._matcher.consume_token(token_id):
-                self.error = _first_line(self._matcher.get_error())
+                self.error = _reason(self._matcher.get_error())
 
     def check(self) -> None:
         """Look whether the grammar is stuck; llguidance then goes on as if only the end were left."""
         if self.error is not None:
             return
         if self._matcher.is_error():
-            self.error = _first_line(self._matcher.get_error())
+            self.error = _reason(self._matcher.get_error())
         elif self._matcher.is_stopped() and not self._matcher.is_accepting():
             self.error = "no token can follow"
 
@@ -125,7 +125,7 @@ class GrammarFactory:
         if matcher.is_error():
             raise _refusal(structured, matcher.get_error())
         for warning in matcher.get_grammar_warnings():
-            _LOG.info("a grammar's warning: %s", _first_line(str(warning)))
+            _LOG.info("a grammar's warning: %s", _reason(str(warning)))
         first = GrammarMatcher(matcher, self._end_ids)
         mask = matcher.compute_bitmask()
         first.check()
@@ -136,8 +136,8 @@ class GrammarFactory:
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
 
-        Masks after a draft that is not allowed, or that ends the output, are empty. A row whose grammar is stuck is
-        put in `error` and its first mask is empty.
+        Masks after a draft that is not allowed are empty, and nobody reads those after one that ends the output. A row
+        whose grammar is stuck is put in `error` and its masks are empty.
         """
         counts = [len(drafts) + 1 for _, drafts in rows]
         starts = [sum(counts[:place]) for place in range(len(rows))]
@@ -171,10 +171,9 @@ def _refusal(structured: StructuredOutput, reason: str) -> InvalidRequestError:
 
 
 def _reason(text: str) -> str:
-    """An error of llguidance in one line, with keywords in plain words."""
-    line = " ".join(part.strip() for part in text.split("\n   1 |")[0].splitlines() if part.strip(" ^"))
-    return line[:500].replace("Unimplemented keys: [", "unsupported keywords: [")
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200] if text.strip() else "unknown"
+    """An error of llguidance in one line, without marks below expressions, backtraces or the grammar's own lines."""
+    if "panic" in text or "backtrace" in text:
+        return "it is too complex"
+    lines = [line.strip() for line in text.split("\n   1 |")[0].splitlines()]
+    joined = " ".join(line for line in lines if line.strip("^<>") and not line.startswith("<"))
+    return joined[:500].replace("Unimplemented keys: [", "unsupported keywords: [") or "unknown"

@@ -11,8 +11,10 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.json_schema import read_schema
 
-MAX_GRAMMAR_BYTES = 64 << 10  # compiling a Lark grammar takes time quadratic in its alternatives: 0.1 s for this
-MAX_CHOICES_BYTES = 512 << 10
+MAX_REGEX_CHARACTERS = 64 << 10
+MAX_LARK_CHARACTERS = 512 << 10  # the schemas of many tools
+MAX_LARK_ALTERNATIVES = 8192  # compiling takes time quadratic in these: 0.2 s
+MAX_CHOICES_CHARACTERS = 512 << 10
 
 # Between JSON tokens: at most one line break and an indentation. Without a bound small models write spaces for ever.
 _WHITESPACE = r"\n?[ \t]{1,64}|\n"
@@ -30,10 +32,11 @@ def grammar_text(structured: StructuredOutput) -> str:
         return _schema_text(read_schema(structured.value))
     if structured.kind == "choice":
         return str(LLMatcher.grammar_from_lark(_choices(structured.value)))
-    if len(structured.value.encode()) > MAX_GRAMMAR_BYTES:
-        raise InvalidRequestError(f"the {structured.kind} is longer than {MAX_GRAMMAR_BYTES} bytes", "structured")
     if structured.kind == "regex":
+        _check_size("the regular expression", len(structured.value), MAX_REGEX_CHARACTERS, "characters")
         return str(LLMatcher.grammar_from_regex(structured.value))
+    _check_size("the Lark grammar", len(structured.value), MAX_LARK_CHARACTERS, "characters")
+    _check_size("the Lark grammar", structured.value.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
     return str(LLMatcher.grammar_from_lark(structured.value))
 
 
@@ -46,8 +49,7 @@ def _schema_text(schema: dict[str, Any]) -> str:
 
 def _choices(text: str) -> str:
     """A Lark grammar of one terminal, so that all choices are one automaton."""
-    if len(text) > MAX_CHOICES_BYTES:
-        raise InvalidRequestError(f"the choices are longer than {MAX_CHOICES_BYTES} characters", "structured")
+    _check_size("choice", len(text), MAX_CHOICES_CHARACTERS, "characters")
     try:
         choices = json.loads(text)
     except (ValueError, RecursionError):
@@ -55,3 +57,8 @@ def _choices(text: str) -> str:
     if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
         raise InvalidRequestError("choice must be a JSON list of strings, none of them empty", "structured")
     return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _check_size(what: str, size: int, most: int, unit: str) -> None:
+    if size > most:
+        raise InvalidRequestError(f"{what} has {size} {unit}; at most {most} are taken", "structured")

@@ -11,9 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from realizar.errors import InvalidRequestError
+from realizar.structured.json_format import narrow_format
+from realizar.structured.json_pattern import safe_pattern
 
-MAX_SCHEMA_BYTES = 512 << 10
+MAX_SCHEMA_CHARACTERS = 512 << 10
 MAX_DEPTH = 64
+MAX_PROPERTIES = 4096  # in all objects together
+MAX_OBJECT_PROPERTIES = 1024  # compiling takes time quadratic in these: 0.2 s
 _PASSES = 64  # over the references of a schema, to find those that lead to an end
 
 # Keywords by what their value holds. All others hold no schema, or refer to one (`$ref`).
@@ -28,8 +32,8 @@ def read_schema(text: str) -> dict[str, Any]:
     Raises:
         InvalidRequestError: no JSON, no schema, too large or too deep, or one that no value can satisfy.
     """
-    if len(text) > MAX_SCHEMA_BYTES:
-        refuse_schema(f"it has {len(text)} characters; at most {MAX_SCHEMA_BYTES} are taken")
+    if len(text) > MAX_SCHEMA_CHARACTERS:
+        refuse_schema(f"it has {len(text)} characters; at most {MAX_SCHEMA_CHARACTERS} are taken")
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -45,7 +49,8 @@ def read_schema(text: str) -> dict[str, Any]:
     if "x-guidance" in schema:
         refuse_schema("x-guidance is not supported")
     _check_depth(schema)
-    _drop_neutral(schema)
+    _check_properties(schema)
+    _prepare(schema)
     if not _Ends(schema).can_end(schema):
         refuse_schema("no finite value satisfies it: what it requires contains itself ($ref)")
     return schema
@@ -69,6 +74,25 @@ def _check_depth(schema: Any) -> None:
     refuse_schema(f"it is nested more than {MAX_DEPTH} deep")
 
 
+def _check_properties(schema: Any) -> None:
+    counts = list(_property_counts(schema))
+    for count, most, where in (
+        (max(counts, default=0), MAX_OBJECT_PROPERTIES, "an object"),
+        (sum(counts), MAX_PROPERTIES, "it"),
+    ):
+        if count > most:
+            refuse_schema(f"{where} has {count} properties; at most {most} are taken")
+
+
+def _property_counts(schema: Any) -> Iterator[int]:
+    if isinstance(schema, dict):
+        properties = schema.get("properties")
+        if isinstance(properties, dict):
+            yield len(properties)
+        for each in _subschemas(schema):
+            yield from _property_counts(each)
+
+
 def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
@@ -87,14 +111,20 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
         yield from value.values() if isinstance(value, dict) else ()
 
 
-def _drop_neutral(schema: Any) -> None:
-    """Take out `uniqueItems: false`, which says nothing, and which the compiler does not know."""
+def _prepare(schema: Any) -> None:
+    """Make patterns and formats safe, and take out `uniqueItems: false`: it says nothing, and would be refused."""
     if not isinstance(schema, dict):
         return
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
+    if isinstance(schema.get("pattern"), str):
+        schema["pattern"] = safe_pattern(schema["pattern"])
+    by_pattern = schema.get("patternProperties")
+    if isinstance(by_pattern, dict):
+        schema["patternProperties"] = {safe_pattern(pattern): each for pattern, each in by_pattern.items()}
     for each in _subschemas(schema):
-        _drop_neutral(each)
+        _prepare(each)
+    narrow_format(schema)
 
 
 class _Ends:

@@ -1,0 +1,79 @@
+r"""Regular expressions of JSON schemas, made safe for llguidance. Standard library only.
+
+llguidance 1.9 reads a set of characters that holds all control characters as if every escape of JSON were in it: under
+`[^"]` it allows `\"`. So negated sets, which are how such sets come about, are made to leave out U+0001, which no text
+needs; other ways to write one are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from realizar.errors import InvalidRequestError
+
+_LEFT_OUT = r"\x01"
+_CONTROL_RANGE = re.compile(
+    r"(\\x[01]|\\x\{0*1?[0-9a-fA-F]\}|\\[uU]\{?0*[01][0-9a-fA-F]\b|\\[0-7atnvfrc]|[\x00-\x1f]).{0,2}-"
+)
+_PROPERTY = re.compile(r"\\([pP])(\{[^}]*\}|.)", re.DOTALL)
+_SET_OPERATIONS = ("&&", "--", "~~")
+
+
+def safe_pattern(pattern: str) -> str:
+    """The same expression with negated sets that leave U+0001 out.
+
+    Raises:
+        InvalidRequestError: it has a set that can't be made safe.
+    """
+    written: list[str] = []
+    depth = at = 0
+    while at < len(pattern):
+        found = _PROPERTY.match(pattern, at)
+        if found is not None:
+            piece = _property(pattern, found)
+            length = len(found[0])
+        elif pattern[at] == "\\":
+            piece, length = pattern[at : at + 2], 2
+        elif pattern[at] == "[":
+            depth += 1
+            piece, length = _set_start(pattern, at)
+        else:
+            if depth and pattern.startswith(_SET_OPERATIONS, at):
+                _refuse(pattern, f"set operation {pattern[at : at + 2]}")
+            depth -= depth > 0 and pattern[at] == "]"
+            piece, length = pattern[at], 1
+        if depth and _CONTROL_RANGE.match(pattern, at):
+            _refuse(pattern, "range of control characters")
+        written.append(piece)
+        at += length
+    return "".join(written)
+
+
+def _property(pattern: str, found: re.Match[str]) -> str:
+    if "^" in found[2] or "!" in found[2]:
+        _refuse(pattern, f"negation in {found[0]}")
+    return found[0] if found[1] == "p" else f"[{found[0]}--{_LEFT_OUT}]"
+
+
+def _set_start(pattern: str, at: int) -> tuple[str, int]:
+    """The start of a set, with U+0001 where it is negated; and its length in the pattern."""
+    if pattern.startswith("[:", at):
+        _refuse(pattern, "named set [:")
+    if not pattern.startswith("[^", at):
+        return "[", 1
+    end = at + 2
+    while pattern.startswith("-", end):  # at the start it stands for itself
+        end += 1
+    if end == at + 2 and pattern.startswith("]", end):  # so does this
+        end += 1
+        if pattern.startswith("-", end):
+            _refuse(pattern, "range from ]")
+    return pattern[at:end] + _LEFT_OUT, end - at
+
+
+def _refuse(pattern: str, what: str) -> NoReturn:
+    raise InvalidRequestError(
+        f"the JSON schema can't be honoured: pattern {pattern[:100]!r} has a {what}, which is not supported",
+        "structured",
+    )

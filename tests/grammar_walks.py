@@ -1,0 +1,75 @@
+"""Random walks through grammars: a small vocabulary, and what a model without taste would write with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+
+END, CONTROL = 0, 1
+_PIECES = (
+    '{"', '":', '": "', '",', '","', '", "', '"}', '"]', '}}', '},', '],', '[{', ': ', ', ', '\n', '\n  ', '  ', ' {',
+    ' [', '"\n', 'true', 'false', 'null', 'tr', 'ue', 'nu', 'll', '12', '-1', '0.', '.5', 'e+', 'E-', '10', '00', '99',
+    'name', 'value', 'the', ' the', 'ab', 'abc', 'bc', 'foo', 'ba', 'ar', 'item', 'key', '\\"', '\\n', '\\u00', 'é',
+    'ü', '日', '本', '😀', '-01', '20', 'T1', ':3', 'Z', '@', '.com', 'www', '://', 'http', '2024-', '-12-', 'cafe',
+)  # fmt: skip
+PIECES = tuple(piece.encode() for piece in _PIECES)
+# Single bytes, the pieces, halves of characters, and two control tokens whose names look like text.
+TOKENS: tuple[bytes, ...] = (
+    b"</s>",
+    b'"',
+    *(bytes((byte,)) for byte in range(256)),
+    *PIECES,
+    b"\xe6\x97",
+    b"\xa5\xe6",
+    b"\x9f\x98\x80",
+)
+_CLOSING = (b"}", b"]", b'"')
+BUDGET = 60
+
+
+def small_factory(vocab_size: int | None = None) -> GrammarFactory:
+    return GrammarFactory(TOKENS, (CONTROL,), (END,), len(TOKENS) + 7 if vocab_size is None else vocab_size)
+
+
+def allowed_ids(mask: NDArray[np.uint32]) -> NDArray[np.intp]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def next_ids(factory: GrammarFactory, matcher: GrammarMatcher) -> list[int]:
+    """Ids that may come next."""
+    (mask,) = factory.masks([(matcher, ())])
+    assert mask.shape == (1, factory.num_words)
+    return [int(index) for index in allowed_ids(mask[0])]
+
+
+def walk(
+    factory: GrammarFactory, grammar: Grammar, rng: np.random.Generator, tokens: Sequence[bytes] = TOKENS
+) -> tuple[list[int], bytes]:
+    """Random allowed ids up to the end, and their text; after a while such as close what is open."""
+    matcher = grammar.start()
+    ids: list[int] = []
+    while not matcher.ended:
+        allowed = next_ids(factory, matcher)
+        assert matcher.error is None, matcher.error
+        assert len(ids) < 5000, b"".join(tokens[index] for index in ids)
+        if len(ids) < BUDGET or rng.random() < 0.2:
+            chosen = int(rng.choice(allowed))
+        else:
+            ranks = [_haste(index, tokens[index]) for index in allowed]
+            chosen = int(rng.choice([index for index, rank in zip(allowed, ranks, strict=True) if rank == min(ranks)]))
+        matcher.advance([chosen])
+        ids.append(chosen)
+    return ids, b"".join(tokens[index] for index in ids[:-1])
+
+
+def _haste(index: int, token: bytes) -> tuple[int, int]:
+    """The end first, then what closes, then short tokens; separators last."""
+    if index == END:
+        return 0, 0
+    if token in _CLOSING:
+        return 1, 0
+    return (2 if token in b",:" else 3 if token[:1] not in b" \n\t\\" else 4), len(token)

@@ -1,0 +1,222 @@
+"""What can't be honoured is refused when it is compiled, with the reason in the message, and in bounded time."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+
+from grammar_walks import TOKENS, small_factory
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar import GrammarFactory
+
+FACTORY = small_factory()
+
+
+def refuse(kind: Any, value: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        FACTORY.compile(StructuredOutput(kind, value))
+    assert caught.value.param == "structured"
+    assert not re.search(r"\n|panic|backtrace|0x[0-9a-f]{4}|\.rs\b", str(caught.value))
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        # Keywords that the compiler does not know.
+        ({"not": {"type": "string"}}, "not"),
+        ({"if": {"type": "string"}, "then": {"minLength": 3}}, "if"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "array", "contains": {"type": "null"}}, "contains"),
+        ({"type": "array", "minContains": 1}, "minContains"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"type": "object", "dependentSchemas": {"a": {}}}, "dependentSchemas"),
+        ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"type": "array", "unevaluatedItems": False}, "unevaluatedItems"),
+        ({"$dynamicRef": "#x"}, "dynamicRef"),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
+        ({"type": "string", "format": "nonsense"}, "format"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 3}, "Properties"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+        ({"type": "string", "pattern": r"(a)\1"}, "backreferences"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
+        # Schemas that nothing satisfies.
+        ({"enum": []}, "empty"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "minimum"),
+        ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "atisf|minimum|Minimum"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "types"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "'a'"),
+        ({"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False}, "'a'"),
+        (False, "false"),
+        ({"$ref": "#"}, r"\$ref"),
+        ({"type": "object", "properties": {"c": {"$ref": "#"}}, "required": ["c"]}, r"\$ref"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, r"\$ref"),
+        (
+            {
+                "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}},
+                "$ref": "#/$defs/a",
+            },
+            r"\$ref",
+        ),
+        # No schemas.
+        ([], "object or a boolean"),
+        ("text", "object or a boolean"),
+        ({"type": "strin"}, "strin"),
+        ({"type": 3}, "type"),
+        ({"properties": [1]}, "properties"),
+        ({"minLength": -1, "type": "string"}, "minLength"),
+        ({"$ref": "#/$defs/nope"}, "nope"),
+        ({"$ref": "https://example.com/schema"}, "example.com"),
+        # Too much.
+        (deep(70), "64 deep"),
+        ({"description": "x" * 600_000}, "characters"),
+        ({"type": "object", "properties": {f"p{i}": {} for i in range(2000)}}, "2000 properties"),
+        ({"$defs": {f"d{i}": {"properties": {f"p{j}": {} for j in range(900)}} for i in range(5)}}, "4500 properties"),
+        ({"allOf": [{"anyOf": [{"properties": {f"k{i}": {"const": j}}} for j in (0, 1)]} for i in range(16)]}, "too"),
+        ({"type": "number", "multipleOf": 1e-300}, "multipleOf"),
+        # Sets of characters that the compiler would widen.
+        ({"type": "string", "pattern": "[[:^alpha:]]"}, "named set"),
+        ({"type": "string", "pattern": r"[\x00-!#-~]"}, "control characters"),
+        ({"type": "string", "pattern": r"[\S&&[^a]]"}, "set operation"),
+        ({"type": "string", "pattern": r"[^]-a]"}, "range from"),
+        ({"type": "object", "patternProperties": {r"[\x00-!]": {}}}, "control characters"),
+    ],
+)
+def test_schemas(schema: Any, words: str) -> None:
+    refuse("json_schema", json.dumps(schema), words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "no JSON"), ('{"const": NaN}', "no JSON"), ("[" * 100_000, "deep"), ('{"a": 1e999}', "can't be honoured")],
+)
+def test_texts_that_are_no_schemas(text: str, words: str) -> None:
+    refuse("json_schema", text, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[a-z", "unclosed"),
+        ("(?=a)b", "look-ahead"),
+        (r"a\bc", "lookarounds|word"),
+        ("a{2,1}", "repetition"),
+        ("a" * 70_000, "characters"),
+        ("(" * 5000 + "a" + ")" * 5000, "regular expression"),
+        ("[a&&b]", "can't be honoured"),
+    ],
+)
+def test_regular_expressions(text: str, words: str) -> None:
+    refuse("regex", text, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('begin: "a"', "start"),
+        ("start: x", "unknown name"),
+        ("start: /[/", "unclosed"),
+        ("start: " + "(" * 2000 + '"a"' + ")" * 2000, "nested"),
+        ("start: " + " | ".join(f'"w{i}"' for i in range(20_000)), "alternatives"),
+        ('start: "' + "a" * 600_000 + '"', "characters"),
+        ("start: <|nosuchtoken|>", "token"),
+    ],
+)
+def test_lark(text: str, words: str) -> None:
+    refuse("lark", text, words)
+
+
+@pytest.mark.parametrize("text", ["red", "[]", '["a", ""]', '["a", 3]', '{"a": 1}', "[" * 100_000])
+def test_choices(text: str) -> None:
+    refuse("choice", text, "choice")
+
+
+def test_a_model_without_an_end_follows_no_grammar() -> None:
+    with pytest.raises(InvalidRequestError, match="ends an answer"):
+        GrammarFactory(TOKENS, (), (), len(TOKENS))
+
+
+HEAVY = {
+    "deep expression": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "many states": ("regex", "(a|b)*a(a|b){40}"),
+    "wide": ("regex", "|".join(f"w{i}x" for i in range(8000))),
+    "long forced text": ("regex", "a{100000}"),
+    "ambiguous": ("lark", 'start: e\ne: e e | "a" | ""'),
+    "repeated": ("lark", 'start: x{1000000}\nx: "a"'),
+    "long string": ("json_schema", '{"type": "string", "maxLength": 1000000000}'),
+    "many strings": ("json_schema", '{"type": "array", "minItems": 1000000, "items": {"type": "string"}}'),
+    "many values": ("json_schema", json.dumps({"enum": [f"value number {i}" for i in range(20_000)]})),
+    "doubling": (
+        "json_schema",
+        json.dumps(
+            {
+                "$defs": {
+                    **{
+                        f"a{i}": {
+                            "type": "object",
+                            "properties": {side: {"$ref": f"#/$defs/a{i + 1}"} for side in "lr"},
+                            "required": ["l", "r"],
+                        }
+                        for i in range(60)
+                    },
+                    "a60": {"type": "null"},
+                },
+                "$ref": "#/$defs/a0",
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_heavy_grammars_take_bounded_time(name: str) -> None:
+    """Compiling and the first masks: far below what the unbounded forms of these would take."""
+    kind, value = HEAVY[name]
+    start_s = time.monotonic()
+    matcher = FACTORY.compile(StructuredOutput(kind, value)).start()  # type: ignore[arg-type]
+    for _ in range(5):
+        (mask,) = FACTORY.masks([(matcher, ())])
+        if matcher.error is not None or matcher.ended:
+            break
+        matcher.advance([int(index) for index in _allowed(mask)][:1])
+    assert time.monotonic() - start_s < 5.0
+
+
+def _allowed(mask: Any) -> list[int]:
+    words = mask[0]
+    return [32 * j + i for j in range(len(words)) for i in range(32) if int(words[j]) >> i & 1][-1:]
+
+
+def test_stuck_rows_have_no_mask() -> None:
+    """A grammar that wears out its bounds is an error of the row, never a row without a grammar."""
+    matcher = FACTORY.compile(StructuredOutput("lark", 'start: x{1000000}\nx: "a"')).start()
+    for _ in range(2000):
+        (mask,) = FACTORY.masks([(matcher, ())])
+        if matcher.error is not None:
+            break
+        matcher.advance([int(index) for index in _allowed(mask)])
+    assert matcher.error
+    assert not mask.any()
+    assert not FACTORY.masks([(matcher, ())])[0].any()
+
+
+def test_a_wrong_token_is_an_error_of_the_row() -> None:
+    matcher = FACTORY.compile(StructuredOutput("choice", '["ab"]')).start()
+    matcher.advance([TOKENS.index(b"x")])
+    assert matcher.error
+    assert not FACTORY.masks([(matcher, ())])[0].any()
