@@ -153,19 +153,23 @@ def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[s
         if name in _RESERVED or not name.isidentifier():
             path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
             raise refused(f"{path} can't be set", path, "invalid_value")
+    if request.add_special_tokens:
+        raise unsupported("add_special_tokens", "the chat template writes them")
     variables = dict(given)
-    if request.documents is not None:
+    source = template.source()
+    if request.documents:
+        if "documents" not in source:
+            raise unsupported("documents", "this model's template shows none; put them into a message")
         variables["documents"] = request.documents
     effort = request.reasoning_effort
     if effort is None:
         return variables
     if effort not in _EFFORTS:
         raise refused(f"reasoning_effort must be one of {', '.join(_EFFORTS)}", "reasoning_effort", "invalid_value")
-    source = template.source()
     if "reasoning_effort" in source:
         variables.setdefault("reasoning_effort", effort)
     elif effort == "none" and "enable_thinking" in source:
         variables.setdefault("enable_thinking", False)
-    elif effort not in ("none", "medium"):
+    elif effort != "medium" and not (effort == "none" and find_format(source).reasoning is None):
         raise unsupported("reasoning_effort", "this model has no such setting")
     return variables

@@ -57,6 +57,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     include_reasoning: bool | None = None
 
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None

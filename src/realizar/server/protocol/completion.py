@@ -14,5 +14,6 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     prompt: str | list[str | int | list[int]] | None
     echo: bool | None = None
     logprobs: int | None = None
+    add_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     suffix: Any = None

@@ -15,4 +15,3 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     user: str | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    priority: int | None = None

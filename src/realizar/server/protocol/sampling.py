@@ -62,7 +62,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | bool | None = None

@@ -1,0 +1,149 @@
+"""Reasoning and tool calls taken out of what a model wrote, streamed and whole, with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from realizar.server.app import create_app
+from realizar.server.settings import ServerSettings
+from scripted_engine import ScriptedEngine, events_of, scripted_model
+
+THINKING = (
+    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+)
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("a", "b")
+]
+CALLS = (
+    '<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
+)
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+class Answer:
+    """A whole answer's parts, or those that a stream's chunks make up."""
+
+    def __init__(self) -> None:
+        self.content, self.reasoning, self.reason = "", "", ""
+        self.calls: list[tuple[str, str]] = []
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def of_whole(cls, body: dict[str, Any]) -> Answer:
+        answer, choice = cls(), body["choices"][0]
+        message = choice["message"]
+        answer.content, answer.reasoning = message["content"] or "", message.get("reasoning_content", "")
+        answer.calls = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+        ]
+        answer.reason = choice["finish_reason"]
+        return answer
+
+    @classmethod
+    def of_stream(cls, text: str) -> Answer:
+        answer = cls()
+        for event in events_of(text):
+            if event == "[DONE]":
+                break
+            (choice,) = json.loads(event)["choices"]
+            delta = choice["delta"]
+            answer.content += delta.get("content") or ""
+            answer.reasoning += delta.get("reasoning_content", "")
+            for piece in delta.get("tool_calls", ()):
+                if piece["index"] == len(answer.calls):
+                    assert piece["id"]
+                    assert piece["type"] == "function"
+                    answer.calls.append((piece["function"]["name"], ""))
+                name, arguments = answer.calls[piece["index"]]
+                answer.calls[piece["index"]] = (name, arguments + piece["function"]["arguments"])
+            answer.reason = choice["finish_reason"] or answer.reason
+        return answer
+
+
+def answer(engine: ScriptedEngine, template: str = THINKING, **fields: Any) -> Answer:
+    """The answer, the same streamed and whole."""
+    app = create_app(cast("Any", engine), scripted_model(template), ServerSettings())
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], **fields}
+
+    async def main() -> tuple[dict[str, Any], str]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            whole = await client.post("/v1/chat/completions", json=body)
+            assert whole.status_code == 200, whole.text
+            return whole.json(), (await client.post("/v1/chat/completions", json={**body, "stream": True})).text
+
+    whole, stream = asyncio.run(main())
+    assert Answer.of_whole(whole) == Answer.of_stream(stream)
+    return Answer.of_whole(whole)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_reasoning_is_split_out(size: int) -> None:
+    made = answer(ScriptedEngine(pieces=cut("I ponder.</think>Yes.", size)))
+    assert (made.reasoning, made.content, made.reason) == ("I ponder.", "Yes.", "stop")
+    hidden = answer(ScriptedEngine(pieces=cut("I ponder.</think>Yes.", size)), include_reasoning=False)
+    assert (hidden.reasoning, hidden.content) == ("", "Yes.")
+
+
+def test_reasoning_turned_off() -> None:
+    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        engine = ScriptedEngine(pieces=("Yes.",))
+        made = answer(engine, **fields)
+        assert (made.reasoning, made.content) == ("", "Yes.")
+        assert bytes(engine.asked[0][0]) == b"Hi"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_in_the_models_style(size: int) -> None:
+    engine = ScriptedEngine(pieces=cut(f"Hm.</think>Let me see.\n{CALLS}", size))
+    made = answer(engine, tools=TOOLS)
+    assert made.calls == [("a", '{"x": 1}'), ("b", "{}")]
+    assert (made.content, made.reasoning, made.reason) == ("Let me see.", "Hm.", "tool_calls")
+    assert engine.num_closed == 0
+
+
+def test_one_call_where_one_is_allowed() -> None:
+    engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 5))
+    made = answer(engine, tools=TOOLS, parallel_tool_calls=False)
+    assert (made.calls, made.reason) == ([("a", '{"x": 1}')], "tool_calls")
+
+
+def test_the_engine_stops_after_the_one_call() -> None:
+    engine = ScriptedEngine(pieces=[*cut(f"</think>{CALLS}", 1000), None])
+    made = answer(engine, tools=TOOLS, parallel_tool_calls=False)
+    assert (made.calls, engine.num_closed) == ([("a", '{"x": 1}')], 2)
+
+
+def test_without_tools_calls_are_text() -> None:
+    engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 4))
+    assert answer(engine).content == CALLS
+    assert answer(engine, tools=TOOLS, tool_choice="none").content == CALLS
+
+
+def test_forced_and_strict_calls_reach_the_engine_as_grammars() -> None:
+    engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 1000))
+    answer(engine, tools=TOOLS, tool_choice="required")
+    answer(engine, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "b"}})
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    answer(engine, tools=strict)
+    answer(engine, tools=TOOLS)
+    grammars = [sampling.structured for _, sampling, _ in engine.asked[::2]]
+    assert [grammar.kind for grammar in grammars[:3]] == ["lark"] * 3
+    assert '\\"name\\": \\"a\\"' in grammars[0].value
+    assert '\\"name\\": \\"a\\"' not in grammars[1].value
+    assert grammars[3] is None
+    assert b"strict" not in bytes(engine.asked[4][0])  # that is between the caller and the grammar
