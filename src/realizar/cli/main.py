@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError
 
 from realizar import __version__
 from realizar.cli.bench import bench_command
+from realizar.cli.bench_serve import bench_serve_command
 from realizar.cli.chat import chat_command
 from realizar.cli.doctor import doctor_command
 from realizar.cli.inspect import inspect_model
@@ -44,6 +45,7 @@ app.command(tokenize_command, name="tokenize")
 app.command(score_command, name="score")
 app.command(perplexity_command, name="perplexity")
 app.command(bench_command, name="bench")
+app.command(bench_serve_command, name="bench-serve")
 app.command(doctor_command, name="doctor")
 
 

@@ -1,0 +1,121 @@
+"""Servers that a load starts itself: realizar's own and llama.cpp's, each a process of its own on a free port."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from realizar.bench.peer_tools import library_environment
+from realizar.errors import CapacityError, HubError
+
+_POLL_S = 0.1
+_STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSize:
+    """How a server is started.
+
+    Attributes:
+        parallel: requests that it takes at a time.
+        context_length: tokens that each of them may hold.
+        threads: CPU threads; None leaves them to the server.
+        start_timeout_s: that loading may take.
+    """
+
+    parallel: int
+    context_length: int
+    threads: int | None = None
+    start_timeout_s: float = 300.0
+
+
+@contextmanager
+def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
+    """Runs llama.cpp's server, `program`, while the block lasts; gives its address.
+
+    Raises:
+        HubError: the program is not there.
+        CapacityError: it ends or does not answer in time; tells its last words.
+    """
+    if not program.is_file():
+        raise HubError(f"llama-server not found: {program}")
+    options = ["--parallel", str(size.parallel), "--ctx-size", str(size.parallel * size.context_length)]
+    if size.threads is not None:
+        options += ["--threads", str(size.threads), "--threads-batch", str(size.threads)]
+    command = [str(program), "--model", str(model), *options]
+    with _running(command, "/health", library_environment(program), size.start_timeout_s) as url:
+        yield url
+
+
+@contextmanager
+def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
+    """Runs `realizar serve` while the block lasts; gives its address.
+
+    Raises:
+        CapacityError: it ends or does not answer in time; tells its last words.
+    """
+    options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
+    if size.threads is not None:
+        options += ["--threads", str(size.threads)]
+    command = [sys.executable, "-m", "realizar", "serve", model, *options]
+    with _running(command, "/ready", None, size.start_timeout_s) as url:
+        yield url
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], health: str, environment: dict[str, str] | None, start_timeout_s: float
+) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=words, stderr=words, env=environment
+        )
+        try:
+            _wait(process, port, health, start_timeout_s)
+            yield f"http://127.0.0.1:{port}"
+        except TimeoutError as error:
+            words.seek(0)
+            lines = words.read().decode(errors="replace").strip().splitlines()
+            raise CapacityError(
+                f"{Path(command[0]).name} {error}: {lines[-1] if lines else 'it said nothing'}"
+            ) from None
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, health: str, timeout_s: float) -> None:
+    """Until the server answers that it is ready.
+
+    Raises:
+        TimeoutError: it does not, or has ended.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise TimeoutError(f"ended with status {process.returncode}")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", health)
+            if connection.getresponse().status == 200:
+                return
+        except (OSError, http.client.HTTPException):
+            pass  # not up yet
+        finally:
+            connection.close()
+        time.sleep(_POLL_S)
+    raise TimeoutError(f"does not answer within {timeout_s:g} s")
