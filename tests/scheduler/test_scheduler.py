@@ -2,81 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from realizar.batch import FROM_PREVIOUS_STEP, ScheduledBatch
-from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.batch import FROM_PREVIOUS_STEP
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
 from realizar.scheduler.policy import Policy
-from realizar.scheduler.scheduler import Scheduler
-
-
-@dataclass(frozen=True)
-class Result:
-    row: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    queried: tuple[TokenLogprobs, ...] = ()
-    pooled: NDArray[np.float32] | None = None
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-def make_scheduler(
-    *, num_blocks: int = 100, max_running: int = 4, max_step_tokens: int = 10, policy: Policy | None = None
-) -> Scheduler:
-    cache = KVCacheManager(
-        [None],
-        [num_blocks],
-        block_size=2,
-        num_rows=max_running,
-        context_length=100,
-        max_step_tokens=max_step_tokens,
-    )
-    return Scheduler(
-        cache,
-        max_running=max_running,
-        max_step_tokens=max_step_tokens,
-        context_length=100,
-        policy=policy,
-        clock=Clock(),
-    )
-
-
-def request(name: str, prompt: int, max_tokens: int = 20, n: int = 1, stop: tuple[int, ...] = ()) -> Request:
-    sampling = SamplingParams(n=n, seed=1, stop_token_ids=stop)
-    return Request(name, tuple(range(1, prompt + 1)), sampling, max_tokens, arrival_s=0.0, cache_salt=name)
-
-
-def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
-    """Per row: its number, tokens before, tokens now, whether it is sampled."""
-    return [(row.row, row.num_computed_tokens, row.num_scheduled_tokens, row.sample) for row in batch.rows]
-
-
-def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
-    return scheduler.update(batch, [Result(row.row, (token_id,) if row.sample else ()) for row in batch.rows])
-
-
-def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:
-    batch = scheduler.schedule()
-    answer(scheduler, batch)
-    scheduler.take_closed_rows()
-    scheduler.audit()
-    return shape(batch)
+from scheduler_runs import Result, answer, make_scheduler, request, shape, step
 
 
 def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:

@@ -15,20 +15,21 @@ TILE_TOKENS = 12  # the CPU's products take so many tokens at once; a step of fe
 _LEAST_TOKENS = 6
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _MOST_PROBES = 4
-_RATE = 0.3
+_RATE_UP, _RATE_DOWN = 0.6, 0.2  # too long a step is felt, too short a one is not
+_MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free, where decodes left a tile half empty
 _FIRST_CHUNK_DEARER = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
 
 
 @dataclass(slots=True)
 class _Estimate:
-    """An average that follows its samples; none of them moves it by more than its own size."""
+    """An average that follows its samples; one that is far off counts as half or twice the average."""
 
     seconds: float
     step: int
 
     def take_in(self, seconds: float, step: int) -> None:
         sample = min(max(seconds, 0.5 * self.seconds), 2.0 * self.seconds)
-        self.seconds += _RATE * (sample - self.seconds)
+        self.seconds += (_RATE_UP if sample > self.seconds else _RATE_DOWN) * (sample - self.seconds)
         self.step = step
 
 
@@ -43,6 +44,7 @@ class Pace:
         self._stretch = stretch
         self._num_steps = 0
         self._num_probes = 0
+        self._last_chunk = TILE_TOKENS
         self._decode: dict[int, _Estimate] = {}
         self._submitted_s: deque[float] = deque()  # of steps in flight
         self._ended_s = -math.inf
@@ -59,7 +61,8 @@ class Pace:
             self._num_probes += 1
             return 0
         spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds
-        fitting = num_decode_tokens + int(spare_s / max(token_s, 1e-9))
+        chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + TILE_TOKENS)
+        fitting = num_decode_tokens + int(chunk)
         allowed = fitting // TILE_TOKENS * TILE_TOKENS - num_decode_tokens
         if allowed < _LEAST_TOKENS:
             allowed = TILE_TOKENS - num_decode_tokens % TILE_TOKENS
@@ -85,9 +88,12 @@ class Pace:
             self._token_alone = self._follow(self._token_alone, seconds / num_prompt_tokens)
         else:
             self._num_steps += 1
+            self._last_chunk = num_prompt_tokens
             decode = self._decode.get(_bucket(num_decode_tokens))
             if decode is not None:
                 added_s = max(seconds - decode.seconds, 0.1 * seconds) / num_prompt_tokens
+                if self._token_beside is None and self._token_alone is not None:
+                    self._token_beside = _Estimate(_FIRST_CHUNK_DEARER * self._token_alone.seconds, self._num_steps)
                 self._token_beside = self._follow(self._token_beside, added_s)
 
     def _token_s(self) -> float | None:

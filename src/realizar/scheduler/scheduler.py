@@ -293,8 +293,7 @@ class Scheduler:
             self._accepted += num_accepted
             if sequence.lookup is not None:
                 sequence.lookup.verified(num_drafts, num_accepted)
-            if sequence.running:  # else preempted meanwhile
-                sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
+            sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
         gain = sequence.take_in(token_ids)
         if sequence.running:
             self._cache.register(_row_of(sequence), sequence.keys, sequence.token_ids, sequence.num_computed_tokens)

@@ -1,0 +1,114 @@
+"""Drafts by prompt lookup: what is proposed, and what becomes of a row when only some of it was right."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realizar.batch import FROM_PREVIOUS_STEP
+from realizar.scheduler.drafts import DraftLookup
+from scheduler_runs import Result, answer, make_scheduler, request, shape
+
+
+def looked_up(tokens: list[int], count: int, longest: int, shortest: int) -> tuple[int, ...]:
+    """The same by trying every place: the longest run of last tokens that stood before, at its latest place."""
+    for length in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, length - 1, -1):
+            if len(tokens) > length and tokens[end - length : end] == tokens[-length:]:
+                drafts: list[int] = []
+                for place in range(end, end + count):
+                    drafts.append((tokens + drafts)[place])
+                return tuple(drafts)
+    return ()
+
+
+@given(
+    tokens=st.lists(st.sampled_from([0, 1, 256, 65536, 257]), min_size=1, max_size=30),
+    count=st.integers(0, 6),
+    longest=st.integers(1, 4),
+    shortest=st.integers(1, 4),
+)
+def test_the_latest_place_of_the_longest_match(tokens: list[int], count: int, longest: int, shortest: int) -> None:
+    """Ids whose bytes look alike when shifted; the history grows between look-ups."""
+    lookup = DraftLookup(6, longest, min(shortest, longest))
+    for end in range(1, len(tokens) + 1, 3):
+        known = tokens[:end]
+        wanted = looked_up(known, count, longest, min(shortest, longest)) if count else ()
+        assert lookup.propose(known, count) == wanted
+
+
+def test_fewer_are_proposed_while_they_are_wrong() -> None:
+    lookup = DraftLookup(8, 2, 1)
+    text = [1, 2] * 5
+    assert len(lookup.propose(text, 20)) == 8
+    lookup.verified(8, 3)
+    assert len(lookup.propose(text, 20)) == 6
+    lookup.verified(6, 0)
+    assert len(lookup.propose(text, 20)) == 1
+    lookup.verified(1, 1)
+    assert len(lookup.propose(text, 20)) == 2
+    lookup.verified(0, 0)
+    assert len(lookup.propose(text, 20)) == 2
+
+
+def test_right_drafts_count_as_computed_and_wrong_ones_do_not() -> None:
+    scheduler = make_scheduler(drafts=3)
+    scheduler.add(request("a", (5, 6, 7, 8, 5)))
+    answer(scheduler, scheduler.schedule(), 6)
+    batch = scheduler.schedule()
+    assert [(row.token_ids, row.draft_ids) for row in batch.rows] == [((6, 7, 8, 5), (7, 8, 5))]
+    (output,) = scheduler.update(batch, [Result(0, (7, 9))])
+    assert output.token_ids == (7, 9)
+    batch = scheduler.schedule()  # 9 is new: nothing stood after it
+    assert [(row.num_computed_tokens, row.token_ids) for row in batch.rows] == [(7, (9,))]
+    assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)
+    scheduler.audit()
+
+
+def test_a_stop_or_the_end_within_accepted_drafts_ends_the_row() -> None:
+    for stop, most, wanted in (((8,), 20, ((7, 8), "stop")), ((), 3, ((7, 8), "length"))):
+        scheduler = make_scheduler(drafts=3)
+        scheduler.add(request("a", (5, 6, 7, 8, 5), max_tokens=most, stop=stop))
+        answer(scheduler, scheduler.schedule(), 6)
+        batch = scheduler.schedule()
+        assert len(batch.rows[0].draft_ids) == min(3, most - 2)  # a choice follows the last draft
+        (output,) = scheduler.update(batch, [Result(0, (7, 8, 5, 1)[: len(batch.rows[0].draft_ids) + 1])])
+        assert (output.token_ids, output.finish_reason) == wanted
+        assert not scheduler.has_work
+
+
+def test_every_row_decodes_before_anyone_drafts_with_what_is_left() -> None:
+    scheduler = make_scheduler(drafts=4, max_step_tokens=7)
+    for name in "abc":
+        scheduler.add(request(name, (1, 1), max_tokens=9))
+    answer(scheduler, scheduler.schedule(), 1)
+    assert shape(scheduler.schedule()) == [(0, 2, 5, True), (1, 2, 1, True), (2, 2, 1, True)]
+
+
+def test_drafts_take_no_blocks_from_others() -> None:
+    """Three blocks, two in use: the first drafts into the third, and nobody gives way for more."""
+    scheduler = make_scheduler(drafts=4, num_blocks=4)
+    scheduler.add(request("a", (1, 1, 1), max_tokens=5))
+    scheduler.add(request("b", (2,), max_tokens=3))
+    answer(scheduler, scheduler.schedule(), 1)
+    assert shape(scheduler.schedule()) == [(0, 3, 3, True), (1, 1, 1, True)]
+    assert scheduler.counts.preemptions == 0
+
+
+def test_a_row_with_drafts_on_their_way_waits_for_them() -> None:
+    scheduler = make_scheduler(drafts=2)
+    scheduler.add(request("a", (1, 2, 1, 2, 1), max_tokens=9))
+    answer(scheduler, scheduler.schedule(), 2)
+    drafted = scheduler.schedule()
+    assert drafted.rows[0].draft_ids == (1, 2)
+    assert scheduler.schedule().rows == ()
+    scheduler.update(drafted, [Result(0, (1, 2, 1))])
+    assert scheduler.schedule().rows[0].num_computed_tokens == 8
+
+
+def test_nothing_is_drafted_after_a_token_that_is_not_known() -> None:
+    scheduler = make_scheduler(drafts=2)
+    scheduler.add(request("a", (1, 2, 1, 2, 1), max_tokens=9))
+    scheduler.schedule()
+    ahead = scheduler.schedule()
+    assert [(row.token_ids, row.draft_ids) for row in ahead.rows] == [((FROM_PREVIOUS_STEP,), ())]

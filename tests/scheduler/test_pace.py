@@ -1,0 +1,133 @@
+"""How much of a long prompt is read beside running streams, on machines whose step times are made up."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from realizar.scheduler.pace import TILE_TOKENS, Pace
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of a step: a share for itself, per stream, per tile of tokens, and per prompt token and position."""
+
+    step_s: float
+    stream_s: float
+    tile_s: float
+    position_s: float
+    noise: float = 0.0
+
+    def step(self, streams: int, prompt_tokens: int, position: int, rng: random.Random) -> float:
+        tiles = -(-(streams + prompt_tokens) // TILE_TOKENS)
+        seconds = self.step_s + self.stream_s * streams + self.tile_s * tiles
+        seconds += prompt_tokens * position * self.position_s
+        return seconds * (1.0 + self.noise * rng.random())
+
+
+SMALL_MODEL = Machine(1e-3, 1e-4, 1.5e-3, 2e-8)
+LARGE_MODEL = Machine(40e-3, 1e-3, 20e-3, 1e-7)
+DEVICE = Machine(8e-3, 1e-5, 1.2e-4, 1e-10)
+NOISY = Machine(1e-3, 1e-4, 1.5e-3, 2e-8, noise=0.3)
+
+
+def read(pace: Pace, machine: Machine, streams: Callable[[int], int], prompt: int, budget: int) -> list[float]:
+    """Read a prompt beside as many streams as `streams` says at each step; the steps' times."""
+    rng = random.Random(1)
+    done, times = 0, []
+    while done < prompt:
+        count = streams(len(times))
+        most = pace.prompt_tokens(count)
+        tokens = min(prompt - done, budget - count, budget if most is None else most)
+        seconds = machine.step(count, tokens, done, rng)
+        pace.observe(count, tokens, seconds)
+        times.append(seconds)
+        done += tokens
+        assert len(times) < 4 * prompt
+    return times
+
+
+def started(machine: Machine, streams: int, decodes: int) -> Pace:
+    """A pace that has seen the streams' own prompts, and some of their steps."""
+    pace, rng = Pace(2.5), random.Random(2)
+    for _ in range(streams):
+        pace.observe(0, 64, machine.step(0, 64, 0, rng))
+    for _ in range(decodes):
+        pace.observe(streams, 0, machine.step(streams, 0, 0, rng))
+    return pace
+
+
+@pytest.mark.parametrize("machine", [SMALL_MODEL, LARGE_MODEL, DEVICE, NOISY])
+@pytest.mark.parametrize("streams", [1, 5, 12, 40])
+@pytest.mark.parametrize("decodes", [0, 20])
+def test_no_step_is_much_longer_than_a_decode(machine: Machine, streams: int, decodes: int) -> None:
+    """Also where the long prompt comes before any step of decodes alone was seen."""
+    times = read(started(machine, streams, decodes), machine, lambda _: streams, 4000, 512)
+    alone = machine.step(streams, 0, 0, random.Random(3))
+    assert max(times) < 4.0 * max(statistics.median(times), alone)
+    assert max(times) < 4.0 * alone
+
+
+@pytest.mark.parametrize("machine", [SMALL_MODEL, LARGE_MODEL, DEVICE])
+def test_the_time_that_there_is_gets_used(machine: Machine) -> None:
+    """Steps come near what they may take, or read a whole tile at the least."""
+    times = read(started(machine, 4, 10), machine, lambda _: 4, 4000, 512)
+    alone = machine.step(4, 0, 0, random.Random(3))
+    least = machine.step(4, TILE_TOKENS - 4, 2000, random.Random(3))
+    assert statistics.median(times) > min(1.7 * alone, 0.9 * least)
+
+
+def test_streams_that_leave_make_room_smaller() -> None:
+    """From 40 streams to one, whose steps are four times shorter: those are measured, not guessed."""
+    pace = started(SMALL_MODEL, 40, 10)
+    times = read(pace, SMALL_MODEL, lambda step: 40 if step < 30 else 1, 6000, 512)
+    alone = SMALL_MODEL.step(1, 0, 0, random.Random(3))
+    assert max(times[30:]) < 4.0 * alone
+
+
+def test_nobody_to_wait_for_is_no_limit() -> None:
+    pace = started(SMALL_MODEL, 3, 5)
+    assert pace.prompt_tokens(0) is None
+    assert Pace(2.5).prompt_tokens(7) is None
+
+
+@pytest.mark.parametrize("streams", range(1, 30))
+def test_a_prompt_always_goes_on_and_fills_tiles(streams: int) -> None:
+    """Even where a prompt token costs more than all decodes, and nobody reports times any more."""
+    pace = Pace(2.5)
+    pace.observe(0, 10, 5.0)
+    pace.observe(streams, 0, 0.001)
+    tokens = pace.prompt_tokens(streams)
+    assert tokens is not None
+    assert 6 <= tokens < 18
+    assert (tokens + streams) % TILE_TOKENS == 0
+    unseen = Pace(2.5)
+    unseen.observe(0, 10, 5.0)
+    asked = [unseen.prompt_tokens(streams) for _ in range(6)]
+    assert 0 in asked
+    assert asked[-1] == tokens
+
+
+def test_decodes_are_measured_again_after_a_while() -> None:
+    pace = started(SMALL_MODEL, 2, 5)
+    times = read(pace, SMALL_MODEL, lambda _: 2, 4000, 512)
+    alone = SMALL_MODEL.step(2, 0, 0, random.Random(3))
+    measured = sum(seconds == pytest.approx(alone) for seconds in times)
+    assert 1 <= measured <= len(times) / 40
+
+
+def test_steps_in_flight_are_timed_one_by_one() -> None:
+    """The second begins when the first ends, however early it was submitted."""
+    pace = Pace(2.5)
+    pace.submitted(0.0)
+    pace.submitted(0.001)
+    pace.ended(0, 100, 1.0)
+    pace.ended(1, 0, 1.010)
+    alone = Pace(2.5)
+    alone.observe(0, 100, 1.0)
+    alone.observe(1, 0, 0.010)
+    assert pace.prompt_tokens(1) == alone.prompt_tokens(1)

@@ -1,0 +1,88 @@
+"""Who may wait, who comes first, and who lets whom pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from realizar.errors import InvalidRequestError, QueueFullError
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.counts import Departures
+from scheduler_runs import answer, make_scheduler, request, shape, step
+
+
+def test_lower_numbers_start_sooner_and_equals_in_order_of_arrival() -> None:
+    scheduler = make_scheduler(max_running=1)
+    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -3), ("e", 1)):
+        scheduler.add(request(name, 2, max_tokens=1, priority=priority))
+    order = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        order += [output.request_id for output in answer(scheduler, batch)]
+        scheduler.take_closed_rows()
+    assert order == ["d", "a", "c", "b", "e"]
+
+
+def test_the_least_urgent_gives_way() -> None:
+    """Both need a third block where one is left: the later, more urgent one gets it."""
+    scheduler = make_scheduler(num_blocks=5)
+    scheduler.add(request("a", 4, max_tokens=6, priority=1))
+    scheduler.add(request("b", 4, max_tokens=6, priority=0))
+    assert step(scheduler) == [(0, 0, 4, True), (1, 0, 4, True)]
+    assert step(scheduler) == [(0, 4, 1, True)]
+    assert scheduler._open.get(0) is scheduler._open.waiting[0]
+    assert scheduler.counts.preemptions == 1
+
+
+def test_a_preempted_sequence_passes_a_more_urgent_one_that_waits_for_its_row() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_running=1)
+    scheduler.add(request("a", 5, max_tokens=5, priority=1))
+    step(scheduler)
+    scheduler._preempt(scheduler._open.running[0])
+    scheduler.add(request("b", 5, max_tokens=5, priority=0))
+    assert shape(scheduler.schedule()) == [(0, 4, 2, True)]
+
+
+def test_a_full_queue_refuses() -> None:
+    scheduler = make_scheduler(max_running=2, max_queued=3)
+    for name in "abcde":  # two for the rows, three to wait
+        scheduler.add(request(name, 2, n=2))
+    with pytest.raises(QueueFullError, match="5 requests wait") as refused:
+        scheduler.add(request("f", 2))
+    assert refused.value.retry_after_s == 1.0
+    step(scheduler)
+    with pytest.raises(QueueFullError, match="4 requests wait"):
+        scheduler.add(request("f", 2))
+    scheduler.abort("e")
+    scheduler.abort("d")
+    scheduler.add(request("f", 2))
+    scheduler.audit()
+
+
+def test_the_time_to_try_again_is_that_of_the_last_departures() -> None:
+    departures = Departures()
+    assert departures.next_in_s(100.0) == 1.0
+    for now in (10.0, 14.0, 18.0):
+        departures.note(now)
+    assert departures.next_in_s(22.0) == pytest.approx(4.0)
+    assert departures.next_in_s(1000.0) == 60.0
+    for _ in range(100):
+        departures.note(50.0)
+    assert departures.next_in_s(50.1) == 1.0
+
+
+def test_an_aborted_request_leaves_its_blocks_at_once() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 9))
+    batch = scheduler.schedule()
+    scheduler.abort("a")
+    counts = scheduler._cache.counts[0]
+    assert (counts.used, counts.cached + counts.free) == (0, 100)
+    assert answer(scheduler, batch) == []
+    scheduler.audit()
+
+
+def test_a_pooled_request_generates_nothing() -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(InvalidRequestError, match="a pooled request generates nothing, not 4 tokens"):
+        scheduler.add(Request("a", (1, 2), SamplingParams(), 4, pooling="last"))

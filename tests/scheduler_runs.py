@@ -1,0 +1,106 @@
+"""A scheduler without an engine: what it is asked, what it answers, and steps whose choices the test names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.batch import ScheduledBatch
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.policy import Policy
+from realizar.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's output, without a backend."""
+
+    row: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    queried: tuple[TokenLogprobs, ...] = ()
+    pooled: NDArray[np.float32] | None = None
+
+
+class Clock:
+    """A second later with every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 100,
+    max_running: int = 4,
+    max_step_tokens: int = 10,
+    max_queued: int | None = None,
+    policy: Policy | None = None,
+    drafts: int = 0,
+    windows: tuple[int | None, ...] = (None,),
+) -> Scheduler:
+    """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens."""
+    cache = KVCacheManager(
+        windows,
+        [num_blocks] * len(windows),
+        block_size=2,
+        num_rows=max_running,
+        context_length=100,
+        max_step_tokens=max_step_tokens,
+    )
+    return Scheduler(
+        cache,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        context_length=100,
+        max_queued=max_queued,
+        policy=policy,
+        new_lookup=(lambda: DraftLookup(drafts, 3, 1)) if drafts else None,
+        clock=Clock(),
+    )
+
+
+def request(
+    name: str,
+    prompt: int | tuple[int, ...],
+    max_tokens: int = 20,
+    n: int = 1,
+    stop: tuple[int, ...] = (),
+    priority: int = 0,
+    salt: str | None = "",
+) -> Request:
+    """A prompt of ids 1, 2, 3, ..., or the ids given; with an empty salt, nobody shares its blocks."""
+    ids = tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
+    sampling = SamplingParams(n=n, seed=1, stop_token_ids=stop)
+    return Request(
+        name, ids, sampling, max_tokens, arrival_s=0.0, priority=priority, cache_salt=name if salt == "" else salt
+    )
+
+
+def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
+    """Per row: its number, tokens before, tokens now, whether it is sampled."""
+    return [(row.row, row.num_computed_tokens, row.num_scheduled_tokens, row.sample) for row in batch.rows]
+
+
+def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
+    """Every row that is sampled chooses `token_id`."""
+    return scheduler.update(batch, [Result(row.row, (token_id,) if row.sample else ()) for row in batch.rows])
+
+
+def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:
+    """A whole step, audited, as its `shape`."""
+    batch = scheduler.schedule()
+    answer(scheduler, batch)
+    scheduler.take_closed_rows()
+    scheduler.audit()
+    return shape(batch)
