@@ -101,12 +101,17 @@ def pooled_of(states: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
 
 
 def expected_tokens(
-    prompt: Sequence[int], windows: Sequence[int | None], sampling: SamplingParams, count: int, choice: int = 0
+    prompt: Sequence[int],
+    windows: Sequence[int | None],
+    sampling: SamplingParams,
+    count: int,
+    choice: int = 0,
+    num_ids: int = VOCAB_SIZE,
 ) -> list[int]:
     """The first `count` tokens after a prompt."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(choose(history_states(tokens, windows)[-1], sampling, choice))
+        tokens.append(choose(history_states(tokens, windows)[-1], sampling, choice, num_ids=num_ids))
     return tokens[len(prompt) :]
 
 
@@ -120,7 +125,8 @@ class ScriptedStep:
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         for row, mask in masks.items():
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE]
+            require(self._output is None, "masks come after the choices")
+            bits = np.unpackbits(np.atleast_2d(mask).view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
             self._masks[row] = bits.astype(bool)
 
     def result(self) -> StepOutput:
@@ -137,9 +143,11 @@ class ScriptedStep:
         stops = open_row.sampling.stop_token_ids
         chosen: list[int] = []
         for state, draft in zip(states[-len(row.draft_ids) - 1 :], (*row.draft_ids, None), strict=True):
-            allowed = self._masks.get(row.row, np.ones(VOCAB_SIZE, np.bool_))
-            if len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens:
-                allowed = allowed.copy()
+            masks = self._masks.get(row.row)
+            allowed = np.ones(VOCAB_SIZE, np.bool_) if masks is None else masks[len(chosen)].copy()
+            require(bool(allowed.any()), "no token is allowed")
+            early = len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens
+            if early and np.delete(allowed, list(stops)).any():
                 allowed[list(stops)] = False
             chosen.append(choose(state, open_row.sampling, open_row.choice, allowed, self._backend.num_ids))
             open_row.tokens.append(chosen[-1])

@@ -1,0 +1,301 @@
+"""Rows with grammars in the engine, beside rows without, against a backend that says what each would get alone."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grammar_walks import allowed_ids
+from realizar.config import EngineConfig
+from realizar.engine.client import EngineClient
+from realizar.engine.core import EngineCore
+from realizar.engine.prepare import prepare_request
+from realizar.engine.process_loop import EngineLoop
+from realizar.engine.process_messages import Abort, Accepted, Add, Event, Outputs, Ready, Refused, Shutdown
+from realizar.errors import InvalidRequestError
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.grammar import GrammarFactory
+from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
+
+END = 94
+TOKENS = [bytes((0x20 + index,)) for index in range(END)] + [b"<end>", b"<control>"]
+GRAMMARS = {
+    "regex": (StructuredOutput("regex", "(ab|c){5,9}-[0-9]{3}"), "(ab|c){5,9}-[0-9]{3}"),
+    "choice": (StructuredOutput("choice", '["abracadabra", "abracadabras"]'), "abracadabras?"),
+    "schema": (
+        StructuredOutput("json_schema", '{"type": "array", "items": {"enum": [1, 22, 333]}, "maxItems": 5}'),
+        r"\[([ \t]*(1|22|333)[ \t]*,?)*[ \t]*\]",
+    ),
+}
+
+
+def factory() -> GrammarFactory:
+    return GrammarFactory(TOKENS, (95,), (END,), VOCAB_SIZE)
+
+
+FACTORY = factory()
+
+
+def make_core(
+    backend: ScriptedBackend, *, new_grammars: Callable[[], GrammarFactory] | None = None, **options: Any
+) -> EngineCore:
+    config = EngineConfig(
+        max_running=1000, max_step_tokens=10_000, speculative_tokens=options.pop("speculative_tokens", 0)
+    )
+    new_grammars = new_grammars or (lambda: FACTORY)
+    return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars, **options)
+
+
+def structured_request(name: str, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int = 60) -> Request:
+    sampling = replace(sampling, max_tokens=max_tokens)
+    return prepare_request(name, prompt, sampling, vocab_size=VOCAB_SIZE, max_request_tokens=256, end_ids=(END,))
+
+
+def alone(request: Request, windows: Sequence[int | None] = (None,), num_ids: int = VOCAB_SIZE) -> list[int]:
+    """What the request gets by whole histories and a mask at a time."""
+    assert request.sampling.structured is not None
+    matcher = FACTORY.compile(request.sampling.structured).start()
+    tokens = list(request.prompt_token_ids)
+    while not matcher.ended and len(tokens) < request.num_prompt_tokens + request.max_tokens:
+        allowed = np.zeros(VOCAB_SIZE, np.bool_)
+        allowed[allowed_ids(FACTORY.masks([(matcher, ())])[0][0])] = True
+        if len(tokens) - request.num_prompt_tokens < request.sampling.min_tokens and allowed.sum() > 1:
+            allowed[END] = False
+        chosen = choose(history_states(tokens, windows)[-1], request.sampling, 0, allowed, num_ids)
+        tokens.append(chosen)
+        matcher.advance([chosen])
+    return tokens[request.num_prompt_tokens :]
+
+
+def run_out(core: EngineCore) -> dict[str, list[TokenOutput]]:
+    outputs: dict[str, list[TokenOutput]] = defaultdict(list)
+    for _ in range(5000):
+        if not core.has_work:
+            return outputs
+        for output in core.step():
+            outputs[output.request_id].append(output)
+        core.audit()
+    raise AssertionError("the engine does not come to an end")
+
+
+def tokens_of(outputs: Sequence[TokenOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    assert token_ids[-1] == END
+    return b"".join(TOKENS[token_id] for token_id in token_ids[:-1]).decode()
+
+
+def mixed_requests() -> list[Request]:
+    """Rows with every grammar, greedy and sampled, and rows without beside them."""
+    rng = np.random.default_rng(3)
+    requests = []
+    for index in range(12):
+        prompt = rng.integers(0, END, int(rng.integers(1, 14))).tolist()
+        sampling = SamplingParams(temperature=float(index % 2), seed=index)
+        if index % 4:
+            structured, _ = list(GRAMMARS.values())[index % 3]
+            requests.append(structured_request(f"grammar-{index}", prompt, replace(sampling, structured=structured)))
+        else:
+            requests.append(Request(f"plain-{index}", tuple(prompt), sampling, 20))
+    return requests
+
+
+def check_mixed(core: EngineCore, num_ids: int = VOCAB_SIZE) -> None:
+    requests = mixed_requests()
+    for request in requests:
+        core.add(request)
+    outputs = run_out(core)
+    patterns = dict(GRAMMARS.values())
+    for request in requests:
+        found = tokens_of(outputs[request.request_id])
+        if request.sampling.structured is None:
+            assert found == expected_tokens(request.prompt_token_ids, (None,), request.sampling, 20, num_ids=num_ids)
+        else:
+            assert found == alone(request, num_ids=num_ids)
+            assert re.fullmatch(patterns[request.sampling.structured], text_of(found))
+            assert outputs[request.request_id][-1].finish_reason == "stop"
+            assert outputs[request.request_id][-1].stop_token_id == END
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_every_row_gets_what_it_gets_alone(steps_in_flight: int) -> None:
+    core = make_core(ScriptedBackend(), steps_in_flight=steps_in_flight)
+    check_mixed(core)
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_preempted_rows_go_on_in_their_grammar(steps_in_flight: int) -> None:
+    backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
+    core = make_core(backend, steps_in_flight=steps_in_flight)
+    check_mixed(core)
+    assert core.counts.preemptions > 0
+    core.close()
+
+
+def test_drafts_within_grammars() -> None:
+    core = make_core(ScriptedBackend(num_ids=4), speculative_tokens=4)
+    check_mixed(core, num_ids=4)
+    assert core.counts.accepted_tokens > 0
+    assert core.counts.draft_tokens > core.counts.accepted_tokens
+    core.close()
+
+
+def test_choices_of_one_request_follow_the_grammar_each() -> None:
+    core = make_core(ScriptedBackend())
+    structured, pattern = GRAMMARS["regex"]
+    core.add(structured_request("n", [1, 2], SamplingParams(n=4, seed=1, structured=structured)))
+    found: dict[int, list[int]] = defaultdict(list)
+    for output in run_out(core)["n"]:
+        found[output.choice].extend(output.token_ids)
+    texts = {text_of(found[choice]) for choice in range(4)}
+    assert len(texts) > 1
+    assert all(re.fullmatch(pattern, text) for text in texts)
+    core.close()
+
+
+def test_the_end_of_a_grammar_is_the_end_whatever_the_parameters_say() -> None:
+    """`ignore_eos` and `min_tokens` hold until the grammar leaves nothing but the end."""
+    core = make_core(ScriptedBackend())
+    short = StructuredOutput("choice", '["ab"]')
+    core.add(structured_request("endless", [1], SamplingParams(ignore_eos=True, structured=short)))
+    core.add(structured_request("long", [1], SamplingParams(min_tokens=40, structured=short)))
+    longer = replace(short, value='["ab", "abababababab"]')
+    core.add(structured_request("choosing", [1], SamplingParams(min_tokens=3, structured=longer)))
+    outputs = run_out(core)
+    assert text_of(tokens_of(outputs["endless"])) == "ab"
+    assert text_of(tokens_of(outputs["long"])) == "ab"
+    assert text_of(tokens_of(outputs["choosing"])) == "ab" * 6
+    assert {output[-1].finish_reason for output in outputs.values()} == {"stop"}
+    core.close()
+
+
+def test_a_cut_output_is_a_beginning() -> None:
+    core = make_core(ScriptedBackend())
+    core.add(structured_request("cut", [5], SamplingParams(structured=GRAMMARS["choice"][0]), 5))
+    outputs = run_out(core)["cut"]
+    assert outputs[-1].finish_reason == "length"
+    assert b"".join(TOKENS[token_id] for token_id in tokens_of(outputs)) == b"abrac"
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_a_stuck_grammar_ends_its_request_alone(steps_in_flight: int) -> None:
+    core = make_core(ScriptedBackend(), steps_in_flight=steps_in_flight)
+    stuck = StructuredOutput("lark", 'start: x{1000000}\nx: "a"')
+    core.add(structured_request("stuck", [1], SamplingParams(n=2, structured=stuck), 200))
+    plain = Request("plain", (4, 5), SamplingParams(temperature=0), 30)
+    core.add(plain)
+    outputs = run_out(core)
+    assert tokens_of(outputs["plain"]) == expected_tokens((4, 5), (None,), plain.sampling, 30)
+    errors = [output.error for output in outputs["stuck"] if output.error]
+    assert len(errors) == 1
+    assert "within its grammar" in errors[0]
+    assert outputs["stuck"][-1].error == errors[0]
+    assert {TOKENS[token_id] for token_id in tokens_of(outputs["stuck"])} <= {b"a"}
+    core.add(structured_request("again", [1], SamplingParams(structured=GRAMMARS["choice"][0])))
+    assert run_out(core)["again"][-1].finish_reason == "stop"
+    core.close()
+
+
+def test_what_cannot_be_followed_is_refused_when_it_is_added() -> None:
+    core = make_core(ScriptedBackend())
+    impossible = SamplingParams(structured=StructuredOutput("json_schema", '{"enum": []}'))
+    assert not core.is_prepared(impossible)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="empty") as caught:
+            core.add(structured_request("a", [1], impossible))
+        assert caught.value.param == "structured"
+        assert core.is_prepared(impossible)
+    assert not core.has_work
+    core.close()
+    backend = ScriptedBackend()
+    without = EngineCore(backend, make_spec(backend.windows), EngineConfig())
+    with pytest.raises(InvalidRequestError, match="vocabulary"):
+        without.add(structured_request("a", [1], SamplingParams(structured=GRAMMARS["choice"][0])))
+    without.close()
+
+
+class _Letters:
+    """Text of tokens that have a letter each."""
+
+    stop_string: str | None = None
+
+    def add(self, token_id: int) -> str:
+        return TOKENS[token_id].decode()
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_the_client_hears_why_a_request_failed() -> None:
+    client = EngineClient(make_core(ScriptedBackend()), lambda _sampling: _Letters(), (END,))
+    stuck = SamplingParams(max_tokens=200, structured=StructuredOutput("lark", 'start: x{1000000}\nx: "a"'))
+    stream = client.submit([1], stuck)
+    with pytest.raises(InvalidRequestError, match="within its grammar") as caught:
+        stream.result()
+    assert caught.value.param == "structured"
+    good = client.submit([1], SamplingParams(structured=StructuredOutput("choice", '["ab"]')))
+    assert good.result().outputs[0].text == "ab"
+    client.close()
+
+
+class _SlowFactory:
+    """Makes the compiler of grammars only when it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> GrammarFactory:
+        self.asked.set()
+        assert self.go_on.wait(30)
+        return factory()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.002)
+
+
+def test_compiling_holds_up_nobody_else() -> None:
+    """Others are answered while a grammar compiles; an abort meanwhile is heeded; a refusal comes after it."""
+    slow, events = _SlowFactory(), []
+    loop = EngineLoop(events.append)
+    thread = threading.Thread(target=loop.run, args=(lambda: make_core(ScriptedBackend(), new_grammars=slow),))
+    thread.start()
+    names = [("good", GRAMMARS["choice"][0]), ("left", GRAMMARS["regex"][0]), ("bad", StructuredOutput("regex", "["))]
+    for name, structured in names:
+        loop.post(Add(structured_request(name, [1], SamplingParams(structured=structured))))
+    assert slow.asked.wait(20)
+    loop.post(Add(Request("plain", (1, 2), SamplingParams(temperature=0), 10)))
+    wait_for(lambda: "plain" in finished(events))
+    assert "good" not in finished(events)
+    loop.post(Abort("left"))
+    slow.go_on.set()
+    wait_for(lambda: "good" in finished(events) and any(isinstance(event, Refused) for event in events))
+    loop.post(Shutdown())
+    thread.join(20)
+    assert isinstance(events[0], Ready)
+    accepted = [event.request_id for event in events if isinstance(event, Accepted)]
+    assert accepted == ["plain", "good"]
+    (refused,) = (event for event in events if isinstance(event, Refused))
+    assert (refused.request_id, refused.error.param) == ("bad", "structured")
+
+
+def finished(events: Sequence[Event]) -> set[str]:
+    outputs = [output for event in events if isinstance(event, Outputs) for output in event.outputs]
+    return {output.request_id for output in outputs if output.finish_reason is not None}
