@@ -49,31 +49,84 @@ def test_the_last_freed_comes_out_first() -> None:
     assert first != second
 
 
-def test_random_users_against_a_model() -> None:
-    """Ten thousand operations beside a plain dictionary of counts."""
+def test_a_block_with_a_key_is_cached_when_its_last_user_leaves() -> None:
+    pool = BlockPool(3)
+    (block,) = pool.allocate(1)
+    pool.register(block, b"key")
+    assert pool.find(b"key") == block
+    pool.free([block])
+    assert pool.audit() == BlockCounts(free=2, used=0, total=3, cached=1)
+    pool.share([block])
+    assert pool.audit() == BlockCounts(free=2, used=1, total=3)
+    pool.free([block])
+    assert block not in pool.allocate(2)  # free ones first
+    assert pool.allocate(1) == [block]
+    assert pool.find(b"key") is None
+
+
+def test_the_cached_block_left_longest_ago_goes_first() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(3)
+    for block in blocks:
+        pool.register(block, bytes([block]))
+    pool.free([blocks[1], blocks[0], blocks[2]])
+    pool.share([blocks[1]])
+    pool.free([blocks[1]])
+    assert [pool.allocate(1)[0] for _ in range(3)] == [blocks[0], blocks[2], blocks[1]]
+
+
+def test_a_key_names_one_block_and_a_block_has_one_key() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.register(first, b"a")
+    pool.register(second, b"a")
+    pool.register(first, b"b")
+    assert (pool.find(b"a"), pool.find(b"b")) == (first, None)
+    pool.free([first, second])
+    assert pool.audit() == BlockCounts(free=1, used=0, total=2, cached=1)
+    with pytest.raises(RuntimeError, match="has no user and can't get a key"):
+        pool.register(second, b"c")
+
+
+def test_random_users_and_keys_against_a_model() -> None:
+    """Ten thousand operations beside plain dictionaries of users and keys, and a list of what is cached."""
     rng = random.Random(3)
-    pool, users = BlockPool(16), dict[int, int]()
-    for _ in range(10_000):
+    pool, users, keys, cached = BlockPool(16), dict[int, int](), dict[int, bytes](), list[int]()
+    for number in range(10_000):
         action = rng.random()
-        if action < 0.4 and len(users) < 16:
-            for block in pool.allocate(rng.randint(1, 16 - len(users))):
-                assert block not in users
-                users[block] = 1
+        if action < 0.35 and len(users) < 16:
+            count = rng.randint(1, 16 - len(users))
+            num_evicted = max(count - (16 - len(users) - len(cached)), 0)
+            evicted, cached = cached[:num_evicted], cached[num_evicted:]
+            for block in evicted:
+                del keys[block]
+            blocks = pool.allocate(count)
+            assert set(evicted) <= set(blocks)
+            assert not set(blocks) & (users.keys() | set(cached))
+            users |= dict.fromkeys(blocks, 1)
+        elif action < 0.5 and (users or cached):
+            block = rng.choice([*users, *cached])
+            pool.share([block])
+            users[block] = users.get(block, 0) + 1
+            cached = [other for other in cached if other != block]
         elif action < 0.6 and users:
             block = rng.choice(list(users))
-            pool.share([block])
-            users[block] += 1
+            pool.register(block, str(number).encode())
+            keys.setdefault(block, str(number).encode())
         elif users:
             block = rng.choice(list(users))
             pool.free([block])
             users[block] -= 1
             if not users[block]:
                 del users[block]
+                cached += [block] if block in keys else []
+        free = 16 - len(users) - len(cached)
         assert pool.num_available == 16 - len(users)
-        assert pool.audit() == BlockCounts(free=16 - len(users), used=len(users), total=16)
+        assert pool.audit() == pool.counts == BlockCounts(free, len(users), 16, len(cached))
+        assert all(pool.find(key) == block for block, key in keys.items())
 
 
-@pytest.mark.parametrize("damage", ["lost", "doubled", "used"])
+@pytest.mark.parametrize("damage", ["lost", "doubled", "used", "cached", "key", "free key"])
 def test_the_audit_sees_damage(damage: str) -> None:
     pool = BlockPool(4)
     pool.allocate(1)
@@ -81,7 +134,13 @@ def test_the_audit_sees_damage(damage: str) -> None:
         pool._free.pop()
     elif damage == "doubled":
         pool._free.append(pool._free[-1])
-    else:
+    elif damage == "used":
         pool._users[pool._free[0]] = 1
+    elif damage == "cached":
+        pool._cached[pool._free[0]] = None
+    elif damage == "key":
+        pool._blocks[b"key"] = 0
+    else:
+        pool._keys[pool._free[0]], pool._blocks[b"key"] = b"key", pool._free[0]
     with pytest.raises(RuntimeError, match="KV block"):
         pool.audit()

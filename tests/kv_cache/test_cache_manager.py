@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 
@@ -153,3 +154,104 @@ def test_the_audit_sees_a_table_that_lost_a_block() -> None:
     manager._groups[0].end[0] = 1
     with pytest.raises(RuntimeError, match="hold KV block 1 0 times, and it has 1 users"):
         manager.audit()
+
+
+def fill(manager: KVCacheManager, row: int, keys: BlockKeys, token_ids: list[int], chunk: int) -> None:
+    """Compute a history in chunks, from nothing."""
+    for start in range(0, len(token_ids), chunk):
+        count = min(chunk, len(token_ids) - start)
+        assert manager.allocate(row, start, count) == count
+        manager.register(row, keys, token_ids, start + count)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    windows=st.sampled_from([(None,), (5,), (None, 6), (3, 9), (9, None)]),
+    length=st.integers(1, 40),
+    common=st.integers(0, 40),
+    limit=st.integers(0, 40),
+    chunk=st.integers(1, 8),
+    lost=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9)), max_size=3),
+)
+def test_a_prefix_is_the_longest_that_leaves_nobody_without_what_it_sees(
+    windows: tuple[int | None, ...], length: int, common: int, limit: int, chunk: int, lost: list[tuple[int, int]]
+) -> None:
+    """Against a search from the longest down, over the contents that each block is known to hold."""
+    manager = make_manager(windows, num_blocks=12)
+    history = [7 * place % 11 for place in range(length)]
+    fill(manager, 0, BlockKeys(4, None), history, chunk)
+    manager.free(0)
+    names = BlockKeys(4, None).of(history)
+    for group, index in lost:  # blocks that were given to others since
+        pool = manager._groups[group % len(windows)].pool
+        if index < len(names) and pool.find(names[index]) is not None:
+            block = pool.find(names[index])
+            del pool._cached[block], pool._blocks[pool._keys.pop(block)]
+            pool._free.append(block)
+    asked = [*history[:common], *[50] * 9]
+    same = len(history[:common])
+    wanted = 0
+    for end in range(min(limit, same) // 4, -1, -1):
+        seen = [range(max(4 * end - (window or 1000) + 1, 0) // 4, end) for window in windows]
+        if all(
+            manager._groups[group].pool.find(names[index]) is not None
+            for group, blocks in enumerate(seen)
+            for index in blocks
+        ):
+            wanted = 4 * end
+            break
+    prefix = manager.find_prefix(BlockKeys(4, None), asked, min(limit, len(asked)))
+    assert prefix.num_tokens == wanted
+    manager.adopt(1, prefix)
+    assert manager.allocate(1, wanted, 2) == 2
+    for group, window in enumerate(windows):
+        first = max(wanted - (window or 1000) + 1, 0) // 4
+        table = manager._groups[group].tables[1]
+        for index in range(first, wanted // 4):
+            assert table[index] == manager._groups[group].pool.find(names[index])
+    manager.audit()
+    manager.free(1)
+    manager.audit()
+
+
+def test_a_shared_block_that_leaves_a_window_makes_no_room() -> None:
+    """Two rows share a beginning; the first moves on: what it leaves is still the other's."""
+    manager = make_manager((4,), num_blocks=4, max_step_tokens=1)
+    keys, history = BlockKeys(4, None), [1, 2, 3, 4, 5, 6, 7, 8]
+    fill(manager, 0, keys, history, 4)
+    prefix = manager.find_prefix(keys, history, 7)
+    assert prefix.num_tokens == 4
+    manager.adopt(1, prefix)
+    assert manager.allocate(1, 4, 1) == 1
+    manager.allocate(2, 0, 4)
+    (counts,) = manager.audit()
+    assert counts == BlockCounts(free=0, used=4, total=4)
+    assert manager.allocate(0, 8, 1) == 0  # its first block left the window and is row 1's
+    manager.free(1)
+    assert manager.allocate(0, 8, 1) == 1
+    manager.audit()
+
+
+def test_admission_counts_cached_blocks_as_room_and_shared_ones_as_there() -> None:
+    manager = make_manager(num_blocks=6)
+    keys, history = BlockKeys(4, None), list(range(16))
+    fill(manager, 0, keys, history, 8)
+    prefix = manager.find_prefix(keys, history, 15)
+    assert prefix.num_tokens == 12
+    assert manager.can_allocate(16, prefix)  # three blocks are there, one is new, and one in reserve
+    assert not manager.can_allocate(24, prefix)
+    assert not manager.can_allocate(16)
+    manager.free(0)
+    assert manager.can_allocate(24, prefix)
+    assert manager.can_allocate(24)
+
+
+def test_without_a_prefix_cache_nothing_is_kept() -> None:
+    manager = KVCacheManager(
+        [None], [6], block_size=4, num_rows=2, context_length=24, max_step_tokens=8, prefix_cache=False
+    )
+    keys, history = BlockKeys(4, None), list(range(16))
+    fill(manager, 0, keys, history, 8)
+    assert manager.find_prefix(keys, history, 15).num_tokens == 0
+    manager.free(0)
+    assert manager.counts == (BlockCounts(free=6, used=0, total=6),)
