@@ -1,0 +1,84 @@
+"""Grammars over the vocabularies of real models: byte-level pairs, and SentencePiece with bytes to fall back on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grammar_walks import allowed_ids
+from realizar.checkpoint.open import open_checkpoint
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar import GrammarFactory
+from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.tokenizer import Tokenizer
+
+TEXTS = ["Grüße aus 日本 😀!", "caf\u00e9\n\ttab", "ﷺ and \U0001f9d1\u200d\U0001f680", "the answer is 42"]
+
+
+@pytest.fixture(scope="module", params=["smollm2_path", "gemma3_path"])
+def model(request: pytest.FixtureRequest) -> tuple[Tokenizer, GrammarFactory]:
+    path: Path = request.getfixturevalue(request.param)
+    tokenizer = load_tokenizer(open_checkpoint(path))
+    return tokenizer, GrammarFactory(
+        tokenizer.vocabulary_bytes(),
+        tokenizer.special_ids(),
+        tokenizer.eos_ids,
+        tokenizer.vocab_size,
+        lambda text: tokenizer.encode(text, add_special=False, parse_special=False),
+    )
+
+
+def test_any_cut_of_a_choice(model: tuple[Tokenizer, GrammarFactory]) -> None:
+    """Random tokens, single bytes among them, spell one of the choices and then end."""
+    tokenizer, factory = model
+    grammar = factory.compile(StructuredOutput("choice", json.dumps(TEXTS)))
+    found, with_bytes = set(), 0
+    for seed in range(6):
+        rng, matcher, ids = np.random.default_rng(seed), grammar.start(), []
+        while not matcher.ended:
+            allowed = allowed_ids(factory.masks([(matcher, ())])[0][0])
+            assert allowed.size
+            ids.append(int(rng.choice(allowed)))
+            matcher.advance(ids[-1:])
+            assert matcher.error is None
+        assert ids[-1] in tokenizer.eos_ids
+        text = tokenizer.decode(ids)
+        assert text in TEXTS
+        found.add(text)
+        with_bytes += ids[:-1] != tokenizer.encode(text, add_special=False)
+    assert len(found) > 1
+    assert with_bytes > 0
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_forced_text_is_cut_as_the_tokenizer_does(model: tuple[Tokenizer, GrammarFactory], text: str) -> None:
+    """Where there is but one text, the tokenizer's own tokens are among the allowed ones at every step."""
+    tokenizer, factory = model
+    matcher = factory.compile(StructuredOutput("choice", json.dumps([text]))).start()
+    expected = tokenizer.encode("x" + text, add_special=False)  # a text inside another: no space is put before it
+    if tokenizer.decode(expected[1:]) != text:
+        expected = [-1, *tokenizer.encode(text, add_special=False)]
+    for token_id in expected[1:]:
+        assert token_id in allowed_ids(factory.masks([(matcher, ())])[0][0])
+        matcher.advance([token_id])
+    assert matcher.error is None
+    assert set(allowed_ids(factory.masks([(matcher, ())])[0][0])) == set(tokenizer.eos_ids)
+
+
+def test_control_tokens_are_no_text(model: tuple[Tokenizer, GrammarFactory]) -> None:
+    tokenizer, factory = model
+    matcher = factory.compile(StructuredOutput("regex", "(.|\n)*")).start()
+    allowed = set(allowed_ids(factory.masks([(matcher, ())])[0][0]).tolist())
+    assert allowed & tokenizer.special_ids() == tokenizer.eos_ids
+    assert len(allowed) > 0.95 * (tokenizer.vocab_size - len(tokenizer.special_ids())) - 300
+
+
+def test_vocabulary_bytes(model: tuple[Tokenizer, GrammarFactory]) -> None:
+    tokenizer, _ = model
+    tokens = tokenizer.vocabulary_bytes()
+    ids = tokenizer.encode("".join(TEXTS), add_special=False)
+    assert b"".join(tokens[index] for index in ids).decode().lstrip() == "".join(TEXTS)
+    assert tokenizer.special_ids() >= tokenizer.eos_ids
