@@ -6,9 +6,10 @@ import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from realizar.engine.async_link import EngineLink, closed_error
+from realizar.engine.async_questions import Questions
 from realizar.engine.async_requests import OpenRequests
 from realizar.engine.async_stream import AsyncStream
 from realizar.engine.metrics import EngineStats
@@ -39,7 +40,6 @@ from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._error: RealizarError | None = None
         self._numbers = itertools.count()
-        self._stats_asked: _Questions[EngineStats] = _Questions()
-        self._audits_asked: _Questions[str | None] = _Questions()
+        self._stats_asked: Questions[EngineStats] = Questions()
+        self._audits_asked: Questions[str | None] = Questions()
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
@@ -283,15 +283,7 @@ class AsyncEngine:
         self._changed = asyncio.Event()
 
     def _prepare(
-        self,
-        request_id: str | None,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        score_only: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        pooling: Pooling | None = None,
+        self, request_id: str | None, prompt_token_ids: Sequence[int], sampling: SamplingParams, **fields: Any
     ) -> Request:
         return prepare_request(
             request_id or f"request-{next(self._numbers)}",
@@ -300,10 +292,7 @@ class AsyncEngine:
             vocab_size=self.info.vocab_size,
             max_request_tokens=self.info.max_request_tokens,
             end_ids=self._end_ids,
-            score_only=score_only,
-            priority=priority,
-            cache_salt=cache_salt,
-            pooling=pooling,
+            **fields,
         )
 
     def _check_room(self, num_choices: int) -> None:
@@ -326,27 +315,3 @@ class AsyncEngine:
             raise EngineUnavailableError("the server is shutting down", 5.0)
         what = "" if self.loading is None else f" ({self.loading.what} {self.loading.share:.0%})"
         raise EngineUnavailableError(f"the model is being loaded{what}", 5.0)
-
-
-class _Questions(Generic[_Answer]):
-    """Questions that the engine has not answered yet, by ticket."""
-
-    def __init__(self) -> None:
-        self._tickets = itertools.count()
-        self._asked: dict[int, asyncio.Future[_Answer]] = {}
-
-    def ask(self) -> tuple[int, asyncio.Future[_Answer]]:
-        ticket = next(self._tickets)
-        answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        return ticket, answer
-
-    def answer(self, ticket: int, answer: _Answer) -> None:
-        waiting = self._asked.pop(ticket, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
-
-    def fail(self, error: RealizarError) -> None:
-        for waiting in self._asked.values():
-            if not waiting.done():
-                waiting.set_exception(error)
-        self._asked.clear()
