@@ -1,8 +1,8 @@
-"""Check and time the quantised products on a CUDA device: `python scripts/cuda_products.py [check] [time] [search]`.
+"""Check and time the quantised products on a CUDA device: `python scripts/cuda_products.py check packer time search`.
 
-`check` compares every weight type with float64 at many numbers of rows, on poisoned outputs. `time` runs the linear layers
-of the 8B shape, 32 layers in one CUDA graph, partial sums written and not yet summed, and the head. `search` tries tiles
-and splits for each shape and writes the best to the file named by --out.
+`check` compares every weight type with float64 at many numbers of rows, on poisoned outputs. `time` runs the linear
+layers of the 8B shape, 32 layers in one CUDA graph, partial sums written and not yet summed, and the head. `search`
+tries tiles and splits for each shape and writes the best to the file named by --out.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def line(bench: Bench, rows: int, configs: dict[str, ProductConfig], label: str)
     size = sum(bench.bytes(n) for n in SHAPES)
     flops = 2 * rows * sum(r * c for r, c in SHAPES.values()) * len(bench.stacks["o"])
     each = "  ".join(f"{n} {ms:.3f} ({bench.bytes(n) / ms / 1e6:.0f} GB/s)" for n, ms in parts.items())
-    print(f"{label} rows {rows:5d}  {total:7.3f} ms  {size / total / 1e6:5.0f} GB/s  {flops / total / 1e9:5.0f} TFLOP/s | {each}")
+    rates = f"{size / total / 1e6:5.0f} GB/s  {flops / total / 1e9:5.0f} TFLOP/s"
+    print(f"{label} rows {rows:5d}  {total:7.3f} ms  {rates} | {each}")
     sys.stdout.flush()
 
 
@@ -220,33 +221,89 @@ def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
 
 
 # strips, groups, stages, step, blocks
-SMALL = [(1, 1, 4, 1, 3), (1, 1, 6, 1, 2), (1, 1, 8, 1, 2), (1, 1, 4, 2, 2), (1, 1, 3, 4, 2), (1, 2, 4, 1, 2),
-         (1, 2, 3, 2, 2), (2, 1, 4, 1, 2), (2, 1, 6, 1, 2), (2, 1, 3, 2, 2), (2, 1, 6, 2, 1), (2, 2, 4, 1, 2),
-         (2, 2, 8, 1, 1), (2, 2, 4, 2, 1), (1, 4, 4, 1, 1), (1, 2, 6, 2, 1), (1, 4, 4, 2, 1), (1, 2, 4, 2, 1)]
-LARGE = [(1, 1, 4, 1, 1), (1, 2, 4, 1, 1), (1, 2, 5, 1, 1), (2, 2, 4, 1, 1), (2, 2, 5, 1, 1), (2, 2, 6, 1, 1),
-         (1, 3, 4, 1, 1), (1, 2, 3, 2, 1), (1, 2, 3, 1, 1), (1, 1, 3, 2, 1), (2, 2, 3, 2, 1), (1, 2, 4, 1, 2)]
+SMALL = [
+    (1, 1, 4, 1, 3),
+    (1, 1, 6, 1, 2),
+    (1, 1, 8, 1, 2),
+    (1, 1, 4, 2, 2),
+    (1, 1, 3, 4, 2),
+    (1, 2, 4, 1, 2),
+    (1, 2, 3, 2, 2),
+    (2, 1, 4, 1, 2),
+    (2, 1, 6, 1, 2),
+    (2, 1, 3, 2, 2),
+    (2, 1, 6, 2, 1),
+    (2, 2, 4, 1, 2),
+    (2, 2, 8, 1, 1),
+    (2, 2, 4, 2, 1),
+    (1, 4, 4, 1, 1),
+    (1, 2, 6, 2, 1),
+    (1, 4, 4, 2, 1),
+    (1, 2, 4, 2, 1),
+]
+LARGE = [
+    (1, 1, 4, 1, 1),
+    (1, 2, 4, 1, 1),
+    (1, 2, 5, 1, 1),
+    (2, 2, 4, 1, 1),
+    (2, 2, 5, 1, 1),
+    (2, 2, 6, 1, 1),
+    (1, 2, 3, 2, 1),
+    (1, 2, 2, 2, 1),
+    (1, 1, 3, 2, 1),
+    (2, 2, 3, 2, 1),
+    (2, 2, 2, 2, 1),
+    (1, 2, 4, 1, 2),
+    (1, 1, 4, 1, 2),
+    (1, 1, 2, 2, 2),
+    (2, 1, 4, 1, 1),
+    (2, 1, 3, 2, 1),
+]
 
 
 def candidates(rows: int, form: FragmentFormat) -> list[tuple[Tiles, ActivationFormat]]:
     """Tiles worth trying for a number of rows."""
     if rows < 8:
-        shapes = [(8, 1, 2, 3), (4, 2, 2, 3), (2, 4, 2, 3), (8, 1, 1, 4), (4, 2, 1, 4), (4, 1, 2, 6), (8, 1, 4, 2), (4, 2, 4, 2), (8, 1, 3, 2), (4, 4, 2, 1)]
+        shapes = [
+            (8, 1, 2, 3),
+            (4, 2, 2, 3),
+            (2, 4, 2, 3),
+            (8, 1, 1, 4),
+            (4, 2, 1, 4),
+            (4, 1, 2, 6),
+            (8, 1, 4, 2),
+            (4, 2, 4, 2),
+            (8, 1, 3, 2),
+            (4, 4, 2, 1),
+        ]
         if rows > 1:
-            shapes = [(8, 1, 1, 3), (4, 2, 1, 3), (8, 1, 2, 2), (4, 2, 2, 2), (8, 1, 1, 2), (4, 1, 2, 4), (4, 4, 1, 1), (2, 4, 1, 3)]
+            shapes = [
+                (8, 1, 1, 3),
+                (4, 2, 1, 3),
+                (8, 1, 2, 2),
+                (4, 2, 2, 2),
+                (8, 1, 1, 2),
+                (4, 1, 2, 4),
+                (4, 4, 1, 1),
+                (2, 4, 1, 3),
+            ]
         return [(MatvecTiles(rows, *shape), ActivationFormat("int8", 1)) for shape in shapes]
     return [
         (tiles, ActivationFormat("half", block))
         for block in ((min(rows, 256), 128) if rows > 128 else (rows,))
         for tiles in (WgmmaTiles(block, *shape) for shape in (SMALL if block <= 64 else LARGE))
         if tiles.shared_bytes(form) * tiles.blocks <= 225_000
-        and (tiles.strips * (block // 2 + 32) + 48) * tiles.threads * tiles.blocks <= 68_000
-        and not (block == 256 and tiles.strips == 2)
+        and tiles.strips * (block // 2 + 32) + 48 <= (tiles.registers or 65_536 // (tiles.threads * tiles.blocks))
     ]
 
 
 def split_counts(tiles: Tiles, rows_out: int, rows: int, chunks: int, processors: int) -> list[int]:
     """Splits worth trying: those that leave no more than about two waves."""
-    blocks = -(-rows_out // (16 * tiles.tiles)) if isinstance(tiles, MatvecTiles) else tiles.grid(rows_out, 1, -(-rows // tiles.rows))[0] * -(-rows // tiles.rows)
+    blocks = (
+        -(-rows_out // (16 * tiles.tiles))
+        if isinstance(tiles, MatvecTiles)
+        else tiles.grid(rows_out, 1, -(-rows // tiles.rows))[0] * -(-rows // tiles.rows)
+    )
     parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
     limit = processors * tiles.blocks * 2.2
     return [s for s in (1, 2, 3, 4, 5, 6, 8, 12) if s == 1 or (blocks * s <= limit and chunks // (s * parts) >= 3)]
@@ -288,7 +345,7 @@ def search(products: Products, bench: Bench, counts: Sequence[int], found: list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=("check", "quick", "time", "search"))
+    parser.add_argument("what", nargs="+", choices=("check", "quick", "packer", "time", "search"))
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--compact", action="store_true")
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
@@ -297,8 +354,9 @@ def main() -> None:
     products = Products("cuda")
     print(torch.cuda.get_device_name(), products.arch, flush=True)
     ggml_type = GGMLType[arguments.type]
-    if "check" in arguments.what or "quick" in arguments.what:
+    if {"check", "packer"} & set(arguments.what):
         check_packer()
+    if "check" in arguments.what or "quick" in arguments.what:
         check(products, "quick" in arguments.what)
     if "time" in arguments.what:
         time_all(products, ggml_type, arguments.compact)

@@ -1,11 +1,12 @@
 """Weights in the register order of the tensor cores: the layout that all product kernels share. numpy only.
 
-A matrix [rows, cols] is cut into blocks of 64 rows by chunks of 64 columns. A block is four tiles of 16 rows; in a tile a
-warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of rows g (half 0) and g + 8 (half 1), the 16 columns 16 t .. 16 t + 15
-of the chunk. So a lane needs one scale a row however small the groups, and vectors of a codebook lie within a lane. The
-tensor cores' K index within a chunk is a permutation of the columns (`pack_activations.half_positions`).
+A matrix [rows, cols] is cut into blocks of 64 rows by chunks of 64 columns. A block is four tiles of 16 rows; in a
+tile a warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of rows g (half 0) and g + 8 (half 1), the 16 columns 16 t ..
+16 t + 15 of the chunk. So a lane needs one scale a row however small the groups, and vectors of a codebook lie within
+a lane. The tensor cores' K index within a chunk is a permutation of the columns (`pack_activations.half_positions`).
 
-Memory: [rows / 64][cols / 64] blocks; with two-level scales the super-scales of four chunks follow their blocks. A block:
+Memory: [rows / 64][cols / 64] blocks; with two-level scales the super-scales of four chunks follow their blocks. A
+block:
 
     code planes   each [tile 4][lane 32][bytes of a lane]; `FragmentFormat.planes` lists those bytes
     small scales  [tile 4][set][g 8][half 2][scale, or scale and minimum]; lane (g, t) reads set t * sets / 4
@@ -21,10 +22,10 @@ With byte b of word j of a lane standing for column 16 t + 4 j + b:
     vectors       low eight bits of the indices of half 0's vectors, then half 1's; signs, a byte per eight columns
                   likewise; the indices' high bits, one field after another, lowest first
 
-A code of six bits is a 4-bit and a 2-bit plane, of five 4 + 1, of three 2 + 1. Kernels read a code at bit `position` of
-a half float, where it is a subnormal number: code * 2^(position - 24). So scales are stored times 2^(24 - position), and
-a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of 64 rows such that the largest
-scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies its sums.
+A code of six bits is a 4-bit and a 2-bit plane, of five 4 + 1, of three 2 + 1. Kernels read a code at bit `position`
+of a half float, where it is a subnormal number: code * 2^(position - 24). So scales are stored times 2^(24 -
+position), and a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of 64 rows such
+that the largest scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies its sums.
 """
 
 from __future__ import annotations
@@ -265,13 +266,17 @@ def _placed(values: NDArray[np.float32], form: FragmentFormat, exponents: NDArra
     shape = (len(exponents), 1, 2) + (1,) * (values.ndim - 3)
     shifts = exponents[:, None] + 24 - np.array(form.positions)
     with np.errstate(under="ignore"):
-        return np.ldexp(values, shifts.reshape(shape)).astype(np.float16)
+        placed: NDArray[np.float16] = np.ldexp(values, shifts.reshape(shape)).astype(np.float16)
+    return placed
 
 
 def _lowered(values: NDArray[np.float32], exponents: NDArray[np.int32]) -> NDArray[np.float16]:
     """Minima [strip, ...] as stored: float16, times 2^e."""
     with np.errstate(under="ignore"):
-        return np.ldexp(values, exponents.reshape(-1, *(1,) * (values.ndim - 1))).astype(np.float16)
+        lowered: NDArray[np.float16] = np.ldexp(values, exponents.reshape(-1, *(1,) * (values.ndim - 1))).astype(
+            np.float16
+        )
+    return lowered
 
 
 def _small_scales(
@@ -290,16 +295,16 @@ def _small_scales(
         if minima is not None:
             scales = np.stack([scales, _lowered(tiled(minima), exponents).transpose(order)], axis=-1)
         return np.ascontiguousarray(scales).view(np.uint8)
-    scales = tiled(planes.scales).transpose(order)
+    small = tiled(planes.scales.astype(np.int16)).transpose(order)
     if form.small == "u4_odd":
-        nibbles = np.maximum(scales >> 1, 0).astype(np.uint8)
+        nibbles = np.maximum(small >> 1, 0).astype(np.uint8)
         return np.ascontiguousarray(nibbles[..., 0] | nibbles[..., 1] << np.uint8(4))
     if planes.minima is None or not form.minima:
-        return np.ascontiguousarray(scales.astype(np.int8)).view(np.uint8)
-    minima = tiled(planes.minima).transpose(order)
+        return np.ascontiguousarray(small.astype(np.int8)).view(np.uint8)
+    small_minima = tiled(planes.minima.astype(np.int16)).transpose(order)
     if form.small == "u4_pair":
-        return np.ascontiguousarray((scales | minima << 4).astype(np.uint8))
-    return np.ascontiguousarray(np.stack([scales, minima], axis=-1).astype(np.uint8))
+        return np.ascontiguousarray((small | small_minima << 4).astype(np.uint8))
+    return np.ascontiguousarray(np.stack([small, small_minima], axis=-1).astype(np.uint8))
 
 
 def _super_scales(

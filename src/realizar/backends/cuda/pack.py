@@ -65,7 +65,9 @@ def pack_matrix(
         start += data.size
     scales = torch.from_numpy(np.concatenate([scales for _, scales in packed])).to(device)
     table = codebook_table(planes[0])
-    return PackedMatrix(rows, cols, form, weights, scales, None if table is None else torch.from_numpy(table).to(device))
+    return PackedMatrix(
+        rows, cols, form, weights, scales, None if table is None else torch.from_numpy(table).to(device)
+    )
 
 
 def common_format(planes: Sequence[Planes], compact: bool = False) -> FragmentFormat:

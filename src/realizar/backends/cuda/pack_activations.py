@@ -1,19 +1,19 @@
 """What the quantised products read: activations in two formats, and numpy functions that build them. numpy only.
 
-A product's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated zeroed
-and nobody writes there. Which of the two formats a step uses depends on its number of rows alone
+A product's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated
+zeroed and nobody writes there. Which of the two formats a step uses depends on its number of rows alone
 (`Products.activation_format`), so that every product of a step reads the same one.
 
 `int8`, for few rows:
 
     codes  int8    [rows, padded_cols]          row-major, columns in their natural order; rint(x / scale)
-    terms  float32 [rows, padded_cols / 16, 2]  per 16 columns: the scale of the 32 columns that they lie in (max|x| / 127;
-                                                where that is 0, 0 and codes of 0), and scale * sum of the 16 codes
+    terms  float32 [rows, padded_cols / 16, 2]  per 16 columns: the scale of the 32 that they lie in (max|x| / 127;
+                                                0 and codes of 0 where that is 0), and scale * sum of the 16 codes
 
 The second term is what a weight's offset or minimum multiplies. It is the sum of the codes, not of x: with the exact
 sum the rounding errors of codes no longer cancel.
 
-`half`, for more rows: float16 in the order in which the tensor cores take their B operand, in blocks of `block_rows` rows:
+`half`, for more rows: float16 in the order in which the tensor cores take their B operand, by blocks of `block_rows`:
 
     values      float16 [blocks, padded_cols / 64, 8, block_rows / 8, 8, 8]
     row_scales  float32 [blocks * block_rows]
@@ -82,9 +82,9 @@ def half_activations(x: NDArray[np.float32], block_rows: int) -> tuple[NDArray[n
 
 
 def row_scales(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The power of two that each row is divided by: brings its largest value below 2^14 if above, to 2^-4 if below 2^-8.
+    """The power of two that each row is divided by: float32 [rows].
 
-    Between the two it is 1. float32 [rows].
+    It brings the row's largest value below 2^14 if that is above, near 2^-4 if below 2^-8; between the two it is 1.
     """
     exponent = np.frexp(np.abs(x).max(axis=1))[1]  # the largest value lies in [2^(e-1), 2^e)
     shift = np.where(exponent > 14, exponent - 14, np.where((exponent < -8) & (exponent > -100), exponent + 4, 0))

@@ -1,6 +1,7 @@
-"""Raw ggml blocks to fragment order on the device: uploaded through pinned memory in pieces, repacked by a kernel there.
+"""Raw ggml blocks to fragment order on the device: uploaded through pinned memory, repacked by a kernel there.
 
-The result is the same bytes as `pack_fragments` of the blocks' `Planes`; types that the kernel does not know go that way.
+The result is the same bytes as `pack_fragments` of the blocks' `Planes`; types that the kernel does not know go that
+way.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ The seam, all of it:
     config = products.route(rows, packed)               # ProductConfig: the kernel, its tiles, its splits
     products.launch(packed, activations, partials, rows, config, stream)
 
-`launch` writes float32 partial sums, partials[split, row, column]: a contiguous tensor [splits, >= rows, row_stride], of
-which it fills rows 0 .. rows - 1 and `packed.rows` columns from `column` on, and nothing else. The kernel after it sums
-the splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and differ in format are separate
-`PackedMatrix` segments of one merged output, `column` apart; all of them take the same number of splits where they are
-launched with configs from one `route_merged` call.
+`launch` writes float32 partial sums, partials[split, row, column]: a tensor [splits, >= rows, row_stride], of which
+it fills rows 0 .. rows - 1 and `packed.rows` columns from `column` on, and nothing else. The kernel after it sums the
+splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and differ in format are separate
+`PackedMatrix` segments of one merged output, `column` apart; all of them take the same number of splits where they
+are launched with configs from one `route_merged` call.
 
 With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a product asks for its first weights
 before it waits for the kernel before it, and lets the kernel after it start early: that one must itself execute
@@ -26,7 +26,7 @@ Formats of activations: `pack_activations`. Layout of weights: `fragments`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -48,7 +48,7 @@ class ActivationFormat:
 
     Attributes:
         kind: `int8` or `half`.
-        block_rows: rows of a block of the `half` format (8 to 256); 1 for `int8`.
+        block_rows: rows of a block of the `half` format (8 to 128); 1 for `int8`.
     """
 
     kind: Kind
@@ -120,7 +120,9 @@ class Products:
         self.capability = (int(properties.major), int(properties.minor))
         self.arch = architecture(self.capability)
         self.batch_invariant = batch_invariant
-        self._tuning: DeviceTuning = load_tuning(properties.name, self.capability, properties.multi_processor_count)
+        shared = int(properties.shared_memory_per_block_optin)
+        processors = int(properties.multi_processor_count)
+        self._tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
         self._kernels: dict[tuple[FragmentFormat, Tiles], Kernel] = {}
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
@@ -140,19 +142,14 @@ class Products:
         form = self.activation_format(rows)
         choices = [self._choose(rows, form, matrix) for matrix in matrices]
         largest = max(range(len(matrices)), key=lambda index: matrices[index].rows)
-        splits = choices[largest].splits
+        splits = min(choices[largest].splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
         dependent = self.capability >= (9, 0) and self._tuning.dependent(rows)
         return [ProductConfig(choice.tiles, form, splits, dependent) for choice in choices]
 
     def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix) -> Choice:
-        chunks = matrix.format.chunks(matrix.cols)
         if form.kind == "int8":
-            choice = self._tuning.few_rows(rows, matrix.rows, chunks, matrix.format)
-        else:
-            choice = self._tuning.many_rows(
-                rows, form.block_rows, matrix.rows, chunks, matrix.format, self.batch_invariant
-            )
-        return replace(choice, splits=max(1, min(choice.splits, chunks)))
+            return self._tuning.few_rows(rows, matrix.rows, matrix.cols, matrix.format)
+        return self._tuning.many_rows(rows, matrix.rows, matrix.cols, matrix.format, self.batch_invariant)
 
     def prepare(
         self, wanted: Iterable[tuple[FragmentFormat, ProductConfig]], compiled: Callable[[int, int], None] | None = None

@@ -1,17 +1,29 @@
 """Which tiles and splits a product takes: measured tables per GPU, and rules where no table speaks. torch-free.
 
-A table is JSON in `tuning/`, one file per GPU, made by measuring; a line holds for one kernel, number of rows and shape,
-and the nearest shape's line serves others.
+A table is JSON in `tables/`, a list of lines as `Line.to_json` writes them: the fastest tiles and splits for a number
+of activation rows and a shape. A product takes the line of its number of rows and the nearest shape; splits are then
+scaled so that as many blocks run, and stages cut where another weight format's blocks are too large for shared
+memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import resources
+from typing import Any
 
-from realizar.backends.cuda.fragments import FragmentFormat
+from realizar.backends.cuda.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 
-INT8_ROWS = 4  # up to so many rows the integer mat-vec is taken
+_KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
+_TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
+_BLOCK_ROWS = (8, 16, 32, 64, 128)
+_CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
+_DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,61 +35,154 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """A measured product.
+
+    Attributes:
+        rows: activation rows. rows_out, cols: shape of the weights.
+        tiles, splits: how it ran. ms: how long, of one launch in a graph of many.
+    """
+
+    rows: int
+    rows_out: int
+    cols: int
+    tiles: Tiles
+    splits: int
+    ms: float
+
+    def to_json(self) -> list[Any]:
+        """rows, rows_out, cols, kind, the tiles' numbers, splits, ms."""
+        numbers = [getattr(self.tiles, field.name) for field in fields(self.tiles) if field.name != "kind"]
+        return [self.rows, self.rows_out, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
+
+    @staticmethod
+    def from_json(values: Sequence[Any]) -> Line:
+        rows, rows_out, cols, kind, numbers, splits, ms = values
+        return Line(rows, rows_out, cols, _KINDS[kind](*numbers), splits, ms)
+
+    @property
+    def cost(self) -> float:
+        """Milliseconds with the reading of the partial sums by the kernel after it."""
+        return self.ms + 4.0 * self.splits * self.rows * self.rows_out / _CONSUMER_BYTES_PER_MS
+
+
+def best_lines(lines: Iterable[Line]) -> list[Line]:
+    """The cheapest line of each number of rows, shape and kind of activations, in order."""
+    best: dict[tuple[int, int, int, bool], Line] = {}
+    for line in lines:
+        key = (line.rows, line.rows_out, line.cols, line.tiles.kind == "matvec")
+        if key not in best or line.cost < best[key].cost:
+            best[key] = line
+    return [best[key] for key in sorted(best)]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTuning:
     """The choices of one device.
 
     Attributes:
         wgmma: whether the Hopper kernel runs.
-        processors: multiprocessors.
+        processors: multiprocessors. shared_bytes: shared memory that one block may have.
+        lines: the table, empty where there is none.
         int8_rows: the largest number of rows for the integer mat-vec.
     """
 
     wgmma: bool
     processors: int
-    int8_rows: int = INT8_ROWS
+    shared_bytes: int = _DEFAULT_SHARED_BYTES
+    lines: tuple[Line, ...] = ()
+    int8_rows: int = 2
 
     def block_rows(self, rows: int) -> int:
-        """Rows of a block of `half` activations: the smallest of 8, 16, 32, 64, 128 and 256 that holds them, or 256."""
-        return next((size for size in (8, 16, 32, 64, 128) if rows <= size), 256)
+        """Rows of a block of `half` activations."""
+        return next((size for size in _BLOCK_ROWS if rows <= size), _BLOCK_ROWS[-1])
 
     def dependent(self, rows: int) -> bool:
         """Whether programmatic dependent launch pays."""
         return rows <= 128
 
-    def few_rows(self, rows: int, rows_out: int, chunks: int, form: FragmentFormat) -> Choice:
-        """The mat-vec's tiles: blocks of eight warps, enough of them for 24 warps a multiprocessor."""
-        tiles = -(-rows_out // 64) * 4
-        wanted = 24 * self.processors
-        parts = next((p for p in (1, 2, 4) if tiles * p >= wanted or p == 4), 4)
-        splits = max(1, min(wanted // (tiles * parts), chunks // (2 * parts)))
-        unroll = 1 if rows > 4 else 2
-        return Choice(MatvecTiles(rows, 8 // parts, parts, unroll, 2 if rows > 1 else 3), splits)
+    def few_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> Choice:
+        """The mat-vec's choice."""
+        line = self._nearest(rows, rows_out, cols, {"matvec"})
+        if line is not None:
+            return self._fitted(replace(line.tiles, rows=rows), line, rows, rows_out, form, cols)
+        strips, chunks = -(-rows_out // BLOCK), form.chunks(cols)
+        wanted = 24 * self.processors  # warps
+        parts = next((p for p in (1, 2) if strips * 4 * p >= wanted), 4)
+        splits = max(1, min(wanted // (strips * 4 * parts), chunks // (2 * parts)))
+        return Choice(MatvecTiles(rows, 8 // parts, parts, 2 if rows <= 4 else 1, 3 if rows == 1 else 2), splits)
 
-    def many_rows(
-        self, rows: int, block_rows: int, rows_out: int, chunks: int, form: FragmentFormat, fixed: bool
-    ) -> Choice:
-        """The tensor-core kernels' tiles."""
-        strips = -(-rows_out // 64)
+    def many_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:
+        """The tensor-core kernels' choice; `fixed` makes splits and their borders depend on the shape alone."""
+        strips, chunks, block_rows = -(-rows_out // BLOCK), form.chunks(cols), self.block_rows(rows)
+        line = self._nearest(rows, rows_out, cols, {"wgmma", "mma_sync"}) if not fixed else None
+        if line is not None:
+            return self._fitted(replace(line.tiles, rows=block_rows), line, rows, rows_out, form, cols)
         if not self.wgmma:
-            tiles: Tiles = MmaSyncTiles(block_rows, 2, 4 if form.block_bytes < 4096 else 3, 1)
-            return Choice(tiles, self._splits(-(-strips // 2), chunks, 2, fixed))
-        if block_rows <= 64:
-            tiles = WgmmaTiles(block_rows, 1, 1, 6 if form.block_bytes < 4096 else 4, 1, 2)
-            return Choice(tiles, self._splits(strips, chunks, 2, fixed))
-        tiles = WgmmaTiles(block_rows, 1, 2, 4 if block_rows <= 128 else 3, 1, 1)
-        return Choice(tiles, self._splits(-(-strips // 2) * -(-rows // block_rows), chunks, 1, fixed))
+            tiles: Tiles = MmaSyncTiles(block_rows, 2, 4, 1)
+        elif block_rows <= 64:
+            tiles = WgmmaTiles(block_rows, 1, 2, 6, 1, 1)
+        else:
+            tiles = WgmmaTiles(block_rows, 1, 2, 4, 1, 1)
+        blocks = tiles.grid(rows_out, 1, -(-rows // block_rows))[0] * -(-rows // block_rows)
+        splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
+        return Choice(self._shrunk(tiles, form), max(1, min(splits, chunks // 8)))
 
-    def _splits(self, blocks: int, chunks: int, resident: int, fixed: bool) -> int:
-        """Splits that fill the device about once, each of at least eight chunks."""
-        if fixed:
-            return max(1, min(4, chunks // 8))
-        return max(1, min(self.processors * resident // blocks, chunks // 8))
+    def _nearest(self, rows: int, rows_out: int, cols: int, kinds: set[str]) -> Line | None:
+        """The line of the nearest number of rows that is no smaller, and the nearest shape."""
+        lines = [line for line in self.lines if line.tiles.kind in kinds]
+        counts = {line.rows for line in lines}
+        if not counts:
+            return None
+        at = min((count for count in counts if count >= rows), default=max(counts))
+
+        def distance(line: Line) -> float:
+            return abs(math.log(line.rows_out / rows_out)) + abs(math.log(line.cols / cols))
+
+        return min((line for line in lines if line.rows == at), key=distance)
+
+    def _fitted(self, tiles: Tiles, line: Line, rows: int, rows_out: int, form: FragmentFormat, cols: int) -> Choice:
+        """A line's choice for another shape or format: as many blocks, if shared memory allows."""
+
+        def blocks(of: Tiles, out: int, count: int) -> int:
+            x, _, z = of.grid(out, 1, -(-count // of.rows))
+            return x * z
+
+        tiles = self._shrunk(tiles, form)
+        wanted = line.splits * blocks(line.tiles, line.rows_out, line.rows)
+        splits = round(wanted / blocks(tiles, rows_out, rows))
+        parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
+        return Choice(tiles, max(1, min(splits, form.chunks(cols) // (2 * parts), max(line.splits, 12))))
+
+    def _shrunk(self, tiles: Tiles, form: FragmentFormat) -> Tiles:
+        """Fewer stages, then fewer blocks per multiprocessor, until a block's shared memory is there."""
+        while not isinstance(tiles, MatvecTiles) and tiles.shared_bytes(form) * tiles.blocks + 4096 > self.shared_bytes:
+            if tiles.blocks > 1:
+                tiles = replace(tiles, blocks=tiles.blocks - 1)
+            elif tiles.stages > 3:
+                tiles = replace(tiles, stages=tiles.stages - 1)
+            elif isinstance(tiles, WgmmaTiles) and tiles.step > 1:
+                tiles = replace(tiles, step=tiles.step // 2)
+            elif isinstance(tiles, WgmmaTiles) and tiles.strips > 1:
+                tiles = replace(tiles, strips=1)
+            else:
+                return tiles if isinstance(tiles, WgmmaTiles) else replace(tiles, strips=1)
+        return tiles
 
 
-def load_tuning(name: str, capability: tuple[int, int], processors: int) -> DeviceTuning:
+def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_bytes: int) -> DeviceTuning:
     """The tuning of a device.
 
     Args:
         name: as the driver reports it. capability: major and minor. processors: multiprocessors.
+        shared_bytes: shared memory that one block may ask for.
     """
-    return DeviceTuning(wgmma=capability == (9, 0), processors=processors)
+    file = next((table for word, table in _TABLES.items() if word in name.split()), None)
+    lines = _read(file) if file is not None else ()
+    return DeviceTuning(capability == (9, 0), processors, shared_bytes, lines)
+
+
+@cache
+def _read(file: str) -> tuple[Line, ...]:
+    table = resources.files("realizar.backends.cuda").joinpath("tables", file).read_text(encoding="utf-8")
+    return tuple(Line.from_json(values) for values in json.loads(table))

@@ -42,7 +42,7 @@ def compile_text(name: str, text: str, arch: str) -> bytes:
             lines = [line for line in log.decode(errors="replace").splitlines() if "error" in line]
             raise ValueError("; ".join(lines[:3]) or str(status.name))
         _, size = nvrtc.nvrtcGetCUBINSize(program)
-        cubin = b" " * size
+        cubin: bytes = b" " * int(size)
         nvrtc.nvrtcGetCUBIN(program, cubin)
         return cubin
     finally:

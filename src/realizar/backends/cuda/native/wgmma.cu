@@ -114,9 +114,9 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     const u32 x = base + slot * STAGE_BYTES + WEIGHTS_STAGE + inner * X_CHUNK;
 #pragma unroll
-    for (int i = 0; i < STRIPS; i++)
+    for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) multiply(c[i], operand[i][j], descriptor | (u64)(((x + 2 * j * (ROWS / 8) * 128) & 0x3ffff) >> 4));
+      for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], descriptor | (u64)(((x + 2 * j * (ROWS / 8) * 128) & 0x3ffff) >> 4));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     if (inner == 0 && k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its last product is done
