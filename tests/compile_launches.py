@@ -47,6 +47,7 @@ def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> No
     names = self.arg_names
     values = dict(zip(names, args, strict=False))
     compile_options = {key: options.pop(key) for key in ("num_warps", "num_stages") if key in options}
+    options.pop("launch_pdl", None)
     values.update(options)
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
@@ -95,8 +96,12 @@ def main(targets: list[int]) -> int:
     for capability in targets:
         target = GPUTarget("cuda", capability, 32)
 
-        def build(item: tuple[ASTSource, dict[str, Any]], target: GPUTarget = target) -> Any:
-            return triton.compile(item[0], target=target, options=item[1])
+        def build(item: tuple[ASTSource, dict[str, Any]], target: GPUTarget = target, capability: int = capability) -> Any:
+            source, options = item
+            if "DEPENDENT" in source.constants or any("DEPENDENT" in str(name) for name in source.fn.arg_names):
+                place = (source.fn.arg_names.index("DEPENDENT"),)
+                source.constants[place] = capability >= 90
+            return triton.compile(source, target=target, options=options)
 
         most = 0
         for key, item in launches.items():

@@ -31,11 +31,6 @@ class Form:
     kind: FormKind
     block_rows: int = 1
 
-    @property
-    def whole_rows(self) -> bool:
-        """Whether the writer must see a whole row at once."""
-        return self.kind in ("f16", "half")
-
 
 @dataclass(frozen=True, slots=True)
 class ActivationBuffer:
@@ -59,7 +54,7 @@ class ActivationBuffer:
         return -(-self.cols // CHUNK)
 
     def pointers(self) -> tuple[Any, ...]:
-        """The arguments of `kernels.activation.store_row` between width and FORMAT."""
+        """What kernels call values, value_stride, value_scale, codes and terms."""
         return self.values, self.cols, self.scales, self.codes, self.terms
 
     def constants(self) -> dict[str, Any]:

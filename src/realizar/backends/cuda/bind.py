@@ -9,7 +9,7 @@ import torch
 
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.kernel_sizes import row_in_blocks, whole_row
+from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_row
 from realizar.backends.cuda.kernels import activation as formats
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
@@ -156,7 +156,7 @@ class Binder:
                 SPLITS=splits, PRODUCT_BIAS=bias is not None,
                 BRANCH_NORM=_NORM_KINDS[added.norm.kind] if added and added.norm else 0,
                 BRANCH_BIAS=bool(added and added.norm and added.norm.bias), NORM=kind,
-                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants,
+                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants, **space.dependent,
             )  # fmt: skip
 
         def run(shape: StepShape) -> None:
@@ -197,12 +197,12 @@ class Binder:
             partials = space.partials(splits, shape.tokens, up.width)
             for form in reader.forms(shape.tokens):
                 target = self._buffer(form, width)
-                cut = whole_row(width) if form.whole_rows else row_in_blocks(width)
+                cut = activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
-                    width if gated else 0, width, *target.pointers(), SPLITS=splits, BIAS=up.bias is not None,
+                    width if gated else 0, width, *target.pointers(), *space.row_state, SPLITS=splits, BIAS=up.bias is not None,
                     KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, BLOCK=cut.block, num_warps=cut.warps,
-                    **target.constants(),
+                    **target.constants(), **space.dependent,
                 )  # fmt: skip
 
         return run
@@ -219,11 +219,11 @@ class Binder:
                 partials, partials.stride(0), partials.stride(1), self._none if head.bias is None else head.bias,
                 space.logits, spec.vocab_size, float(spec.logit_scale), float(spec.logit_soft_cap or 1.0),
                 space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=head.bias is not None,
-                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK,
+                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.dependent,
             )  # fmt: skip
             choose[(shape.tokens,)](
                 space.block_tops, space.block_ids, blocks, space.choices, space.arrays["selected_rows"], space.last,
-                BLOCKS=padded_blocks,
+                BLOCKS=padded_blocks, **space.dependent,
             )  # fmt: skip
 
         return run

@@ -11,6 +11,7 @@ import triton
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
     KEYS,
+    ROTATE_PARTS,
     TRITON_TYPES,
     decode_splits,
     padded_head,
@@ -89,7 +90,7 @@ class AttentionBinder:
                     self._weights.norm_weight(norm) if norm else self._none, bias, float(norm.eps) if norm else 0.0,
                     width, SPLITS=splits, PRODUCT_BIAS=linear.bias is not None,
                     NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block,
-                    num_warps=cut.warps,
+                    num_warps=cut.warps, **self._space.dependent,
                 )  # fmt: skip
 
         return run
@@ -111,7 +112,7 @@ class AttentionBinder:
         def run(shape: StepShape) -> None:
             splits = linear.splits(shape.tokens)
             partials = space.partials(splits, shape.tokens, linear.width)
-            rotate[(shape.tokens, parts)](
+            rotate[(shape.tokens, -(-parts // ROTATE_PARTS))](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, space.query,
                 cache.keys, cache.values, cache.key_scales, cache.value_scales, slots, arrays["positions"], cosine,
                 sine, *weights, *biases, float(norm.eps) if norm else 0.0, key_at, value_at, space.query.stride(0),
@@ -119,7 +120,7 @@ class AttentionBinder:
                 KV_HEADS=attention.num_kv_heads, HEAD=attention.head_size, PADDED_HEAD=padded_head(attention),
                 ROTARY=rope.size if rope else 0, INTERLEAVED=bool(rope and rope.pairing == "interleaved"),
                 NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias),
-                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", num_warps=1,
+                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **space.dependent,
             )  # fmt: skip
 
         return run
@@ -146,7 +147,7 @@ class AttentionBinder:
                 splits = self.splits(attention, shape)
                 attend_decode[(shape.decodes, attention.num_kv_heads, splits)](
                     space.query, *caches, space.attention_parts, space.attention_state, arrays["decodes"], *tables,
-                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared,
+                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared, **space.dependent,
                 )  # fmt: skip
             if shape.tiles:
                 attend_chunk[(shape.tiles, attention.num_kv_heads)](
@@ -154,7 +155,7 @@ class AttentionBinder:
                     arrays["starts"], arrays["counts"], *tables[1:], *scores, space.query.stride(0),
                     space.attended.stride(0), SINKS=attention.sinks is not None,
                     QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens, **shared,
-                    num_warps=4 if space.query.dtype == torch.float32 else 8,
+                    num_warps=4 if space.query.dtype == torch.float32 else 8, **space.dependent,
                 )  # fmt: skip
 
         return run
@@ -163,31 +164,30 @@ class AttentionBinder:
         """Join the parts of decodes and write what the output projection reads; with chunks, by way of float32."""
         space, width = self._space, attention.num_heads * attention.head_size
         sinks = self._weights.vector(attention.sinks) if attention.sinks else self._none
+        arrays, cut = space.arrays, row_in_blocks(width)
+        described = arrays["decodes"], arrays["starts"], arrays["contexts"]
         float_rows = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
 
-        def start_combine(shape: StepShape, pointers: tuple[Any, ...], constants: dict[str, Any], whole: bool) -> None:
-            cut = whole_row(width) if whole else row_in_blocks(width)
+        def start_combine(shape: StepShape, pointers: tuple[Any, ...], constants: dict[str, Any]) -> None:
             combine[(shape.decodes, cut.blocks)](
-                space.attention_parts, space.attention_state, space.arrays["decodes"], space.arrays["starts"], sinks,
-                width, *pointers, SPLITS=self.splits(attention, shape), HEADS=attention.num_heads,
-                HEAD=attention.head_size, SINKS=attention.sinks is not None, BLOCK=cut.block, num_warps=cut.warps,
-                **constants,
+                space.attention_parts, space.attention_state, *described, sinks, width, *pointers, *space.row_state,
+                SPLITS=self.splits(attention, shape), HEADS=attention.num_heads, HEAD=attention.head_size,
+                SINKS=attention.sinks is not None, WINDOW=attention.window or 0, KEYS=KEYS, BLOCK=cut.block,
+                num_warps=cut.warps, **constants, **space.dependent,
             )  # fmt: skip
 
         def run(shape: StepShape) -> None:
-            forms = reader.forms(shape.tokens)
             if shape.decodes and shape.tiles:
                 floats = space.attended, space.attended.stride(0), self._none, self._none, self._none
-                start_combine(shape, floats, float_rows, False)
-            for form in forms:
+                start_combine(shape, floats, float_rows)
+            for form in reader.forms(shape.tokens):
                 target = space.activations.get(form, width)
                 if not shape.tiles:
-                    start_combine(shape, target.pointers(), target.constants(), form.whole_rows)
+                    start_combine(shape, target.pointers(), target.constants())
                     continue
-                cut = whole_row(width) if form.whole_rows else row_in_blocks(width)
                 convert[(shape.tokens, cut.blocks)](
-                    space.attended, space.attended.stride(0), width, *target.pointers(), BLOCK=cut.block,
-                    num_warps=cut.warps, **target.constants(),
+                    space.attended, space.attended.stride(0), width, *target.pointers(), *space.row_state,
+                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.dependent,
                 )  # fmt: skip
 
         return run

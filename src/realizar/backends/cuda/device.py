@@ -42,6 +42,11 @@ class DeviceProfile:
         """Whether the CUDA C++ products run here: an NVIDIA card from Ampere on."""
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
 
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel may start while the one before it ends: from Hopper on."""
+        return self.has_cuda_kernels and self.capability >= (9, 0)
+
 
 def gpu_usable() -> bool:
     """Whether torch can use a GPU."""

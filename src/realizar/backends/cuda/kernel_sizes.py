@@ -12,6 +12,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention
+ROTATE_PARTS = 4  # heads that one program turns
 MAX_SPLITS = 32  # parts of a context
 FIXED_SPLITS = 8  # where a row's result may not depend on the batch
 
@@ -28,13 +29,22 @@ class RowCut:
 def whole_row(cols: int) -> RowCut:
     """One program per row."""
     block = max(64, triton.next_power_of_2(cols))
-    return RowCut(block, 1, min(32, max(1, block // 512)))
+    return RowCut(block, 1, min(32, max(1, block // 256)))
 
 
 def row_in_blocks(cols: int) -> RowCut:
     """Several programs per row; every block starts at a multiple of 256 columns."""
-    padded = -(-cols // 64) * 64
-    return RowCut(256, -(-padded // 256), 2)
+    return RowCut(256, -(-_padded(cols) // 256), 2)
+
+
+def activation_blocks(cols: int, rows: int) -> RowCut:
+    """The same for the widest rows: larger blocks where there are many rows."""
+    return row_in_blocks(cols) if rows < 16 else RowCut(1024, -(-_padded(cols) // 1024), 4)
+
+
+def _padded(cols: int) -> int:
+    """Columns of the products' own formats."""
+    return -(-cols // 64) * 64
 
 
 def padded_head(attention: Attention) -> int:

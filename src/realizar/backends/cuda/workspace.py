@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from realizar.backends.cuda.activations import ActivationBuffers
@@ -14,20 +12,15 @@ from realizar.models.spec import ModelSpec
 LOGIT_BLOCK = 4096  # logits whose largest is found at once
 
 
-class Shaped(Protocol):
-    """What the workspace is sized by: a merged product."""
-
-    width: int
-
-    def splits(self, rows: int) -> int: ...
-
-
 class Workspace:
     """Buffers that one step uses from its first kernel to its last; two steps never run at once.
 
     Args:
         compute: element type that attention multiplies in.
-        row_counts: numbers of rows that a step is padded to: partial sums are sized for each.
+        max_splits: parts of a context.
+
+    Attributes:
+        dependent: how kernels are launched: whether each may start while the one before it ends.
     """
 
     def __init__(
@@ -51,6 +44,18 @@ class Workspace:
         self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
         self.choices = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
         self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
+
+        self._row_tops, self._row_arrivals = (
+            torch.zeros(sizes.tokens, dtype=torch.int32, device=where) for _ in range(2)
+        )
+        self.dependent: dict[str, bool] = (
+            {"DEPENDENT": True, "launch_pdl": True} if device.has_dependent_launch else {"DEPENDENT": False}
+        )
+
+    @property
+    def row_state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `kernels.activation.row_complete` counts in."""
+        return self._row_tops, self._row_arrivals
 
     def size_partials(self, floats: int) -> None:
         """Make room for a product's partial sums."""

@@ -1,12 +1,15 @@
-"""The feed-forward's activation, and the join of an attention's parts: both make the input of a product."""
+"""The feed-forward's activation, and attention's results: both become the input of a product."""
 
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import store_row
+from realizar.backends.cuda.kernels.activation import row_complete, store_values
+from realizar.backends.cuda.kernels.attend import cut_context
+from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
 SILU, GELU_TANH, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+PARTS = tl.constexpr(4)  # of an attention, joined at once
 
 
 @triton.jit
@@ -20,95 +23,128 @@ def apply_activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def activated(
+    product, splits_stride, row_at, bias, up_at, width, first, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The columns from `first` on of activation(gate) * up, or activation(up); 0 beyond `width`."""
+    columns = first + tl.arange(0, BLOCK)
+    inside = columns < width
+    x = load_sum(product, bias, row_at, up_at + columns, inside, splits_stride, SPLITS, BIAS)
+    if GATED:
+        x = x * apply_activation(load_sum(product, bias, row_at, columns, inside, splits_stride, SPLITS, BIAS), KIND)
+    else:
+        x = apply_activation(x, KIND)
+    return tl.where(inside, x, 0.0)
+
+
+@triton.jit
 def activate(
-    product, splits_stride, row_stride, bias, up_at, width, values, value_stride,
-    value_scale, codes, terms,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
+    row_arrivals,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FORMAT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """activation(gate) * up, or activation(up). Grid: rows, blocks of columns.
 
-    A row of `product` holds the gate from column 0 and up from `up_at`. Formats with a scale per row take one block.
+    A row of `product` holds the gate from column 0 and up from `up_at`.
     """
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
-    first_column = tl.program_id(1) * BLOCK
-    columns = first_column + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    at = row * row_stride
+    x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, BLOCK)
+    store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
+    if factor != 1.0:
+        for block in tl.range(0, tl.num_programs(1)):
+            first = block * BLOCK
+            x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, BLOCK)
+            x = x / factor
+            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+
+
+@triton.jit
+def joined(
+    partial, state, sinks, decode, length, width, first, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+    HEAD: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The columns from `first` on of a decode's attention: its parts, in their order, with the sinks."""
+    columns = first + tl.arange(0, BLOCK)
     inside = columns < width
-    x = load_sum(product, bias, row * row_stride, up_at + columns, inside, splits_stride, SPLITS, BIAS)
-    if GATED:
-        gate = load_sum(product, bias, row * row_stride, columns, inside, splits_stride, SPLITS, BIAS)
-        x = apply_activation(gate, KIND) * x
-    else:
-        x = apply_activation(x, KIND)
-    x = tl.where(inside, x, 0.0)
-    store_row(
-        x, row, first_column, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
-    )
+    head = columns // HEAD
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    sums = tl.zeros([BLOCK], tl.float32)
+    if SINKS:
+        top = tl.load(sinks + head, mask=inside, other=0.0)
+        total += 1.0
+    _, _, blocks, each = cut_context(length, WINDOW, KEYS, SPLITS)
+    parts = (blocks + each - 1) // each
+    for start in tl.range(0, (parts + PARTS - 1) // PARTS):
+        part = start * PARTS + tl.arange(0, PARTS)
+        live = (part < parts)[:, None] & inside[None, :]
+        at = (decode * SPLITS + part)[:, None] * HEADS
+        tops = tl.load(state + (at + head[None, :]) * 2, mask=live, other=float("-inf"))
+        totals = tl.load(state + (at + head[None, :]) * 2 + 1, mask=live, other=0.0)
+        values = tl.load(partial + at * HEAD + columns[None, :], mask=live, other=0.0)
+        higher = tl.maximum(top, tl.max(tops, axis=0))
+        reference = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp(tops - reference[None, :])
+        kept = tl.exp(top - reference)
+        total = total * kept + tl.sum(weights * totals, axis=0)
+        sums = sums * kept + tl.sum(weights * values, axis=0)
+        top = higher
+    return tl.where(inside, sums / tl.where(total > 0.0, total, 1.0), 0.0)
 
 
 @triton.jit
 def combine(
-    partial, state, decodes, starts, sinks, width, values, value_stride, value_scale, codes, terms,
-    SPLITS: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, SINKS: tl.constexpr, FORMAT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    partial, state, decodes, starts, contexts, sinks, width, values, value_stride, value_scale, codes, terms,
+    row_tops, row_arrivals,
+    SPLITS: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr,
+    KEYS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of `attend_decode`, in their order, with the sinks. Grid: decodes, blocks of columns."""
+    """Join the parts of `attend_decode` into the rows of their tokens. Grid: decodes, blocks of columns."""
+    begin(DEPENDENT)
     decode = tl.program_id(0).to(tl.int64)
     row = tl.load(decodes + decode)
-    token = tl.load(starts + row, mask=row >= 0, other=0)
-    first_column = tl.program_id(1) * BLOCK
-    columns = first_column + tl.arange(0, BLOCK)
-    inside = columns < width
-    head = columns // HEAD
-    first = decode * SPLITS * HEADS
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
-    if SINKS:
-        top = tl.load(sinks + head, mask=inside, other=0.0)
-    for split in tl.static_range(SPLITS):
-        largest = tl.load(state + (first + split * HEADS + head) * 2, mask=inside, other=float("-inf"))
-        top = tl.maximum(top, largest)
-    reference = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([BLOCK], tl.float32)
-    if SINKS:
-        total = tl.exp(tl.load(sinks + head, mask=inside, other=0.0) - reference)
-    sums = tl.zeros([BLOCK], tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = first + split * HEADS
-        largest = tl.load(state + (at + head) * 2, mask=inside, other=float("-inf"))
-        live = inside & (largest > float("-inf"))
-        weight = tl.exp(largest - reference)
-        total += weight * tl.load(state + (at + head) * 2 + 1, mask=live, other=0.0)
-        sums += weight * tl.load(partial + at * HEAD + columns, mask=live, other=0.0)
-    x = tl.where(inside, sums / tl.where(total > 0.0, total, 1.0), 0.0)
     if row >= 0:
-        store_row(
-            x,
-            token,
-            first_column,
-            width,
-            values,
-            value_stride,
-            value_scale,
-            codes,
-            terms,
-            FORMAT,
-            BLOCK_ROWS,
-            CHUNKS,
-            BLOCK,
-        )
+        token, length = tl.load(starts + row), tl.load(contexts + row)
+        first = tl.program_id(1) * BLOCK
+        x = joined(partial, state, sinks, decode, length, width, first, SPLITS, HEADS, HEAD, SINKS, WINDOW, KEYS, BLOCK)
+        store_values(x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        factor = row_complete(x, token, value_scale, row_tops, row_arrivals, FORMAT)
+        if factor != 1.0:
+            for block in tl.range(0, tl.num_programs(1)):
+                first = block * BLOCK
+                x = joined(
+                    partial, state, sinks, decode, length, width, first, SPLITS, HEADS, HEAD, SINKS, WINDOW, KEYS,
+                    BLOCK,
+                )  # fmt: skip
+                x = x / factor
+                store_values(
+                    x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
+                )
 
 
 @triton.jit
 def convert(
-    source, source_stride, width, values, value_stride, value_scale, codes, terms,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    source, source_stride, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """float32 rows into a product's format. Grid: rows, blocks of columns."""
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
-    first_column = tl.program_id(1) * BLOCK
-    columns = first_column + tl.arange(0, BLOCK)
-    inside = columns < width
-    x = tl.load(source + row * source_stride + columns, mask=inside, other=0.0)
-    store_row(
-        x, row, first_column, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
-    )
+    at = source + row * source_stride + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0)
+    store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
+    if factor != 1.0:
+        for block in tl.range(0, tl.num_programs(1)):
+            first = block * BLOCK
+            x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0) / factor
+            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)

@@ -53,20 +53,16 @@ def store_half(
 
 
 @triton.jit
-def store_row(
-    x, row, first, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+def store_values(
+    x, row, first, width, values, value_stride, codes, terms, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write float32 x [BLOCK] as the columns from `first` on of a row of `width` columns; x is 0 beyond.
 
-    PLAIN: in the type of `values`, row after row. SCALED: the same, divided by a power of two that `value_scale`
-    gets. INT8, HALF: the products' own formats, of CHUNKS * 64 columns. For SCALED and HALF x is the whole row. NOTHING writes nothing.
+    PLAIN, SCALED: in the type of `values`, row after row. INT8, HALF: the products' own formats, of CHUNKS * 64
+    columns. NOTHING writes nothing.
     """
     row = row.to(tl.int64)
-    if FORMAT == SCALED or FORMAT == HALF:
-        factor = row_factor(tl.max(tl.abs(x), axis=0))
-        tl.store(value_scale + row, factor)
-        x = x / factor
     if FORMAT == INT8:
         store_int8(x, row, first, codes, terms, width, CHUNKS, BLOCK)
     elif FORMAT == HALF:
@@ -74,3 +70,35 @@ def store_row(
     elif FORMAT != NOTHING:
         columns = first + tl.arange(0, BLOCK)
         tl.store(values + row * value_stride + columns, x, mask=columns < width)
+
+
+@triton.jit
+def store_row(
+    x, row, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A whole row by one program. SCALED and HALF divide it by a power of two, which `value_scale` gets."""
+    if FORMAT == SCALED or FORMAT == HALF:
+        factor = row_factor(tl.max(tl.abs(x), axis=0))
+        tl.store(value_scale + row, factor)
+        x = x / factor
+    store_values(x, row, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+
+
+@triton.jit
+def row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT: tl.constexpr):
+    """After a block of a row is stored as it is: what the row must still be divided by, where this is its last block.
+
+    Nearly always, and in all blocks but the last to come, that is 1: nothing is left to do. `row_tops` and
+    `row_arrivals` are int32 [rows] of zeros, and are left so: the largest value so far, as bits, and blocks done.
+    """
+    factor = 1.0
+    if FORMAT == SCALED or FORMAT == HALF:
+        tl.atomic_max(row_tops + row, tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True))
+        tl.debug_barrier()
+        if tl.atomic_add(row_arrivals + row, 1) == tl.num_programs(1) - 1:
+            top = tl.atomic_xchg(row_tops + row, 0).to(tl.float32, bitcast=True)
+            tl.atomic_xchg(row_arrivals + row, 0)
+            factor = row_factor(top)
+            tl.store(value_scale + row, factor)
+    return factor

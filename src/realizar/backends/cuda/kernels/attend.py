@@ -8,6 +8,8 @@ depend on the other rows of its tile, so a query's bits depend on its own contex
 import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.dependent import begin
+
 GROUP = tl.constexpr(32)
 
 
@@ -48,13 +50,24 @@ def absorb(
 
 
 @triton.jit
+def cut_context(length, WINDOW: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr):
+    """First visible key, where key blocks start, how many there are, and how many a part has: at least two."""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0)
+    low = first // KEYS * KEYS
+    blocks = (length - low + KEYS - 1) // KEYS
+    return first, low, blocks, tl.maximum((blocks + SPLITS - 1) // SPLITS, 2)
+
+
+@triton.jit
 def attend_decode(
     query, keys, values, key_scales, value_scales, partial, state, decodes, starts, contexts, tables, table_stride,
     scale, soft_cap, query_stride,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLITS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, splits.
 
@@ -67,14 +80,9 @@ def attend_decode(
     length = tl.load(contexts + row, mask=row >= 0, other=0)
     token = tl.load(starts + row, mask=row >= 0, other=0)
     stride = tl.load(table_stride)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0)
-    low = first // KEYS * KEYS
-    blocks = (length - low + KEYS - 1) // KEYS
-    each = (blocks + SPLITS - 1) // SPLITS
-    begin = split * each
-    count = tl.maximum(tl.minimum(blocks - begin, each), 0)
+    first, low, blocks, each = cut_context(length, WINDOW, KEYS, SPLITS)
+    start = split * each
+    count = tl.maximum(tl.minimum(blocks - start, each), 0)
     shared, dims = tl.arange(0, SHARED), tl.arange(0, PADDED_HEAD)
     heads = kv_head * group + shared
     own = (shared < group)[:, None]
@@ -86,7 +94,7 @@ def attend_decode(
     q = tl.load(q_at, mask=inside, other=0).to(COMPUTE)
     table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
     for i in tl.range(0, count):
-        places = low + (begin + i) * KEYS + tl.arange(0, KEYS)
+        places = low + (start + i) * KEYS + tl.arange(0, KEYS)
         live = (places < length) & (places >= first)
         block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
         at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
@@ -94,9 +102,9 @@ def attend_decode(
         v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
         top, total, sums = absorb(q, k, v, live[None, :], top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
     out = (decode * SPLITS + split) * HEADS + heads
-    tl.store(state + out * 2, top, mask=shared < group)
-    tl.store(state + out * 2 + 1, total, mask=shared < group)
     if count > 0:
+        tl.store(state + out * 2, top, mask=shared < group)
+        tl.store(state + out * 2 + 1, total, mask=shared < group)
         tl.store(partial + out[:, None] * HEAD + dims[None, :], sums, mask=inside)
 
 
@@ -107,13 +115,14 @@ def attend_chunk(
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    QUERIES: tl.constexpr, TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr, TOKENS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A tile of a row's tokens, each with all heads of one KV head. Grid: tiles, KV heads.
 
     A tile holds TOKENS tokens, TOKENS * group queries padded to QUERIES; `tile_rows` is -1 for a dead tile.
     Writes float32 out [tokens, heads * head size].
     """
+    begin(DEPENDENT)
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.load(tile_rows + tile)

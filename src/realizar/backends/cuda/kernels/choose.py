@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.attend import cap_scores
+from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
 
@@ -11,12 +12,13 @@ from realizar.backends.cuda.kernels.reduce import load_sum
 def finish_logits(
     product, splits_stride, row_stride, bias, logits, logits_stride, scale, soft_cap, block_tops, block_ids, blocks,
     width,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, SOFT_CAP: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum, bias, scale and cap; largest value of each block and its first id. Grid: rows, blocks of columns.
 
     A block with a NaN reports +inf.
     """
+    begin(DEPENDENT)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -33,11 +35,12 @@ def finish_logits(
 
 
 @triton.jit
-def choose(block_tops, block_ids, blocks, choices, rows, last, BLOCKS: tl.constexpr):
+def choose(block_tops, block_ids, blocks, choices, rows, last, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr):
     """The id of the largest logit, the lowest among equals; -1 where logits are not finite. Grid: rows.
 
     Also `last[rows[i]]`, where rows[i] is not -1: what the row's next step starts with.
     """
+    begin(DEPENDENT)
     index = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     inside = block < blocks

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.activation import store_row
+from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
 RMS_NORM, LAYER_NORM = tl.constexpr(1), tl.constexpr(2)
@@ -28,12 +29,14 @@ def normalize(
     width,
     SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
     BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, GATHER: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """hidden += add_scale * branch_norm(product); out = norm(hidden). Grid: rows.
 
     SPLITS of 0: there is no product. GATHER: row i reads row rows[i] of hidden. FORMAT: see `activation.store_row`.
     """
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -53,16 +56,17 @@ def normalize(
         x += add_scale * branch
         tl.store(stream, x, mask=inside)
     x = norm_row(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
-    store_row(x, row, 0, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
 
 
 @triton.jit
 def normalize_product(
     product, splits_stride, row_stride, product_bias, first, weight, bias, eps, width,
     SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, NORM: tl.constexpr,
-    NORM_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    NORM_BIAS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The columns from `first` on of a product, summed and normed over the row, into its first split. Grid: rows."""
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width

@@ -1,0 +1,16 @@
+"""Programmatic dependent launch: a kernel starts while the one before it ends."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def begin(DEPENDENT: tl.constexpr):
+    """First of all in a kernel: lets the next one start, and waits until the one before has written all.
+
+    The next may ask for weights meanwhile; whatever another kernel writes it reads after its own wait.
+    """
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
