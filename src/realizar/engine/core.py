@@ -125,6 +125,10 @@ class EngineCore:
         self._grammars.prepare(request.sampling.structured)
         self._scheduler.add(request)
 
+    def read_vocabulary(self) -> None:
+        """Make ready for the first grammar, where the model can follow any."""
+        self._grammars.read_vocabulary()
+
     def is_prepared(self, sampling: SamplingParams) -> bool:
         """Whether `add` would not have to compile a grammar first. From any thread."""
         return self._grammars.is_prepared(sampling.structured)

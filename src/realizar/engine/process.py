@@ -39,8 +39,12 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     if load.fit_running and choose_device(config.device) == "cuda":
         config = replace(config, max_running=_GPU_ROWS)
     if load.fit_context and config.context_length is None:
-        return load_fitting_core(checkpoint, config, progress=progress)
-    return load_core(checkpoint, config, progress=progress)
+        core = load_fitting_core(checkpoint, config, progress=progress)
+    else:
+        core = load_core(checkpoint, config, progress=progress)
+    progress("reading the vocabulary", 1.0)
+    core.read_vocabulary()  # the first grammar would hold up everyone for a second or more
+    return core
 
 
 class EngineProcess:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import RowOutput, Step
 from realizar.batch import OpenedRow, ScheduledBatch
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
 
+_LOG = logging.getLogger(__name__)
 _CACHED_GRAMMARS = 128
 
 
@@ -54,6 +56,13 @@ class RowGrammars:
         self._rows: dict[int, _Row] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._masks: _Masks | None = None
+
+    def read_vocabulary(self) -> None:
+        """Make the compiler of grammars now; where there can be none, grammars will be refused with the reason."""
+        try:
+            self._made_factory()
+        except RealizarError as error:
+            _LOG.info("no structured output: %s", error)
 
     def is_prepared(self, structured: StructuredOutput | None) -> bool:
         """Whether `prepare` would return, or refuse, at once."""
