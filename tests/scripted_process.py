@@ -1,8 +1,8 @@
 """An engine process around the scripted backend: `python scripted_process.py OPTIONS FD`, OPTIONS in JSON.
 
-`step_s`: seconds a step takes more. `dies`: `loading` exits, `refuses` says it can't load, `step` fails at the tenth
-step, `frame` sends bytes that are no frame, `hangs` never ends its tenth step. `spawns`: a file whose lines count the
-engines started; with `mends`, only the first one dies.
+`step_s`: seconds a step takes more. `dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load,
+`step` fails at the tenth step, `frame` sends bytes that are no frame, `hangs` never ends its tenth step. `spawns`: a
+file whose lines are the engines started; with `mends`, only the first one dies.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ def main() -> int:
     if "spawns" in options:
         spawns = Path(options["spawns"])
         with spawns.open("a", encoding="ascii") as file:
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{os.getpid()} {time.monotonic()}\n")
         if options.get("mends") and len(spawns.read_text(encoding="ascii").splitlines()) > 1:
             dies = ""
+    if dies == "silent":
+        time.sleep(1000)
     if dies == "loading":
         os.write(1, b"about to die\n")
         os._exit(3)

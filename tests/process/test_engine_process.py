@@ -84,6 +84,12 @@ async def read(engine: AsyncEngine, number: int) -> None:
             pass
 
 
+def spawned(path: Path) -> list[tuple[int, float]]:
+    """Process ids and start times of the engines so far."""
+    lines = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+    return [(int(pid), float(started_s)) for pid, started_s in map(str.split, lines)]
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
@@ -176,16 +182,33 @@ def test_a_frozen_engine_is_replaced() -> None:
     run(main())
 
 
-def test_repeated_crashes_are_given_up_on(tmp_path: Path) -> None:
+def test_repeated_crashes_are_given_up_on_after_longer_and_longer_waits(tmp_path: Path) -> None:
+    vigilance = Vigilance(first_delay_s=0.4, max_crashes=3)
+
     async def main() -> None:
-        engine = make_engine(dies="loading", spawns=str(tmp_path / "spawns"))
+        engine = make_engine(vigilance, dies="loading", spawns=str(tmp_path / "spawns"))
         await engine.start()
         with pytest.raises(EngineDeadError, match=r"died 3 times in a row.*status 3"):
-            await asyncio.wait_for(engine.wait_ready(), 20)
-        assert len((tmp_path / "spawns").read_text().splitlines()) == 3
+            await asyncio.wait_for(engine.wait_ready(), 30)
+        first, second, third = (started_s for _, started_s in spawned(tmp_path / "spawns"))
+        assert second - first >= 0.4
+        assert third - second >= 0.8
         with pytest.raises(EngineDeadError, match="3 times"):
             await engine.generate([1], GREEDY)
         await engine.close()
+
+    run(main())
+
+
+def test_an_engine_that_never_says_a_word_is_replaced(tmp_path: Path) -> None:
+    vigilance = Vigilance(ping_interval_s=0.05, start_limit_s=3.0, first_delay_s=0.05)
+    options = {"dies": "silent", "mends": True, "spawns": str(tmp_path / "spawns")}
+
+    async def main() -> None:
+        async with running(vigilance, **options) as engine:
+            await answers(engine)
+            assert engine.num_restarts == 1
+            assert wait_gone(spawned(tmp_path / "spawns")[0][0], 0)
 
     run(main())
 
@@ -196,7 +219,7 @@ def test_a_model_that_can_not_load_is_tried_once(tmp_path: Path) -> None:
         await engine.start()
         with pytest.raises(CapacityError, match="the weights do not fit"):
             await asyncio.wait_for(engine.wait_ready(), 20)
-        assert len((tmp_path / "spawns").read_text().splitlines()) == 1
+        assert len(spawned(tmp_path / "spawns")) == 1
         await engine.close()
 
     run(main())
@@ -223,9 +246,7 @@ def test_closing_while_it_starts_leaves_no_process(tmp_path: Path) -> None:
             assert engine.state == "dead"
 
     run(main())
-    spawns = tmp_path / "spawns"
-    pids = [int(line) for line in spawns.read_text().splitlines()] if spawns.exists() else []
-    assert all(wait_gone(pid, 1) for pid in pids)
+    assert all(wait_gone(pid, 1) for pid, _ in spawned(tmp_path / "spawns"))
 
 
 def test_closing_in_a_step_that_hangs_kills() -> None:

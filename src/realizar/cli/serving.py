@@ -139,6 +139,7 @@ async def _announce(
     engine: AsyncEngine, loading: Callable[[str, float], None], ready: Callable[[EngineInfo], None]
 ) -> None:
     waiting = asyncio.create_task(engine.wait_ready())
+    waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # told by `wait_dead` too
     while not (await asyncio.wait((waiting,), timeout=_POLL_S))[0]:
         if engine.loading is not None:
             loading(engine.loading.what, engine.loading.share)

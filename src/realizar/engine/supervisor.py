@@ -94,7 +94,10 @@ class ProcessLink:
         """Start one engine and watch it to its end."""
 
         def note(event: Event) -> None:
-            self._was_ready |= isinstance(event, Ready)
+            if isinstance(event, Ready):
+                if self._was_ready:
+                    _log.warning("the engine is ready again")
+                self._was_ready = True
             listener.handle(event)
 
         child = self._child = EngineChild(note)
