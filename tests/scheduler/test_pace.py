@@ -74,11 +74,10 @@ def test_no_step_is_much_longer_than_a_decode(machine: Machine, streams: int, de
 
 @pytest.mark.parametrize("machine", [SMALL_MODEL, LARGE_MODEL, DEVICE])
 def test_the_time_that_there_is_gets_used(machine: Machine) -> None:
-    """Steps come near what they may take, or read a whole tile at the least."""
-    times = read(started(machine, 4, 10), machine, lambda _: 4, 4000, 512)
+    """Once learned, steps come near what they may take, but for what a tile is too coarse for."""
+    times = read(started(machine, 4, 10), machine, lambda _: 4, 8000, 512)
     alone = machine.step(4, 0, 0, random.Random(3))
-    least = machine.step(4, TILE_TOKENS - 4, 2000, random.Random(3))
-    assert statistics.median(times) > min(1.7 * alone, 0.9 * least)
+    assert statistics.median(times[len(times) // 2 :]) > 1.4 * alone
 
 
 def test_streams_that_leave_make_room_smaller() -> None:
@@ -96,20 +95,28 @@ def test_nobody_to_wait_for_is_no_limit() -> None:
 
 
 @pytest.mark.parametrize("streams", range(1, 30))
-def test_a_prompt_always_goes_on_and_fills_tiles(streams: int) -> None:
-    """Even where a prompt token costs more than all decodes, and nobody reports times any more."""
+def test_a_prompt_always_goes_on(streams: int) -> None:
+    """Even where a prompt token costs more than all decodes, or nobody reports times any more."""
     pace = Pace(2.5)
     pace.observe(0, 10, 5.0)
     pace.observe(streams, 0, 0.001)
-    tokens = pace.prompt_tokens(streams)
-    assert tokens is not None
-    assert 6 <= tokens < 18
-    assert (tokens + streams) % TILE_TOKENS == 0
+    assert pace.prompt_tokens(streams) == 4
     unseen = Pace(2.5)
     unseen.observe(0, 10, 5.0)
     asked = [unseen.prompt_tokens(streams) for _ in range(6)]
     assert 0 in asked
-    assert asked[-1] == tokens
+    assert asked[-1] == 4
+
+
+@pytest.mark.parametrize("streams", range(1, 30))
+def test_steps_fill_tiles_where_the_time_allows(streams: int) -> None:
+    pace = Pace(2.5)
+    pace.observe(0, 100, 0.1)
+    pace.observe(streams, 0, 0.05)
+    tokens = pace.prompt_tokens(streams)
+    assert tokens is not None
+    assert 12 <= tokens <= 27
+    assert (tokens + streams) % TILE_TOKENS == 0
 
 
 def test_decodes_are_measured_again_after_a_while() -> None:

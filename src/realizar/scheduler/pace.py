@@ -11,8 +11,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-TILE_TOKENS = 12  # the CPU's products take so many tokens at once; a step of fewer costs as much
-_LEAST_TOKENS = 6
+TILE_TOKENS = 12  # the CPU's products take so many tokens at once; whole tiles cost least a token
+_LEAST_TOKENS = 4
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _MOST_PROBES = 4
 _RATE_UP, _RATE_DOWN = 0.6, 0.2  # too long a step is felt, too short a one is not
@@ -63,10 +63,8 @@ class Pace:
         spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds
         chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + TILE_TOKENS)
         fitting = num_decode_tokens + int(chunk)
-        allowed = fitting // TILE_TOKENS * TILE_TOKENS - num_decode_tokens
-        if allowed < _LEAST_TOKENS:
-            allowed = TILE_TOKENS - num_decode_tokens % TILE_TOKENS
-        return allowed if allowed >= _LEAST_TOKENS else allowed + TILE_TOKENS
+        whole_tiles = fitting // TILE_TOKENS * TILE_TOKENS - num_decode_tokens
+        return whole_tiles if whole_tiles >= _LEAST_TOKENS else max(int(chunk), _LEAST_TOKENS)
 
     def submitted(self, now_s: float) -> None:
         """A step is on its way."""
