@@ -1,8 +1,8 @@
-"""Check and time the quantised products on a CUDA device: `python scripts/cuda_products.py check packer time search`.
+"""Check and time the quantised products on a CUDA device: `python scripts/cuda_products.py check load time search`.
 
-`check` compares every weight type with float64 at many numbers of rows, on poisoned outputs. `time` runs the linear
-layers of the 8B shape, 32 layers in one CUDA graph, partial sums written and not yet summed, and the head. `search`
-tries tiles and splits for each shape and writes the best to the file named by --out.
+`check` runs the tests of the kernels. `load` times packing. `time` runs the linear layers of the 8B shape, 32 layers in
+one CUDA graph, partial sums written and not yet summed, and the head. `search` tries tiles and splits for each shape
+and writes the table of the best to the file named by --out.
 """
 
 from __future__ import annotations
@@ -18,106 +18,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
-from realizar.backends.cuda.fragments import FragmentFormat
-from realizar.backends.cuda.native.sources import REPACKED_TYPES, MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
+from realizar.backends.cuda.fragments import BLOCK, FragmentFormat
+from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
 from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
-from realizar.backends.cuda.tuning import Choice
+from realizar.backends.cuda.tuning import Line, best_lines
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
-from realizar.quantization import QUANTIZED_TYPES, random_blocks, to_planes
+from realizar.quantization import random_blocks, to_planes
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LAYERS = 32
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
-FLAT = tuple[int, ...]
-
-
-def packed(ggml_type: GGMLType, rows: int, cols: int, seed: int, compact: bool) -> tuple[PackedMatrix, torch.Tensor]:
-    """A random matrix on the device, and its weights in float64."""
-    data = random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.02)
-    planes = to_planes(ggml_type, data, rows, cols)
-    exact = torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
-    return pack_matrix(planes, "cuda", compact), exact
-
-
-def error_of(products: Products, matrix: PackedMatrix, exact: torch.Tensor, rows: int, config: ProductConfig) -> float:
-    """Relative error against float64 of a fresh input; NaN where something was not written or too much was."""
-    x = torch.randn(rows, matrix.cols, device="cuda")
-    activations = activations_for(products, x, config.format)
-    partials = torch.full((config.splits, rows + 1, matrix.rows + 3), torch.nan, device="cuda")
-    products.launch(matrix, activations, partials, rows, config, column=1)
-    inside = partials[:, :rows, 1 : 1 + matrix.rows]
-    outside = int(torch.isnan(partials).sum()) - int(torch.isnan(inside).sum())
-    if outside != partials.numel() - inside.numel():
-        return float("nan")
-    if config.format.kind == "int8":  # against what the int8 codes stand for: their rounding is the format's
-        groups = x.reshape(rows, -1, 32)
-        scale = groups.abs().amax(2, keepdim=True) / 127
-        x = (torch.round(groups / scale.clamp_min(1e-30)) * scale).reshape(rows, -1)
-    reference = x.double() @ exact.T
-    return float((inside.double().sum(0) - reference).norm() / reference.norm())
+CHECKS = ("tests/cuda/test_product_kernels_gpu.py",)
 
 
 def activations_for(products: Products, x: torch.Tensor, form: ActivationFormat) -> Activations:
     return products.to_int8(x) if form.kind == "int8" else products.to_half(x, form.block_rows)
 
 
-def check_configs(products: Products, rows: int) -> list[ProductConfig]:
-    """Every kernel that takes so many rows, with one split and several."""
-    half = ActivationFormat("half", next((s for s in (8, 16, 32, 64, 128) if rows <= s), 256))
-    kernels: list[tuple[Tiles, ActivationFormat]] = [(MmaSyncTiles(half.block_rows, 1, 3, 1), half)]
-    if rows <= 7:
-        kernels.append((MatvecTiles(rows, 4, 2, 1 + rows % 2, 1), ActivationFormat("int8", 1)))
-    if products.capability == (9, 0):
-        kernels.append((WgmmaTiles(half.block_rows, 1, 1 + rows % 2, 3, 1 + rows // 8 % 2, 1), half))
-    return [ProductConfig(tiles, form, splits, rows % 2 == 0) for tiles, form in kernels for splits in (1, 3)]
-
-
-def check(products: Products, quick: bool) -> bool:
-    """Every type, several shapes and numbers of rows."""
-    cases = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)]
-    right, every = True, []
-    for number, (ggml_type, compact) in enumerate(cases):
-        unit = ggml_type.block_size
-        rows_out, cols = 64 + 24 * (number % 4) + 16, unit * -(-(320 + 32 * (number % 5)) // unit)
-        matrix, exact = packed(ggml_type, rows_out, cols, number, compact)
-        counts = (1, 2, 7, 8, 33, 65) if quick else (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130, 257)
-        configs = [(rows, config) for rows in counts for config in check_configs(products, rows)]
-        every.append((matrix, exact, configs, f"{ggml_type.name}{' compact' if compact else ''}"))
-    products.prepare([(m.format, c) for m, _, configs, _ in every for _, c in configs])
-    for matrix, exact, configs, name in every:
-        worst: dict[str, float] = {}
-        for rows, config in configs:
-            error = error_of(products, matrix, exact, rows, config)
-            kind = config.tiles.kind
-            if not error < 2e-3:
-                print(f"  {name} {rows} rows {config}: {error}")
-                right = False
-            worst[kind] = max(worst.get(kind, 0.0), error)
-        print(f"{name:14s} {matrix.rows}x{matrix.cols}  " + "  ".join(f"{k} {e:.1e}" for k, e in worst.items()))
-    print("all right" if right else "WRONG", flush=True)
-    return right
-
-
-def check_packer() -> bool:
-    """Blocks repacked on the device against `pack_fragments`, byte for byte, in two parts and several pieces."""
-    packer, right = Packer("cuda"), True
-    for ggml_type in REPACKED_TYPES:
-        cols = ggml_type.block_size * -(-320 // ggml_type.block_size) // 64 * 64 or 64
-        parts = [
-            RawMatrix(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(rows), 0.02), rows, cols)
-            for rows in (128, 90)
-        ]
-        planes = [to_planes(ggml_type, p.data, p.rows, p.cols) for p in parts]
-        expected, got = pack_matrix(planes, "cuda"), packer.pack(parts)
-        same = torch.equal(expected.weights, got.weights) and torch.equal(expected.block_scales, got.block_scales)
-        if not same:
-            print(ggml_type.name, "repacked wrongly:", int((expected.weights != got.weights).sum()), "bytes")
-        right &= same
+def time_packing() -> None:
+    """Raw blocks in memory to packed weights on the device, the second time."""
+    packer, taken = Packer("cuda"), 0.0
     data = random_blocks(GGMLType.Q4_K, 28672, 4096, np.random.default_rng(0), 0.02)
     for _ in range(2):
         torch.cuda.synchronize()
@@ -125,13 +51,13 @@ def check_packer() -> bool:
         packer.pack([RawMatrix(GGMLType.Q4_K, data, 28672, 4096)])
         torch.cuda.synchronize()
         taken = time.monotonic() - started
-    print("packer", "right" if right else "WRONG", f"{data.size / taken / 1e9:.1f} GB/s", flush=True)
-    return right
+    print(f"packing Q4_K: {data.size / taken / 1e9:.1f} GB/s of the file", flush=True)
 
 
 def layers(rows: int, cols: int, count: int, ggml_type: GGMLType, compact: bool) -> list[PackedMatrix]:
     """Matrices of one shape, each in memory of its own; their rows repeat after 64, which no kernel notices."""
-    one, _ = packed(ggml_type, 64, cols, 1, compact)
+    data = random_blocks(ggml_type, BLOCK, cols, np.random.default_rng(1), 0.02)
+    one = pack_matrix(to_planes(ggml_type, data, BLOCK, cols), "cuda", compact)
     weights = one.weights.repeat(rows // 64)
     scales = one.block_scales.repeat(rows // 64)
     return [dataclasses.replace(one, rows=rows, weights=weights.clone(), block_scales=scales) for _ in range(count)]
@@ -288,9 +214,9 @@ def candidates(rows: int, form: FragmentFormat) -> list[tuple[Tiles, ActivationF
                 (2, 4, 1, 3),
             ]
         return [(MatvecTiles(rows, *shape), ActivationFormat("int8", 1)) for shape in shapes]
+    block = next((size for size in (8, 16, 32, 64) if rows <= size), 128)
     return [
         (tiles, ActivationFormat("half", block))
-        for block in ((min(rows, 256), 128) if rows > 128 else (rows,))
         for tiles in (WgmmaTiles(block, *shape) for shape in (SMALL if block <= 64 else LARGE))
         if tiles.shared_bytes(form) * tiles.blocks <= 225_000
         and tiles.strips * (block // 2 + 32) + 48 <= (tiles.registers or 65_536 // (tiles.threads * tiles.blocks))
@@ -309,17 +235,15 @@ def split_counts(tiles: Tiles, rows_out: int, rows: int, chunks: int, processors
     return [s for s in (1, 2, 3, 4, 5, 6, 8, 12) if s == 1 or (blocks * s <= limit and chunks // (s * parts) >= 3)]
 
 
-def search(products: Products, bench: Bench, counts: Sequence[int], found: list[dict[str, object]]) -> None:
+def search(products: Products, bench: Bench, counts: Sequence[int], found: list[Line]) -> None:
     """Best tiles and splits of each shape, printed and added to `found`."""
     form = bench.stacks["o"][0].format
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     wanted = {rows: candidates(rows, form) for rows in counts}
-    usable: set[Tiles] = set()
     started = time.monotonic()
     everything = [(t, f) for tried in wanted.values() for t, f in tried]
     products.prepare([(form, ProductConfig(t, f, 1)) for t, f in everything])
-    usable.update(t for t, _ in everything)
-    print(f"built {len(usable)} kernels in {time.monotonic() - started:.1f} s", flush=True)
+    print(f"built {len(everything)} kernels in {time.monotonic() - started:.1f} s", flush=True)
     for rows, tried in wanted.items():
         best: dict[str, tuple[float, ProductConfig]] = {}
         for name, (rows_out, cols) in SHAPES.items():
@@ -332,20 +256,18 @@ def search(products: Products, bench: Bench, counts: Sequence[int], found: list[
                         print("fails", config.tiles, error)
                         break
                         continue
-                    found.append(
-                        {"rows": rows, "shape": name, "tiles": dataclasses.asdict(tiles), "splits": splits, "ms": ms}
-                    )
+                    found.append(Line(rows, rows_out, cols, tiles, splits, ms / len(bench.stacks[name])))
                     if name not in best or ms < best[name][0]:
                         best[name] = (ms, config)
         line(bench, rows, {n: config for n, (_, config) in best.items()}, "best")
         for name, (ms, config) in best.items():
-            print(f"    {name:8s} {ms:.3f} splits {config.splits} {Choice(config.tiles, config.splits).tiles}")
+            print(f"    {name:8s} {ms:.3f} splits {config.splits} {config.tiles}")
     print(f"search took {time.monotonic() - started:.1f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=("check", "quick", "packer", "time", "search"))
+    parser.add_argument("what", nargs="+", choices=("check", "load", "time", "search"))
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--compact", action="store_true")
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
@@ -354,18 +276,19 @@ def main() -> None:
     products = Products("cuda")
     print(torch.cuda.get_device_name(), products.arch, flush=True)
     ggml_type = GGMLType[arguments.type]
-    if {"check", "packer"} & set(arguments.what):
-        check_packer()
-    if "check" in arguments.what or "quick" in arguments.what:
-        check(products, "quick" in arguments.what)
+    if "check" in arguments.what and pytest.main(["-q", "-p", "no:cacheprovider", "-m", "gpu", *CHECKS]) != 0:
+        sys.exit("the products are wrong")
+    if "load" in arguments.what:
+        time_packing()
     if "time" in arguments.what:
         time_all(products, ggml_type, arguments.compact)
     if "search" in arguments.what:
-        found: list[dict[str, object]] = []
+        found: list[Line] = []
         bench = Bench(products, ggml_type, arguments.compact)
         search(products, bench, [int(r) for r in arguments.rows.split(",")], found)
         if arguments.out is not None:
-            arguments.out.write_text(json.dumps(found))
+            lines = [json.dumps(line.to_json()) for line in best_lines(found)]
+            arguments.out.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 if __name__ == "__main__":

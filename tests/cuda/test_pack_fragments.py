@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
-from realizar.backends.cuda.fragments import FragmentFormat, fragment_format, pack_fragments  # noqa: E402
-from realizar.backends.cuda.pack import codebook_table, pack_matrix  # noqa: E402
-from realizar.backends.cuda.pack_raw import RawMatrix, raw_format  # noqa: E402
-from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
-from realizar.errors import UnsupportedModelError  # noqa: E402
-from realizar.quantization import QUANTIZED_TYPES, Planes, random_blocks, to_planes  # noqa: E402
+import torch
+
+from realizar.backends.cuda.fragments import FragmentFormat, fragment_format, pack_fragments
+from realizar.backends.cuda.pack import codebook_table, pack_matrix
+from realizar.backends.cuda.pack_raw import RawMatrix, raw_format
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import UnsupportedModelError
+from realizar.quantization import QUANTIZED_TYPES, Planes, random_blocks, to_planes
 
 TWO_LEVEL_CHOICE = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q3_K)
 CASES = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in TWO_LEVEL_CHOICE]

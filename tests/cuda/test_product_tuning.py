@@ -1,0 +1,90 @@
+"""What the tuning chooses fits the device and the shape, whatever the format; the shipped tables are whole."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from importlib import resources
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
+from realizar.backends.cuda.pack_raw import RawMatrix, raw_format
+from realizar.backends.cuda.tuning import DeviceTuning, Line, best_lines, load_tuning
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import QUANTIZED_TYPES
+
+FORMS = {t: raw_format(RawMatrix(t, np.zeros(0, np.uint8), 0, 0)) for t in QUANTIZED_TYPES}
+SHAPES = ((64, 256), (960, 576), (2048, 2048), (6144, 4096), (28672, 4096), (4096, 14336), (1024, 4096), (128256, 4096))
+DEVICES = {
+    "NVIDIA H200": load_tuning("NVIDIA H200", (9, 0), 132, 227 * 1024),
+    "unknown Hopper": load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024),
+    "A100": load_tuning("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * 1024),
+    "RTX 4090": load_tuning("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 * 1024),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_choices_fit(name: str) -> None:
+    tuning = DEVICES[name]
+    for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 8, 9, 64, 65, 300, 2048)):
+        for fixed in (False, True):
+            choice = tuning.many_rows(rows, rows_out, cols, form, fixed)
+            tiles = choice.tiles
+            assert isinstance(tiles, WgmmaTiles if tuning.wgmma else MmaSyncTiles)
+            assert tiles.rows == tuning.block_rows(rows)
+            assert tiles.shared_bytes(form) * tiles.blocks + 4096 <= tuning.shared_bytes
+            assert 1 <= choice.splits <= max(1, form.chunks(cols) // 2)
+        if rows <= 7:
+            few = tuning.few_rows(rows, rows_out, cols, form)
+            assert isinstance(few.tiles, MatvecTiles)
+            assert few.tiles.rows == rows
+            assert 1 <= few.splits * few.tiles.parts <= max(form.chunks(cols), few.tiles.parts)
+
+
+def test_fixed_splits_depend_on_the_shape_alone() -> None:
+    for tuning, form, (rows_out, cols) in itertools.product(DEVICES.values(), set(FORMS.values()), SHAPES):
+        choices = [tuning.many_rows(rows, rows_out, cols, form, fixed=True) for rows in (1, 8, 33, 64, 128, 999)]
+        assert len({choice.splits for choice in choices}) == 1
+        steps = {choice.tiles.step for choice in choices if isinstance(choice.tiles, WgmmaTiles)}
+        assert steps <= {1}  # splits begin at multiples of a step
+
+
+def test_tables_hold_for_their_shapes() -> None:
+    for table in resources.files("realizar.backends.cuda").joinpath("tables").iterdir():
+        lines = [Line.from_json(values) for values in json.loads(table.read_text(encoding="utf-8"))]
+        assert [line.to_json() for line in lines] == json.loads(table.read_text(encoding="utf-8"))
+        assert lines == best_lines(lines)
+        shapes = {(line.rows_out, line.cols) for line in lines}
+        for rows in {line.rows for line in lines}:
+            assert {(line.rows_out, line.cols) for line in lines if line.rows == rows} == shapes
+
+
+def test_a_line_serves_its_own_shape_unchanged() -> None:
+    tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
+    for line in tuning.lines:
+        choice = (
+            tuning.few_rows(line.rows, line.rows_out, line.cols, form)
+            if isinstance(line.tiles, MatvecTiles)
+            else tuning.many_rows(line.rows, line.rows_out, line.cols, form, fixed=False)
+        )
+        assert (choice.tiles, choice.splits) == (line.tiles, line.splits)
+
+
+def test_a_nearby_shape_gets_as_many_blocks() -> None:
+    line = Line(8, 4096, 4096, WgmmaTiles(8, 2, 1, 6, 2, 1), 8, 0.01)
+    tuning = DeviceTuning(wgmma=True, processors=132, shared_bytes=227 * 1024, lines=(line,))
+    form = FORMS[GGMLType.Q4_K]
+    assert tuning.many_rows(8, 2048, 8192, form, fixed=False).splits == 12  # sixteen, but no more than twelve
+    assert tuning.many_rows(8, 8192, 4096, form, fixed=False).splits == 4
+    assert tuning.many_rows(8, 131072, 4096, form, fixed=False).splits == 1
+
+
+def test_the_cheapest_line_counts_what_its_reader_reads() -> None:
+    tiles = WgmmaTiles(64, 1, 1, 4, 2, 2)
+    quick = Line(64, 4096, 4096, tiles, 8, 0.0080)
+    frugal = Line(64, 4096, 4096, tiles, 2, 0.0085)
+    assert best_lines([quick, frugal]) == [frugal]
