@@ -78,5 +78,5 @@ def test_no_request_breaks_the_server(server: RunningServer, path: str, mode: Ge
 def test_no_request_of_many_breaks_the_server(server: RunningServer, path: str, mode: GenerationMode) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        drive(server, path, mode, 400)
+        drive(server, path, mode, 100)
     assert server.wait(server.engine.audit()) is None

@@ -17,7 +17,7 @@ from realizar import __version__
 from realizar.engine.async_engine import AsyncEngine
 from realizar.engine.async_stream import AsyncStream
 from realizar.errors import EngineUnavailableError
-from realizar.outputs import ChoiceDelta
+from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.errors import ApiError
 from realizar.server.metrics import Metrics
 from realizar.server.served_model import ServedModel
@@ -81,6 +81,14 @@ def api_of(request: Request) -> Api:
 def note(request: Request, **notes: Any) -> None:
     """Leave figures for the request's line in the log."""
     request.scope["state"]["notes"].update(notes)
+
+
+def timing_notes(output: RequestOutput | None) -> dict[str, float]:
+    """When a request passed its stations, for its line in the log; nothing where it did not end."""
+    if output is None:
+        return {}
+    timings = output.timings
+    return {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
 
 
 def new_id(prefix: str) -> str:

@@ -26,6 +26,7 @@ from realizar.server.openapi import openapi
 from realizar.server.request_log import RequestLogMiddleware
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
+from realizar.server.tracing import TraceMiddleware, make_tracer
 from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")
@@ -114,5 +115,7 @@ def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middl
                 expose_headers=["x-request-id"],
             )
         )
+    if settings.traces_endpoint is not None:
+        layers.append(Middleware(TraceMiddleware, tracer=make_tracer(settings.traces_endpoint)))
     layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
     return layers

@@ -68,7 +68,11 @@ def _request_id(scope: Scope) -> str:
 def _write_line(scope: Scope, status: int, duration_s: float) -> None:
     state = scope["state"]
     left = state.get("left", False)
-    notes = " ".join(f"{name}={value}" for name, value in state["notes"].items())
+    notes = " ".join(
+        f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in state["notes"].items()
+        if name != "model"
+    )
     code = state.get("error_code")
     quiet = scope["path"] in _QUIET and status < 400
     _log.log(

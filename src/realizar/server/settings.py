@@ -28,6 +28,7 @@ class ServerSettings:
         max_choices: prompts times `n` of one request.
         web_page: whether the chat page is served at `/`.
         log_requests: whether a line a request is logged.
+        traces_endpoint: where OpenTelemetry's traces go, such as `http://collector:4318/v1/traces`; None makes none.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class ServerSettings:
     max_choices: int = 4096
     web_page: bool = True
     log_requests: bool = True
+    traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         for name in (

@@ -37,14 +37,14 @@ async def chat_completions(request: Request) -> Response:
     record = await read_record(request, ChatCompletionRequest, api.settings)
     plan = await plan_chat(api, record)
     request_id = new_id("chatcmpl")
-    note(request, prompt=len(plan.token_ids))
+    note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, record, plan, request_id)
     names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
     if record.stream:
         streamer = ChatStreamer(api, record, plan, run, names, request_id)
         return EventStream(streamer.chunks(lambda **notes: note(request, **notes)), api.settings.ping_interval_s)
     answer = await unless_left(request.receive, _whole(api, record, plan, run, names, request_id))
-    note(request, tokens=run.num_completion_tokens)
+    note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
-from realizar.server.api import Api, pieces_of
+from realizar.server.api import Api, pieces_of, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.protocol.answers import FinishReason, Usage, make_usage
@@ -45,6 +46,12 @@ class ChatRun:
         """Tokens so far; those found in the cache once the engine has told."""
         cached = None if self.output is None else self.output.num_cached_tokens
         return make_usage(len(self._plan.token_ids), self.num_completion_tokens, cached)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Figures for the request's line in the log."""
+        cached = {} if self.output is None else {"cached": self.output.num_cached_tokens}
+        return {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
 
     async def pieces(self) -> AsyncGenerator[ChatPiece]:
         """The pieces of all choices, as they come. The request ends when the reader stops.

@@ -54,7 +54,7 @@ class ChatStreamer:
             if self._last_usage:
                 yield self._chunk([], self._run.usage)
         finally:
-            note(tokens=self._run.num_completion_tokens)
+            note(**self._run.notes)
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:

@@ -6,11 +6,12 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from realizar.engine.async_stream import AsyncStream
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api, pieces_of
+from realizar.server.api import Api, pieces_of, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.merge import Admission, merged
 from realizar.server.prompts import Prompt
@@ -71,6 +72,13 @@ class CompletionRun:
         whole = len(self.outputs) == len(self._plan.prompts)
         cached = sum(output.num_cached_tokens for output in self.outputs.values()) if whole else None
         return make_usage(num_prompt, self.num_completion_tokens, cached)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """Figures for the request's line in the log; times of one prompt alone."""
+        only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
+        cached = {} if only is None else {"cached": only.num_cached_tokens}
+        return {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
 
     async def pieces(self) -> AsyncGenerator[CompletionPiece]:
         """The pieces of all choices, as they come; of one choice in order, but for an echo with log-probabilities,

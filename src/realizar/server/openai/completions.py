@@ -34,13 +34,14 @@ async def completions(request: Request) -> Response:
     record = await read_record(request, CompletionRequest, api.settings)
     plan = await plan_completions(api, record)
     request_id = new_id("cmpl")
-    note(request, prompts=len(plan.prompts), prompt=sum(len(prompt.token_ids) for prompt in plan.prompts))
+    num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
+    note(request, model=api.model.name, prompts=len(plan.prompts), prompt=num_tokens)
     run = CompletionRun(api, plan, request_id)
     maker = _AnswerMaker(api, record, plan, run, request_id)
     if record.stream:
         return EventStream(maker.chunks(lambda **notes: note(request, **notes)), api.settings.ping_interval_s)
     answer = await unless_left(request.receive, maker.whole())
-    note(request, tokens=run.num_completion_tokens)
+    note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
@@ -131,7 +132,7 @@ class _AnswerMaker:
             if self._last_usage:
                 yield self._answer([], self._run.usage)
         finally:
-            note(tokens=self._run.num_completion_tokens)
+            note(**self._run.notes)
 
     async def whole(self) -> Answer:
         """The whole answer."""

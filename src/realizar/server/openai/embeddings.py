@@ -39,7 +39,8 @@ async def embeddings(request: Request) -> Response:
         max_tokens=api.max_tokens,
         add_special=record.add_special_tokens is not False,
     )
-    note(request, prompts=len(prompts), prompt=sum(len(prompt.token_ids) for prompt in prompts))
+    num_given = sum(len(prompt.token_ids) for prompt in prompts)
+    note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
     found = await unless_left(request.receive, _embed_all(api, record, prompts, pooling))
     num_tokens = sum(each.num_prompt_tokens for each in found)
     as_text = record.encoding_format == "base64"
