@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,17 @@ from realizar.config import KVCacheDType
 def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
     """An integer as written: cyclopts by itself would round 1.5 to 2."""
     return int(tokens[0].value)
+
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def size_in_bytes(_type: Any, tokens: Sequence[Token]) -> int:
+    """Bytes, as a number or with a unit of 1024: `8G`, `512MiB`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", tokens[0].value.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"not a size: {tokens[0].value}")
+    return int(float(match.group(1)) * (1 << _UNITS[match.group(2).upper()]))
 
 
 Model = Annotated[

@@ -20,6 +20,7 @@ from realizar.cli.doctor import doctor_command
 from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
 from realizar.cli.perplexity import perplexity_command
+from realizar.cli.plan import plan_command
 from realizar.cli.pull import pull_command
 from realizar.cli.run import run_command
 from realizar.cli.score import score_command
@@ -41,6 +42,7 @@ app.command(serve_command, name="serve")
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
 app.command(inspect_model, name="inspect")
+app.command(plan_command, name="plan")
 app.command(tokenize_command, name="tokenize")
 app.command(score_command, name="score")
 app.command(perplexity_command, name="perplexity")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, MaybeInteger
+from realizar.cli.arguments import Integer, MaybeInteger, size_in_bytes
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
 
@@ -19,15 +17,6 @@ if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
 
 _log = logging.getLogger(__name__)
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def _size(_type: Any, tokens: Sequence[Token]) -> int:
-    """Bytes, as a number or with a unit of 1024: `8G`, `512MiB`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", tokens[0].value.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"not a size: {tokens[0].value}")
-    return int(float(match.group(1)) * (1 << _UNITS[match.group(2).upper()]))
 
 
 @Parameter(name="*", group="Server", negative=())
@@ -95,7 +84,7 @@ class BatchingOptions:
     max_step_tokens: Annotated[
         Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
     ] = 512
-    kv_cache_bytes: Annotated[int | None, Parameter(converter=_size)] = None
+    kv_cache_bytes: Annotated[int | None, Parameter(converter=size_in_bytes)] = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
 

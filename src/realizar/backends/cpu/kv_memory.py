@@ -20,6 +20,69 @@ def free_memory_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+class KVSizes:
+    """Bytes of the KV cache, of which nothing is reserved yet.
+
+    Attributes:
+        dtype: element type. block_size: tokens of a block.
+        layouts: of each layer's blocks.
+        groups: of layers with one block table.
+        blocks_per_request: of each group, for a request of the whole context.
+        block_bytes: of each group, all its layers together.
+
+    Args:
+        context_length: tokens that one request may hold.
+        automatic: the element type that `auto` means.
+
+    Raises:
+        CapacityError: the block size is not a multiple of 32.
+    """
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
+        if config.block_size % BLOCK_MULTIPLE:
+            raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
+        self.dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.block_size = config.block_size
+        self.context_length = context_length
+        self.layouts = [
+            KVLayout(layer.attention.num_kv_heads, layer.attention.head_size, config.block_size, self.dtype)
+            for layer in spec.layers
+        ]
+        self.groups = spec.cache_groups()
+        self.blocks_per_request = []
+        for group in self.groups:
+            tokens = context_length
+            if group.window is not None:
+                tokens = min(tokens, group.window + config.max_step_tokens + config.block_size)
+            self.blocks_per_request.append(-(-tokens // config.block_size) + 1)
+        self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
+
+    @property
+    def request_bytes(self) -> int:
+        """What one request of the whole context takes."""
+        return sum(count * size for count, size in zip(self.blocks_per_request, self.block_bytes, strict=True))
+
+    def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
+        """Blocks of each group that fit into `limit_bytes`, for at most `max_running` requests.
+
+        Raises:
+            CapacityError: not even one request fits.
+        """
+        if self.request_bytes > limit_bytes:
+            raise CapacityError(
+                f"the KV cache of one request of {self.context_length} tokens takes {self.request_bytes >> 20} MiB and"
+                f" {limit_bytes >> 20} MiB may be used: lower the context length"
+            )
+        requests = min(max_running, limit_bytes // self.request_bytes)
+        share = min(float(max_running), limit_bytes / self.request_bytes)
+        return tuple(max(count * requests, int(count * share)) for count in self.blocks_per_request)
+
+
+def kv_limit_bytes(config: EngineConfig, free_bytes: int) -> int:
+    """What the KV cache may take: as configured, or a share of free memory."""
+    return config.kv_cache_bytes or int(free_bytes * _FREE_MEMORY_SHARE)
+
+
 class KVMemory:
     """Blocks of every layer. Memory is reserved, and taken by the system only as blocks are first written.
 
@@ -32,33 +95,10 @@ class KVMemory:
     """
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
-        if config.block_size % BLOCK_MULTIPLE:
-            raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
-        self.dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        self.block_size = config.block_size
-        self.layouts = [
-            KVLayout(layer.attention.num_kv_heads, layer.attention.head_size, config.block_size, self.dtype)
-            for layer in spec.layers
-        ]
-        groups = spec.cache_groups()
-        self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
-        per_request = []
-        for group in groups:
-            tokens = context_length
-            if group.window is not None:
-                tokens = min(tokens, group.window + config.max_step_tokens + config.block_size)
-            per_request.append(-(-tokens // config.block_size) + 1)
-        block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in groups]
-        request_bytes = sum(count * size for count, size in zip(per_request, block_bytes, strict=True))
-        limit = config.kv_cache_bytes or int(free_memory_bytes() * _FREE_MEMORY_SHARE)
-        if request_bytes > limit:
-            raise CapacityError(
-                f"the KV cache of one request of {context_length} tokens takes {request_bytes >> 20} MiB and"
-                f" {limit >> 20} MiB may be used: lower the context length"
-            )
-        requests = min(config.max_running, limit // request_bytes)
-        share = min(float(config.max_running), limit / request_bytes)
-        self.num_blocks = tuple(max(count * requests, int(count * share)) for count in per_request)
+        sizes = KVSizes(spec, config, context_length, automatic)
+        self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
+        self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
+        self.num_blocks = sizes.num_blocks(kv_limit_bytes(config, free_memory_bytes()), config.max_running)
         self._memory = [
             aligned_zeros(self.num_blocks[self._group[index]] * layout.block_bytes, np.uint8)
             for index, layout in enumerate(self.layouts)

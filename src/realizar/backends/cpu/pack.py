@@ -52,13 +52,27 @@ def allocate(name: str, rows: int, cols: int, lanes: int) -> PackedMatrix:
     Raises:
         UnsupportedModelError: the type has no packed format.
     """
+    sizes = _sizes(name, rows, cols, lanes)
+    codes, scales, supers = (aligned_zeros(size, np.uint8) for size in sizes)
+    return PackedMatrix(FORMATS[name], rows, cols, -(-rows // lanes), codes, scales, supers, _table(name))  # type: ignore[arg-type]
+
+
+def packed_bytes(name: str, rows: int, cols: int, lanes: int) -> int:
+    """Bytes of a packed matrix of a ggml type.
+
+    Raises:
+        UnsupportedModelError: the type has no packed format.
+    """
+    return sum(_sizes(name, rows, cols, lanes))
+
+
+def _sizes(name: str, rows: int, cols: int, lanes: int) -> tuple[int, int, int]:
+    """Bytes of codes, scales and super-scales."""
     if name not in FORMATS:
         raise UnsupportedModelError(f"weights of type {name} do not run on the CPU")
-    form = FORMATS[name]
-    tiles = -(-rows // lanes)
-    sizes = (form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols), form.supers_bytes(lanes, cols))
-    codes, scales, supers = (aligned_zeros(tiles * size, np.uint8) for size in sizes)
-    return PackedMatrix(form, rows, cols, tiles, codes, scales, supers, _table(name))  # type: ignore[arg-type]
+    form, tiles = FORMATS[name], -(-rows // lanes)
+    codes, scales = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
+    return tiles * codes, tiles * scales, tiles * form.supers_bytes(lanes, cols)
 
 
 def _table(name: str) -> NDArray[np.uint8] | None:

@@ -48,7 +48,7 @@ def pack_floats(
 ) -> FloatMatrix:  # fmt: skip
     """Pack a matrix of F32, F16 or BF16; arguments as in `pack`."""
     data, size = np.ascontiguousarray(data), ggml_type.type_size
-    tiles, columns = -(-rows // lanes), -(-cols // CHAINS) * CHAINS
+    tiles, columns = _tiles(rows, cols, lanes)
     out = aligned_zeros(tiles * columns * lanes, np.float32 if size == 4 else np.uint16)
     transpose, source, target = make_transpose(size, lanes), address(data), address(out)
 
@@ -57,6 +57,17 @@ def pack_floats(
 
     over_tiles(tiles, rows, lanes, cols * size, piece, pool, packed)
     return FloatMatrix(ggml_type.name.lower(), rows, columns, tiles, out)
+
+
+def _tiles(rows: int, cols: int, lanes: int) -> tuple[int, int]:
+    """Tiles, and padded columns of each."""
+    return -(-rows // lanes), -(-cols // CHAINS) * CHAINS
+
+
+def packed_float_bytes(ggml_type: GGMLType, rows: int, cols: int, lanes: int) -> int:
+    """Bytes of a packed float matrix."""
+    tiles, columns = _tiles(rows, cols, lanes)
+    return tiles * columns * lanes * ggml_type.type_size
 
 
 @cache

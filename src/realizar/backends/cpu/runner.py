@@ -41,8 +41,8 @@ from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
-_MAX_SELECTED = 32  # rows of logits that exist at once
-_PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
+MAX_SELECTED = 32  # rows of logits that exist at once
+PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 
 
 class CPUStep:
@@ -93,10 +93,10 @@ class CPUBackend:
         self._load_weights(checkpoint, linears)
         blocks = -(-context // config.block_size) + 1
         self._workspace = Workspace(
-            spec, config.max_step_tokens, _MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0]
+            spec, config.max_step_tokens, MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0]
         )
         self._ropes = RopeTables(spec, config.max_step_tokens)
-        self._partial = aligned_zeros(_PARTIAL_FLOATS, np.float32)
+        self._partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
         kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))
         padded = max(layout.padded_head_size for layout in self._kv.layouts)
         scratch_stride = -(-scratch_bytes(padded) // 64) * 64
@@ -187,15 +187,15 @@ class CPUBackend:
             longest = max(longest, row.num_computed_tokens + row.num_tokens)
         segments = -(-longest // SEGMENT)
         floats = max(a.num_heads * (-(-a.head_size // 32) * 32 + 2) for a in attentions)
-        fits = len(forward_input.token_ids) * floats * segments <= _PARTIAL_FLOATS
+        fits = len(forward_input.token_ids) * floats * segments <= PARTIAL_FLOATS
         return segments if units < 4 * self._team.size and segments > 1 and self._team.size > 1 and fits else 0
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
         """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time."""
         readers = [self._reader(row, masks.get(row.row)) for row in forward_input.rows]
         wanted = [(token, reader) for reader in readers for token in reader.tokens]
-        for first in range(0, len(wanted), _MAX_SELECTED):
-            part = wanted[first : first + _MAX_SELECTED]
+        for first in range(0, len(wanted), MAX_SELECTED):
+            part = wanted[first : first + MAX_SELECTED]
             logits = self._logits([token for token, _ in part])
             for (_, reader), values in zip(part, logits, strict=True):
                 reader.read(values)
@@ -228,8 +228,8 @@ class CPUBackend:
             return self._hidden([end - 1])[0].copy()
         pool = self._pools.setdefault(row.row, MeanPool(self._spec.hidden_size))
         pool.restart_at(row.num_computed_tokens)
-        for first in range(row.query_start, end, _MAX_SELECTED):
-            pool.add(self._hidden(list(range(first, min(first + _MAX_SELECTED, end)))))
+        for first in range(row.query_start, end, MAX_SELECTED):
+            pool.add(self._hidden(list(range(first, min(first + MAX_SELECTED, end)))))
         return pool.mean()
 
     def _hidden(self, tokens: list[int]) -> NDArray[np.float32]:

@@ -28,6 +28,10 @@ class RecordBuffer:
     def at(self) -> int:
         return address(self._data)
 
+    @property
+    def size_bytes(self) -> int:
+        return int(self._data.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class RowBuffer:
@@ -97,4 +101,8 @@ class Workspace:
 
     @property
     def size_bytes(self) -> int:
-        return sum(buffer.values.nbytes for buffer in self.buffers.values())
+        """Bytes of all buffers, and of the quantised records beside them."""
+        return sum(
+            buffer.values.nbytes + sum(part.size_bytes for part in (buffer.records, buffer.terms) if part is not None)
+            for buffer in self.buffers.values()
+        )

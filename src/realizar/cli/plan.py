@@ -1,0 +1,81 @@
+"""`realizar plan`: what a model will take in memory, and what fits beside it. Reads the file's header alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.arguments import Integer, Json, KVCacheType, MaybeInteger, Model, size_in_bytes
+from realizar.cli.progress import download_progress
+from realizar.config import EngineConfig
+
+if TYPE_CHECKING:
+    from realizar.backends.cpu.plan import MemoryPlan
+
+
+def plan_command(
+    model: Model,
+    /,
+    *,
+    context_length: Annotated[MaybeInteger, Parameter(help="Tokens a request may hold; default the model's.")] = None,
+    max_running: Annotated[Integer, Parameter(help="Requests in one step at most.")] = 64,
+    max_step_tokens: Annotated[Integer, Parameter(help="Tokens computed in one step at most.")] = 512,
+    kv_cache_dtype: KVCacheType = "auto",
+    kv_cache_bytes: Annotated[
+        int | None, Parameter(converter=size_in_bytes, help="Memory of the KV cache, such as 8G.")
+    ] = None,
+    memory: Annotated[
+        int | None,
+        Parameter(converter=size_in_bytes, help="Free memory to plan for, such as 32G; default this machine's."),
+    ] = None,
+    instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the memory that weights, workspace and KV cache take on the CPU, and how many requests fit."""
+    from realizar.backends.cpu.plan import plan_memory
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.hub.pull import resolve
+    from realizar.models.registry import build_spec
+
+    config = EngineConfig(
+        context_length=context_length,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_bytes=kv_cache_bytes,
+        instruction_set=instruction_set,
+    )
+    with download_progress() as progress:
+        checkpoint = open_checkpoint(resolve(model, progress))
+    plan = plan_memory(build_spec(checkpoint, context_length), checkpoint, config, memory)
+    print(json.dumps(asdict(plan)) if as_json else "\n".join(_report(plan, max_running)))
+
+
+def _report(plan: MemoryPlan, max_running: int) -> list[str]:
+    needed = plan.weight_bytes + plan.workspace_bytes
+    kept, token_kib = _size(plan.embedding_bytes), plan.kv_bytes_per_token / 1024
+    lines = [
+        f"weights      {_size(plan.weight_bytes)} packed; the embedding, {kept}, stays in its file",
+        f"workspace    {_size(plan.workspace_bytes)}",
+        f"KV cache     {token_kib:.1f} KiB a token of {plan.kv_dtype}, {_size(plan.kv_limit_bytes)} at most",
+        f"free memory  {_size(plan.free_bytes)}{'' if needed <= plan.free_bytes else f': {_size(needed)} do not fit'}",
+        "",
+        f"{'context':>9}  {'KV cache of one':>15}  requests at once",
+    ]
+    for each in plan.contexts:
+        count = "none" if each.num_requests == 0 else f"{min(each.num_requests, max_running)}"
+        if each.num_requests > max_running:
+            count += f" (room for {each.num_requests})"
+        lines.append(f"{each.context_length:>9}  {_size(each.request_bytes):>15}  {count}")
+    return lines
+
+
+def _size(num_bytes: float) -> str:
+    """In the units of 1024 that sizes on the command line have."""
+    for power, unit in ((30, "GiB"), (20, "MiB")):
+        if num_bytes >= 1000 << (power - 10):
+            return f"{num_bytes / (1 << power):.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"
