@@ -87,3 +87,26 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -
     assert runner.capacity.kv_cache_dtype == "f32"
     check_logits(built, lambda ids: runner.logits(ids, (5, 1, 7)))
     runner.close()
+
+
+def test_batch_invariant() -> None:
+    """A row's logits have the same bits alone and in any batch."""
+    recipe = RECIPES["q4_0-64-gqa2"]
+    config = EngineConfig(max_running=8, max_step_tokens=640, kv_cache_bytes=64 << 20, batch_invariant=True)
+    runner = GPURunner(*random_model(recipe), config)
+    prompts = [random_tokens(recipe, 100, seed) for seed in range(8)]
+    alone = []
+    for ids in prompts:
+        request = runner.request(0, ids)
+        runner.step([(request, 90)])
+        while request.computed < 100:
+            runner.step([(request, 1)])
+        alone.append(request.values())
+    requests = [runner.request(row, ids, first=10 * row) for row, ids in enumerate(prompts)]
+    for count in (2, 6, 8):
+        runner.step([(request, 90) for request in requests[:count] if not request.computed])
+    for _ in range(10):
+        runner.step([(request, 1) for request in requests])
+    for request, values in zip(requests, alone, strict=True):
+        assert np.array_equal(request.values().view(np.uint32), values.view(np.uint32))
+    runner.close()

@@ -7,7 +7,9 @@ that holds it exactly.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import to_planes
 from realizar.quantization.planes import Planes
 
+_WEIGHTS_AT_ONCE = 4 << 20
 _WIDTHS = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
 
 
@@ -40,11 +45,33 @@ class PlainMatrix:
         return sum(array.numel() * array.element_size() for array in self.arrays.values() if array.numel() > 1)
 
 
-def pack_plain(planes: Planes, device: torch.device) -> PlainMatrix:
-    """Pack a matrix and send it to `device`."""
+def pack_plain(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, device: torch.device) -> PlainMatrix:
+    """Pack a quantised matrix and send it to `device`; runs of rows are packed by several threads.
+
+    Args:
+        data: uint8, its raw blocks, rows one after another.
+    """
+    step, row_bytes = max(1, _WEIGHTS_AT_ONCE // cols), data.size // rows
+
+    def part(first: int) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
+        count = min(step, rows - first)
+        return _arrays(to_planes(ggml_type, data[first * row_bytes : (first + count) * row_bytes], count, cols))
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        parts = list(pool.map(part, range(0, rows, step)))
+    arrays: dict[str, torch.Tensor] = {}
+    for name, array in parts[0][0].items():
+        pieces = [piece[name] for piece, _ in parts]
+        joined = array if array is None or name == "codebook" else np.concatenate(pieces)  # type: ignore[arg-type]
+        arrays[name] = _send(joined, device)
+    return PlainMatrix(rows, cols, arrays, parts[0][1])
+
+
+def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
+    """The arrays of some rows, and the kernels' constants."""
     vector, scalar_codebook = planes.vector_size, planes.codebook is not None and planes.codebook.ndim == 1
     low, high = (16, 0) if vector > 1 else _WIDTHS[planes.bits]
-    arrays: dict[str, NDArray[Any] | None] = {
+    return {
         "low": planes.codes.astype(np.int16) if vector > 1 else _bits(planes.codes & ((1 << low) - 1), low),
         "high": _bits(planes.codes >> low, high) if high else None,
         "small": _smallest(planes.scales),
@@ -53,17 +80,11 @@ def pack_plain(planes: Planes, device: torch.device) -> PlainMatrix:
         "super_minima": None if planes.super_minima is None else _smallest(planes.super_minima),
         "codebook": planes.codebook,
         "signs": planes.signs,
-    }
-    return PlainMatrix(
-        planes.rows,
-        planes.cols,
-        {name: _send(array, device) for name, array in arrays.items()},
-        {
-            "LOW": low, "HIGH": high, "OFFSET": planes.offset, "GROUP": planes.group_size,
-            "SUPER": planes.super_group_size or 0, "MINIMA": planes.minima is not None, "VECTOR": vector,
-            "CODEBOOK": scalar_codebook, "SIGNS": planes.signs is not None,
-        },
-    )  # fmt: skip
+    }, {
+        "LOW": low, "HIGH": high, "OFFSET": planes.offset, "GROUP": planes.group_size,
+        "SUPER": planes.super_group_size or 0, "MINIMA": planes.minima is not None, "VECTOR": vector,
+        "CODEBOOK": scalar_codebook, "SIGNS": planes.signs is not None,
+    }  # fmt: skip
 
 
 def _bits(codes: NDArray[Any], width: int) -> NDArray[np.uint8]:
@@ -87,4 +108,4 @@ def _smallest(values: NDArray[Any]) -> NDArray[Any]:
 def _send(array: NDArray[Any] | None, device: torch.device) -> torch.Tensor:
     if array is None:
         return torch.zeros(1, dtype=torch.int8, device=device)
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    return torch.from_numpy(np.array(array, order="C", copy=True)).to(device)

@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.pack import PackedMatrix
+from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix, pack_plain
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
-from realizar.quantization import QUANTIZED_TYPES, dequantize, to_planes
+from realizar.quantization import QUANTIZED_TYPES, dequantize
 
 _FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
 
@@ -39,9 +40,11 @@ class Weights:
         self._spec, self._checkpoint, self._device = spec, checkpoint, device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
+        self._packer: Packer | None = None
 
     def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each group as it is done."""
+        self._packer = Packer(self._device.torch_device) if self._device.has_cuda_kernels else None
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
@@ -56,6 +59,7 @@ class Weights:
             self.embedding = own[0]
         else:
             self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
+        self._packer = None
 
     def are_float32(self, linears: list[Linear]) -> bool:
         """Whether every matrix is stored in float32."""
@@ -107,24 +111,23 @@ class Weights:
         """Matrices side by side; neighbours of one type as one where the CUDA products can have them so."""
         for ggml_type, run in itertools.groupby(linears, lambda linear: self.stored_rows(linear.weight)[1]):
             part = list(run)
-            if ggml_type not in QUANTIZED_TYPES or not self._device.has_cuda_kernels:
+            if ggml_type not in QUANTIZED_TYPES or self._packer is None:
                 for linear in part:
                     data, _ = self.stored_rows(linear.weight)
                     yield self._pack_plain(data, ggml_type, linear.out_features, linear.in_features)
                 continue
-            mergeable = all(linear.out_features % _MERGED_ROWS == 0 for linear in part[:-1])
-            for together in [part] if mergeable else [[linear] for linear in part]:
-                planes = [
-                    to_planes(ggml_type, self.stored_rows(one.weight)[0], one.out_features, one.in_features)
-                    for one in together
-                ]
-                yield pack_matrix(planes, self._device.torch_device)
+            raw = [
+                RawMatrix(ggml_type, self.stored_rows(one.weight)[0], one.out_features, one.in_features) for one in part
+            ]
+            mergeable = all(matrix.rows % _MERGED_ROWS == 0 for matrix in raw[:-1])
+            for together in [raw] if mergeable else [[matrix] for matrix in raw]:
+                yield self._packer.pack(together)
 
     def _pack_plain(
         self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int
     ) -> PlainMatrix | torch.Tensor:
         if ggml_type in QUANTIZED_TYPES:
-            return pack_plain(to_planes(ggml_type, data, rows, cols), self._device.torch_device)
+            return pack_plain(ggml_type, data, rows, cols, self._device.torch_device)
         bits = torch.from_numpy(np.array(data, copy=True)).view(_FLOATS[ggml_type])
         return bits.reshape(rows, cols).to(self._device.torch_device)
 

@@ -71,9 +71,11 @@ def attend_decode(
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, splits.
 
-    `decodes` has their rows; -1 is none. Writes float32 partial [decodes, splits, heads, head size] (not divided) and state [decodes, splits, heads, 2]: largest
-    score and sum of weights. A part without keys has -inf and 0, and leaves `partial` as it was.
+    `decodes` has their rows; -1 is none. Writes float32 partial [decodes, splits, heads, head size] (not divided) and
+    state [decodes, splits, heads, 2]: largest score and sum of weights. Parts beyond what the context fills write
+    nothing.
     """
+    begin(DEPENDENT)
     decode, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.load(decodes + decode)

@@ -1,0 +1,157 @@
+"""Times decode and prefill of a generated model on a GPU, through the engine, beside llama.cpp's figures on an H200.
+
+The model has the shapes and types of a real one and random weights, made in memory: matrices of one shape and type have
+the same bytes. Before timing, a step's graph is compared with its launches one by one, bit for bit.
+
+    python scripts/cuda_bench.py --shape llama-8b --batches 1,8,16,64,256 --prefill 2048
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from realizar.backends.base import ForwardInput, RowInput
+from realizar.backends.cuda.runner import CUDABackend
+from realizar.bench import generate
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.measure import measure
+from realizar.models.registry import build_spec
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.policy import Policy
+
+# llama.cpp b11434 on an H200: tokens/s by sequences, and of a prompt of 2,048.
+PEER = {
+    "llama-8b": {1: 253, 2: 471, 4: 695, 8: 961, 16: 2077, 32: 3335, 64: 4669, 128: 5406, 256: 6235, "prefill": 9715},
+    "llama-1b": {1: 846, "prefill": 44281},
+    "qwen2.5-1.5b": {1: 559, 2: 923, 4: 1422, 8: 2246, 16: 3700, 32: 5758, 64: 8305, 256: 14179, "prefill": 28522},
+}
+TARGET = {
+    "llama-8b": {1: 650, 8: 3800, 16: 7000, 64: 18000, 256: 30000, "prefill": 32000},
+    "llama-1b": {1: 2000},
+    "qwen2.5-1.5b": {1: 1500},
+}
+
+
+def random_checkpoint(shape_name: str, file_type: Any) -> Checkpoint:
+    """A model in memory; tensors of one shape and type share their bytes."""
+    shape = generate.SHAPES[shape_name]
+    made: dict[Any, Any] = {}
+    tensors: dict[str, StoredTensor] = {}
+    path = Path("random.gguf")
+    for tensor in generate._tensors(shape, file_type, 0):
+        key = tensor.ggml_type, tuple(tensor.shape)
+        if key not in made:
+            data = np.ascontiguousarray(tensor.data())
+            made[key] = data.view(np.uint8).reshape(-1)
+        tensors[tensor.name] = StoredTensor(tensor.name, tensor.ggml_type, tuple(tensor.shape), made[key], path, 0)
+    return Checkpoint(path, "gguf", generate._metadata(shape, shape_name, file_type), tensors)
+
+
+def check_graph(backend: CUDABackend, rows: int) -> None:
+    """Logits of a step of decodes, from its graph and launch by launch, over the same cache."""
+    ids = np.arange(5, 5 + rows, dtype=np.int32)
+    found = []
+    for replay in (True, False):
+        positions, tables = np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32)[:, None]
+        slots = np.arange(rows, dtype=np.int32) * backend.capacity().block_size
+        for row in range(rows):
+            backend.open(row, SamplingParams(temperature=0), [1], 1, 0)
+        parts = tuple(RowInput(row, row, 1, 0, True) for row in range(rows))
+        step = ForwardInput(ids, positions, (slots,), (tables,), parts)
+        graphs = backend._graphs._graphs
+        if not replay:
+            backend._graphs._graphs = {}
+        backend.submit(step).result()
+        backend._graphs._graphs = graphs
+        found.append(backend._space.logits[:rows].clone())
+        for row in range(rows):
+            backend.close(row)
+    assert torch.isfinite(found[0]).all(), "logits are not finite"
+    assert torch.equal(found[0], found[1]), f"{rows} rows: the graph's logits differ from the launches'"
+
+
+def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
+    """Device time by kernel over some steps."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=gen)
+    events = sorted(recorded.key_averages(), key=lambda event: -event.self_device_time_total)
+    print(f"profile of batch {batch}, {prompt} + {gen} tokens:")
+    for event in events[:16]:
+        total, each = event.self_device_time_total, event.self_device_time_total / event.count
+        print(f"  {total / 1e3:9.2f} ms {event.count:6d} x {each:8.2f} us  {event.key[:90]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--type", default="q4_k_m")
+    parser.add_argument("--batches", default="1,8,16,64,256")
+    parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--context", type=int, default=0, help="tokens before the batch-1 decode")
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    batches = [int(text) for text in arguments.batches.split(",") if text]
+    checkpoint = random_checkpoint(arguments.shape, arguments.type)
+    longest = max(arguments.prefill, arguments.context + 256, 512) + 64
+    config = EngineConfig(
+        device="cuda", max_running=max([*batches, 1]), max_step_tokens=max(arguments.prefill, 512),
+        context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
+        prefix_cache=False,
+    )  # fmt: skip
+    spec = build_spec(checkpoint, config.context_length)
+    backend = CUDABackend()
+    started = time.perf_counter()
+    backend.load(spec, checkpoint, config)
+    print(
+        f"loaded in {time.perf_counter() - started:.1f} s, {backend.capacity().weight_bytes / 1e9:.2f} GB", flush=True
+    )
+    for rows in {1, min(8, config.max_running), config.max_running}:
+        check_graph(backend, rows)
+    core = EngineCore(backend, spec, config, policy=Policy("prefill"), steps_in_flight=2)
+    results: dict[str, float] = {}
+    peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
+    print(f"{'work':>12} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
+    for batch in batches:
+        prompt = arguments.context or (1 if batch == 1 else 128)
+        measure(core, batch=batch, prompt_tokens=min(prompt, 128), gen_tokens=8)
+        runs = [measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=128, seed=seed) for seed in range(3)]
+        best = sorted(run.decode_tokens_per_s for run in runs)[1]
+        results[f"decode {batch}"] = best
+        shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}"
+        print(f"{f'decode {batch}':>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}", flush=True)
+        if arguments.profile:
+            profile(core, batch, prompt, 32)
+    if arguments.prefill:
+        measure(core, batch=1, prompt_tokens=arguments.prefill, gen_tokens=1)
+        runs = [measure(core, batch=1, prompt_tokens=arguments.prefill, gen_tokens=1, seed=s) for s in range(3)]
+        best = sorted(run.prefill_tokens_per_s for run in runs)[1]
+        results["prefill"] = best
+        shown = f"{peer.get('prefill', math.nan):10.0f} {target.get('prefill', math.nan):8.0f}"
+        print(f"{'prefill':>12} {best:10.0f} {1e3 * arguments.prefill / best:9.3f} {shown}", flush=True)
+        if arguments.profile:
+            profile(core, 1, arguments.prefill, 1)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results))
+    core.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
