@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -75,6 +76,7 @@ def bench_serve_command(
     extra: dict[str, object] = {"temperature": temperature, **({"ignore_eos": True} if ignore_eos else {})}
     size = ServerSize(parallel or 16, context_length, threads)
     asked = Target("", url or "", model or "", api_key, chat, extra)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # what was started ends with us
     with ExitStack() as running:
         targets = _start(running, asked, model_file, llama_server, size)
         runs = compare_servers(targets, work, rounds=rounds, warmup=warmup, timeout_s=timeout_s, log=_tell)

@@ -1,0 +1,162 @@
+"""bench-serve's load against a server whose pauses are known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from realizar.bench.serve_client import Target
+from realizar.bench.serve_compare import compare_servers, first_model
+from realizar.bench.serve_run import LoadRun, run_load
+from realizar.bench.serve_workload import Lengths, Workload, plan_requests
+from realizar.errors import HubError, InvalidRequestError
+from scripted_api import Piece, Script, ScriptedApi, words
+
+FIRST_S, GAP_S, PIECES = 0.15, 0.03, 11
+
+
+def steady(body: dict[str, Any]) -> Script:
+    """Eleven pieces: the first after 150 ms, the others 30 ms apart."""
+    return words("a" * 4 * PIECES, wait_s=GAP_S, first_s=FIRST_S)
+
+
+@pytest.fixture
+def api() -> Iterator[ScriptedApi]:
+    with ScriptedApi(script=steady) as api:
+        yield api
+
+
+def work(**changes: Any) -> Workload:
+    given: dict[str, Any] = {"num_requests": 8, "concurrency": 8, "prompt_words": Lengths(5, 5)}
+    return Workload(**{**given, "output_tokens": Lengths(PIECES, PIECES), **changes})
+
+
+def load(api: ScriptedApi, load: Workload, **target: Any) -> LoadRun:
+    return run_load(Target("it", api.url, "scripted-1b", **target), plan_requests(load), load)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_times_are_the_servers(api: ScriptedApi, chat: bool) -> None:
+    run = load(api, work(), chat=chat)
+    assert len(run.good) == 8
+    for answered in run.good:
+        assert answered.output_tokens == len(answered.pieces_s) == PIECES
+        assert answered.prompt_tokens == 7, "as the server counts"
+        assert answered.e2e_s >= answered.ttft_s + (PIECES - 1) * GAP_S * 0.95
+    # A busy machine is late, never early; the medians are not late by much.
+    assert FIRST_S <= statistics.median(a.ttft_s for a in run.good) < FIRST_S + 0.25
+    assert GAP_S * 0.95 <= statistics.median(gap for a in run.good for gap in a.gaps_s) < GAP_S + 0.05
+    assert GAP_S * 0.95 <= statistics.median(a.tpot_s for a in run.good) < GAP_S + 0.05
+
+
+def test_what_is_sent(api: ScriptedApi) -> None:
+    load(api, work(num_requests=1), extra={"ignore_eos": True})
+    load(api, work(num_requests=1), chat=True, api_key="k")
+    completion, chat = api.requests
+    assert len(completion["prompt"].split()) == 5
+    assert completion["max_tokens"] == PIECES
+    assert completion["ignore_eos"] is True
+    assert chat["messages"] == [{"role": "user", "content": completion["prompt"]}], "the same seed, the same prompt"
+    assert {body["model"] for body in api.requests} == {"scripted-1b"}
+    assert all(body["stream"] for body in api.requests)
+
+
+def test_open_loop_does_not_wait_for_answers(api: ScriptedApi) -> None:
+    """Requests start when they are due, though none has ended yet."""
+    api.script = lambda body: words("abc", first_s=1.0)
+    poisson = work(num_requests=20, concurrency=None, rate_per_s=40.0)
+    run = load(api, poisson)
+    planned = [request.arrival_s for request in plan_requests(poisson)]
+    starts = sorted(start for start, _ in api.spans)
+    assert starts[-1] - starts[0] < 0.9 < planned[-1] + 1
+    late = [(start - starts[0]) - (due - planned[0]) for start, due in zip(starts, planned, strict=True)]
+    assert statistics.median(map(abs, late)) < 0.1
+    assert all(a.sent_s >= a.due_s for a in run.answered)
+
+
+def test_closed_loop_keeps_so_many_open(api: ScriptedApi) -> None:
+    api.script = lambda body: words("abcd" * 2, wait_s=0.05)
+    load(api, work(num_requests=12, concurrency=3))
+    events = sorted([(start, 1) for start, _ in api.spans] + [(end, -1) for _, end in api.spans])
+    assert max(itertools.accumulate(change for _, change in events)) == 3
+
+
+def test_failures_are_told_and_not_timed(api: ScriptedApi) -> None:
+    scripts = {
+        "refused": Script(status=429, error="full"),
+        "dies": Script([Piece({"content": "a"})], error="engine died"),
+        "breaks": Script([Piece({"content": "a"})], whole=False),
+        "empty": Script(),
+    }
+    for name, script in scripts.items():
+        api.script = lambda body, script=script: script
+        run = load(api, work(num_requests=2))
+        assert run.good == []
+        messages = {"refused": "status 429", "dies": "engine died", "breaks": "broke off", "empty": "no text"}
+        assert all(messages[name] in str(answered.error) for answered in run.answered)
+
+
+def test_slow_and_absent_servers(api: ScriptedApi) -> None:
+    api.script = lambda body: words("abc", first_s=30)
+    target = Target("it", api.url, "m")
+    start = time.monotonic()
+    run = run_load(target, plan_requests(work()), work(), timeout_s=0.3)
+    assert time.monotonic() - start < 5
+    assert {answered.error for answered in run.answered} == {"no whole answer within 0.3 s"}
+    gone = run_load(replace(target, url="http://127.0.0.1:9"), plan_requests(work()), work())
+    assert all("127.0.0.1:9" in str(answered.error) for answered in gone.answered)
+    for url in ("ftp://x", "localhost:8000", "http://a:b", ""):
+        with pytest.raises(InvalidRequestError):
+            run_load(replace(target, url=url), plan_requests(work(num_requests=1)), work(num_requests=1))
+
+
+def test_servers_in_turn(api: ScriptedApi) -> None:
+    """Both get the same requests; warming up is not counted; a server that does not know `ignore_eos` is spared it."""
+
+    def strict(body: dict[str, Any]) -> Script:
+        return Script(status=400, error="unknown field ignore_eos") if "ignore_eos" in body else words("abcd")
+
+    told: list[str] = []
+    with ScriptedApi(script=strict) as other:
+        api.script = lambda body: words("abcd")
+        targets = [
+            Target(name, url, "m", extra={"ignore_eos": True}) for name, url in (("a", api.url), ("b", other.url))
+        ]
+        runs = compare_servers(targets, work(), rounds=2, warmup=1, timeout_s=10, log=told.append)
+        asked = [sorted(body["prompt"] for body in server.requests[-16:]) for server in (api, other)]
+    assert [len(run.good) for run in runs] == [16, 16]
+    assert asked[0] == asked[1]
+    assert len(set(asked[0])) == 16, "every round has prompts of its own: a cache must not help the second"
+    assert (len(api.requests), len(other.requests)) == (17, 18)
+    assert all("ignore_eos" in body for body in api.requests)
+    assert sum("does not know ignore_eos" in text for text in told) == 1
+    assert [text.split(": ")[1].split(",")[0] for text in told if text.startswith("round")] == ["a", "b", "a", "b"]
+
+
+def test_a_server_that_refuses_the_first_request(api: ScriptedApi) -> None:
+    api.script = lambda body: Script(status=404, error="no such model")
+    with pytest.raises(InvalidRequestError, match="no such model"):
+        compare_servers([Target("a", api.url, "m")], work(), rounds=1, warmup=0, timeout_s=5, log=str)
+
+
+def test_first_model(api: ScriptedApi) -> None:
+    assert first_model(api.url, None) == first_model(f"{api.url}/v1/", None) == "scripted-1b"
+    api.key = "k"
+    assert first_model(api.url, "k") == "scripted-1b"
+    with pytest.raises(HubError, match="401"):
+        first_model(api.url, None)
+
+
+def test_pieces_of_bytes_do_not_matter(api: ScriptedApi) -> None:
+    """A piece holds letters of several bytes, quotes and line ends; it counts once however it is cut."""
+    text = json.dumps({"é": "\n\n data: x"})
+    api.script = lambda body: Script([Piece({"content": text})] * 50)
+    (answered,) = load(api, work(num_requests=1)).good
+    assert len(answered.pieces_s) == 50
