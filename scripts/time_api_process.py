@@ -1,0 +1,171 @@
+"""What a token costs the API's process: reading it off the socket, making text of it, sending it to a client.
+
+    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200]
+
+A link that makes tokens up stands in for the engine, so everything here is processor time of one thread, in
+microseconds a token. Over HTTP the tokens that come while a client's piece is being written leave as one piece; how
+many pieces there were is printed too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import threading
+import time
+
+import uvicorn
+
+from realizar.backends.base import Capacity
+from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.async_link import LinkListener
+from realizar.engine.loading import find_checkpoint
+from realizar.engine.process_messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
+from realizar.engine.transport import FrameReader, encode_frame
+from realizar.outputs import FinishReason, TokenOutput
+from realizar.sampling_params import SamplingParams
+from realizar.server.app import create_app
+from realizar.server.listen import uvicorn_config
+from realizar.server.served_model import ServedModel, make_served_model
+from realizar.server.settings import ServerSettings
+from realizar.tokenizer.stop_checker import StopChecker
+
+_TEXT = "Once upon a time in a land far away there lived a small dragon who read every book that it could find. "
+
+
+class MadeUpLink:
+    """Gives every open request a token a step, through the codec, as fast as it is taken."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._ids = served.tokenizer.encode(_TEXT)
+        self._vocab_size = served.tokenizer.vocab_size
+        self._open: dict[str, list[int]] = {}
+        self._reader: FrameReader[Event] = FrameReader(Event)
+        self.write_s = self.read_s = 0.0
+        self.num_tokens = 0
+
+    async def start(self, listener: LinkListener) -> None:
+        self._listener = listener
+        capacity = Capacity(32, (1 << 20,), 1024, 512, 4096, 1, 1, 1, "none", 0.0)
+        listener.handle(Ready(EngineInfo("made up", self._vocab_size, 1, 4096, 4096, 1024, capacity, 0)))
+        self._task = asyncio.create_task(self._run())
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Add):
+            request = command.request
+            self._open[request.request_id] = [0, request.max_tokens]
+            asyncio.get_running_loop().call_soon(self._listener.handle, Accepted(request.request_id))
+
+    async def close(self, *, at_once: bool = False) -> None:
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            outputs = tuple(self._next(name, state) for name, state in list(self._open.items()))
+            if outputs:
+                self._pass_on(Outputs(outputs))
+            await asyncio.sleep(0.005 if not outputs else 0)
+            await asyncio.sleep(0)  # readers are a turn of the loop behind
+
+    def _next(self, name: str, state: list[int]) -> TokenOutput:
+        state[0] += 1
+        finish: FinishReason | None = "length" if state[0] == state[1] else None
+        if finish is not None:
+            del self._open[name]
+        now = time.monotonic()
+        return TokenOutput(name, 0, (self._ids[state[0] % len(self._ids)],), now, now, finish_reason=finish)
+
+    def _pass_on(self, event: Outputs) -> None:
+        self.num_tokens += len(event.outputs)
+        started_s = time.thread_time()
+        frame = encode_frame(event)
+        written_s = time.thread_time()
+        (read,) = self._reader.feed(frame)
+        self.read_s += time.thread_time() - written_s
+        self.write_s += written_s - started_s
+        self._listener.handle(read)
+
+
+def make_engine(served: ServedModel) -> tuple[AsyncEngine, MadeUpLink]:
+    link = MadeUpLink(served)
+    return AsyncEngine(link, lambda sampling: StopChecker(served.tokenizer, sampling), ()), link
+
+
+async def time_text(served: ServedModel, streams: int, tokens: int) -> None:
+    """Streams read by tasks of the same loop."""
+    engine, link = make_engine(served)
+    await engine.start()
+
+    async def read() -> None:
+        sampling = SamplingParams(max_tokens=tokens)
+        async with await engine.generate([1, 2], sampling) as stream:
+            async for _ in stream:
+                pass
+
+    started_s = time.thread_time()
+    await asyncio.gather(*(read() for _ in range(streams)))
+    spent_s = time.thread_time() - started_s - link.write_s
+    await engine.close()
+    print(f"{link.num_tokens} tokens: write {1e6 * link.write_s / link.num_tokens:.2f}, ", end="")
+    print(f"read {1e6 * link.read_s / link.num_tokens:.2f}, all up to the text {1e6 * spent_s / link.num_tokens:.1f}")
+
+
+def time_http(served: ServedModel, streams: int, tokens: int) -> None:
+    """A server on a thread of its own, clients on this one."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    started = threading.Event()
+    spent: list[float] = []
+    engine, link = make_engine(served)
+    settings = ServerSettings(log_requests=False)
+    server = uvicorn.Server(uvicorn_config(create_app(engine, served, settings), settings))
+
+    async def serve() -> None:
+        await engine.start()
+        started.set()
+        started_s = time.thread_time()
+        await server.serve(sockets=[listener])
+        spent.append(time.thread_time() - started_s - link.write_s)
+        await engine.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    pieces = asyncio.run(_request_all(listener.getsockname()[1], served.name, streams, tokens))
+    server.should_exit = True
+    thread.join()
+    print(f"{link.num_tokens} tokens over HTTP in {pieces} pieces: {1e6 * spent[0] / link.num_tokens:.1f}")
+
+
+async def _request_all(port: int, model: str, streams: int, tokens: int) -> int:
+    """Run so many streams at once; how many pieces came."""
+    body = json.dumps({"model": model, "prompt": [1, 2], "max_tokens": tokens, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{head}\r\n\r\n".encode() + body)
+        pieces, tail = 0, b""
+        while b"[DONE]" not in tail and (data := await reader.read(1 << 16)):
+            pieces += data.count(b"data: {")
+            tail = tail[-16:] + data
+        writer.close()
+        return pieces
+
+    return sum(await asyncio.gather(*(one() for _ in range(streams))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=200)
+    arguments = parser.parse_args()
+    served = make_served_model(find_checkpoint(arguments.model), ("model",), 4096)
+    asyncio.run(time_text(served, arguments.streams, arguments.tokens))
+    time_http(served, arguments.streams, arguments.tokens)
+
+
+if __name__ == "__main__":
+    main()
