@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,8 +78,8 @@ def bench_serve_command(
     extra: dict[str, object] = {"temperature": temperature, **({"ignore_eos": True} if ignore_eos else {})}
     size = ServerSize(parallel or 16, context_length, threads)
     asked = Target("", url or "", model or "", api_key, chat, extra)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # what was started ends with us
     with ExitStack() as running:
+        running.enter_context(_unwinding_on_termination())
         targets = _start(running, asked, model_file, llama_server, size)
         runs = compare_servers(targets, work, rounds=rounds, warmup=warmup, timeout_s=timeout_s, log=_tell)
     summaries = [summarize(run, objectives) for run in runs]
@@ -118,6 +120,19 @@ def _start(
     _tell(f"starting {llama_program.name}")
     address = running.enter_context(llama_server(llama_program, resolve(model_file), size))
     return [ours, replace(asked, name="llama.cpp", url=address, model=first_model(address, None), api_key=None)]
+
+
+@contextmanager
+def _unwinding_on_termination() -> Iterator[None]:
+    """SIGTERM ends the block as an exception would, so that servers that were started end too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _title(runs: list[LoadRun], work: Workload) -> str:
