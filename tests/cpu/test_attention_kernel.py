@@ -161,6 +161,13 @@ def test_windows(window: int) -> None:
     check(Case(window=window, group=4))
 
 
+@pytest.mark.parametrize("window", [0, 33, 300])
+@pytest.mark.parametrize("dtype", ["f16", "int8"])
+def test_prompts_of_many_tiles(dtype: str, window: int) -> None:
+    """More tiles than a thread takes at once, over several segments, from nothing and after other tokens."""
+    check(Case(window=window, group=4, dtype=dtype, rows=((0, 590), (300, 70), (0, 1))))
+
+
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("soft_cap", [0.0, 1.5])

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from realizar.backends.cpu.emit import F32, I8, I16, Emitter, Value
+from realizar.backends.cpu.emit import F32, I8, I16, I32, Emitter, Value
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, GROUP, KV_DTYPES
 from realizar.backends.cpu.vector_math import VectorMath
@@ -45,11 +45,16 @@ def padded_queries(count: int) -> int:
     return 4 if count > 1 else 1
 
 
-def _for_each_count(e: Emitter, queries: Value, emit: Callable[[int], None]) -> None:
-    """Emit a body for every value of `padded_queries`, and the choice among them."""
-    for count in (8, 4, 1):
+def _for_each_count(e: Emitter, kind: Any, queries: Value, emit: Callable[[range], None]) -> None:
+    """Emit a body for every value of `padded_queries` and the choice among them, or for a literal number alone.
+
+    It gets the queries of one pass: as many as registers hold the sums of.
+    """
+    at_once = 8 if e.lanes > 8 else 4
+    for count in (kind.literal_value,) if isinstance(kind, types.IntegerLiteral) else (8, 4, 1):
         with e.b.if_then(e.b.icmp_signed("==", queries, e.const(count))):
-            emit(count)
+            for first in range(0, count, at_once):
+                emit(range(first, min(first + at_once, count)))
 
 
 def _literals(*values: Any) -> bool:
@@ -70,20 +75,21 @@ def score_keys(
         return None
     lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
     name, width = KV_DTYPES[dtype.literal_value], vectors_of(lanes)
+    count = queries if isinstance(queries, types.IntegerLiteral) else types.int64
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         queries, query, query_stride, groups, keys, key_stride, scales, scale_stride, out, out_stride = arguments[2:]
         e = Emitter(builder, lanes)
 
-        def emit(rows: int) -> None:
-            zeros = [e.const_f32(0.0)] * (rows * width)
-            starts = [e.scaled(query, e.const(r), query_stride) for r in range(rows)]
+        def emit(rows: range) -> None:
+            zeros = [e.const_f32(0.0)] * (len(rows) * width)
+            starts = [e.scaled(query, e.const(r), query_stride) for r in rows]
 
             def dimension(d: Value, sums: list[Value]) -> list[Value]:
                 at = e.scaled(keys, d, key_stride)
                 loaded = [_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])) for v in range(width)]
-                for r in range(rows):
-                    x = e.splat_load(e.scaled(starts[r], d, 4), F32)
+                for r, row in enumerate(starts):
+                    x = e.splat_load(e.scaled(row, d, 4), F32)
                     for v in range(width):
                         sums[r * width + v] = e.fma(loaded[v], x, sums[r * width + v])
                 return sums
@@ -94,7 +100,7 @@ def score_keys(
                 at = e.scaled(scales, g, scale_stride)
                 for v in range(width):
                     scale = e.load(e.at(at, v * lanes * 4), e.f32, 4)
-                    for r in range(rows):
+                    for r in range(len(rows)):
                         sums[r * width + v] = e.fma(partial[r * width + v], scale, sums[r * width + v])
                 return sums
 
@@ -102,14 +108,14 @@ def score_keys(
                 sums = e.loop(groups, zeros, group)
             else:
                 sums = e.loop(builder.mul(groups, e.const(GROUP)), zeros, dimension)
-            for r in range(rows):
+            for r, row in enumerate(rows):
                 for v in range(width):
-                    e.store(sums[r * width + v], e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4))
+                    e.store(sums[r * width + v], e.at(e.scaled(out, e.const(row), out_stride), v * lanes * 4))
 
-        _for_each_count(e, queries, emit)
+        _for_each_count(e, count, queries, emit)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, dtype, *[types.int64] * 10), codegen
+    return types.void(instruction_set, dtype, count, *[types.int64] * 9), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -127,6 +133,7 @@ def add_values(
         return None
     lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
     name, width = KV_DTYPES[dtype.literal_value], vectors_of(lanes)
+    rows_of = queries if isinstance(queries, types.IntegerLiteral) else types.int64
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         queries, weights, weight_stride, count, values, value_stride, scales, scale_stride, out, out_stride = arguments[
@@ -134,11 +141,9 @@ def add_values(
         ]
         e = Emitter(builder, lanes)
 
-        def emit(rows: int) -> None:
-            targets = [
-                e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4) for r in range(rows) for v in range(width)
-            ]
-            starts = [e.scaled(weights, e.const(r), weight_stride) for r in range(rows)]
+        def emit(rows: range) -> None:
+            targets = [e.at(e.scaled(out, e.const(r), out_stride), v * lanes * 4) for r in rows for v in range(width)]
+            starts = [e.scaled(weights, e.const(r), weight_stride) for r in rows]
 
             def token(t: Value, sums: list[Value]) -> list[Value]:
                 at = e.scaled(values, t, value_stride)
@@ -146,8 +151,8 @@ def add_values(
                 if name == "int8":
                     scale = e.splat_load(e.scaled(scales, t, scale_stride), F32)
                     loaded = [builder.fmul(value, scale) for value in loaded]
-                for r in range(rows):
-                    weight = e.splat_load(e.scaled(starts[r], t, 4), F32)
+                for r, row in enumerate(starts):
+                    weight = e.splat_load(e.scaled(row, t, 4), F32)
                     for v in range(width):
                         sums[r * width + v] = e.fma(loaded[v], weight, sums[r * width + v])
                 return sums
@@ -156,10 +161,36 @@ def add_values(
             for value, target in zip(sums, targets, strict=True):
                 e.store(value, target)
 
-        _for_each_count(e, queries, emit)
+        _for_each_count(e, rows_of, queries, emit)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, dtype, *[types.int64] * 10), codegen
+    return types.void(instruction_set, dtype, rows_of, *[types.int64] * 9), codegen
+
+
+@intrinsic(prefer_literal=True)
+def widen_run(
+    typing_context: Any, instruction_set: Any, dtype: Any, source: Any, source_stride: Any, count: Any, target: Any
+) -> Any:
+    """`count` times `vectors_of(lanes)` vectors of cache elements, `source_stride` bytes apart, one after another."""
+    if not _literals(instruction_set, dtype):
+        return None
+    lanes = INSTRUCTION_SETS[instruction_set.literal_value].lanes
+    name, width = KV_DTYPES[dtype.literal_value], vectors_of(lanes)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, source_stride, count, target = arguments[2:]
+        e = Emitter(builder, lanes)
+
+        def run(i: Value, carried: list[Value]) -> list[Value]:
+            at, to = e.scaled(source, i, source_stride), e.scaled(target, i, width * lanes * 4)
+            for v in range(width):
+                e.store(_load_kv(e, name, e.at(at, v * lanes * ELEMENT_BYTES[name])), e.at(to, v * lanes * 4))
+            return carried
+
+        e.loop(count, [], run)
+        return context.get_dummy_value()
+
+    return types.void(instruction_set, dtype, *[types.int64] * 4), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -168,8 +199,8 @@ def softmax_row(
 ) -> Any:
     """Scores of keys first .. last - 1 (of a row starting at address `scores`) become exp(score - max).
 
-    Keys outside, up to whole vectors, become 0. `state` receives the maximum and the sum of the weights, float32 each.
-    At least one key must be inside.
+    Keys outside that share a vector with those become 0. `state` receives the maximum and the sum of the weights,
+    float32 each. At least one key must be inside.
     """
     if not _literals(instruction_set, capped):
         return None
@@ -179,35 +210,41 @@ def softmax_row(
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         scores, first, last, cap, state = arguments[2:]
         e = VectorMath(builder, lanes)
-        count = builder.udiv(builder.add(last, e.const(lanes - 1)), e.const(lanes))
+        begin = builder.udiv(first, e.const(lanes))
+        end = builder.udiv(builder.add(last, e.const(lanes - 1)), e.const(lanes))
+        count = builder.sub(end, begin)
+        start = e.scaled(scores, begin, 4 * lanes)
         ramp = ir.Constant(e.i32, list(range(lanes)))
-        narrow_first = e.splat(builder.trunc(first, ir.IntType(32)))
-        narrow_last = e.splat(builder.trunc(last, ir.IntType(32)))
+        limit = e.splat(cap)
 
-        def inside(i: Value) -> Value:
-            base = builder.trunc(builder.mul(i, e.const(lanes)), ir.IntType(32))
-            index = builder.add(e.splat(base), ramp)
-            low = builder.icmp_signed(">=", index, narrow_first)
-            return builder.and_(low, builder.icmp_signed("<", index, narrow_last))
+        def soften(i: Value, carried: list[Value]) -> list[Value]:
+            at = e.scaled(start, i, 4 * lanes)
+            value = builder.fdiv(e.load(at, e.f32, 4), limit)
+            e.store(builder.fmul(limit, e.tanh(value)), at)
+            return carried
+
+        def hide(vector: Value) -> None:
+            """What a vector holds outside first .. last - 1 takes no part."""
+            at = e.scaled(scores, vector, 4 * lanes)
+            index = builder.add(e.splat(builder.trunc(builder.mul(vector, e.const(lanes)), I32)), ramp)
+            low = builder.icmp_signed(">=", index, e.splat(builder.trunc(first, I32)))
+            inside = builder.and_(low, builder.icmp_signed("<", index, e.splat(builder.trunc(last, I32))))
+            e.store(builder.select(inside, e.load(at, e.f32, 4), e.const_f32(NEVER)), at)
 
         def largest(i: Value, carried: list[Value]) -> list[Value]:
-            at = e.scaled(scores, i, 4 * lanes)
-            value = e.load(at, e.f32, 4)
-            if with_cap:
-                limit = e.splat(cap)
-                value = builder.fmul(limit, e.tanh(builder.fdiv(value, limit)))
-            value = builder.select(inside(i), value, e.const_f32(NEVER))
-            e.store(value, at)
-            return [e.maximum(value, carried[0])]
+            return [e.maximum(e.load(e.scaled(start, i, 4 * lanes), e.f32, 4), carried[0])]
 
+        if with_cap:
+            e.loop(count, [], soften)
+        hide(begin)
+        hide(builder.sub(end, e.const(1)))
         (peaks,) = e.loop(count, [e.const_f32(NEVER)], largest)
         peak = e.reduce_max(peaks)
         spread = e.splat(peak)
 
         def weigh(i: Value, carried: list[Value]) -> list[Value]:
-            at = e.scaled(scores, i, 4 * lanes)
-            weight = e.exp(builder.fsub(e.load(at, e.f32, 4), spread))
-            weight = builder.select(inside(i), weight, e.const_f32(0.0))
+            at = e.scaled(start, i, 4 * lanes)
+            weight = e.exp_or_zero(builder.fsub(e.load(at, e.f32, 4), spread))
             e.store(weight, at)
             return [builder.fadd(carried[0], weight)]
 

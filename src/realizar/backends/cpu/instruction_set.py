@@ -30,7 +30,7 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet(
         "avx512_vnni", 16, ("avx512vnni", "avx512bw", "avx512vl", "f16c", "fma"), (12, 4, 2, 1), "cascadelake"
     ),
-    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (6, 3, 1), "alderlake"),
+    InstructionSet("avx_vnni", 8, ("avxvnni", "avx2", "f16c", "fma"), (8, 4, 2, 1), "alderlake"),
     InstructionSet("avx2", 8, ("avx2", "f16c", "fma"), (12, 6, 3, 1), "haswell"),
     InstructionSet("neon_dot", 4, ("dotprod", "neon"), (8, 4, 1), "cortex-a76"),
     InstructionSet("portable", 8, (), (4, 1), "x86-64"),

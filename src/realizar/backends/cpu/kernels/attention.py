@@ -19,6 +19,7 @@ from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import (
     ATTEND,
+    BATCH,
     ROW_FIELDS,
     SEGMENT,
     STEP_ROWS,
@@ -26,17 +27,19 @@ from realizar.backends.cpu.kernels.attention_record import (
     STEP_SPLIT,
     STEP_TERMS,
     STEP_TOKENS,
+    TILE,
     segments_of,
 )
 from realizar.backends.cpu.kernels.attention_segment import (
-    TILE,
     Tile,
     attend_segment,
     finish,
     join,
+    keys_of,
     place_tile,
     scratch_bytes,
 )
+from realizar.backends.cpu.kernels.attention_wide import attend_wide, widen_segment
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import clear, load_f32, load_i64, view
@@ -46,10 +49,15 @@ __all__ = [
     "combine", "make_attend", "scratch_bytes",
 ]  # fmt: skip
 
+_TOGETHER = 3  # tiles of a thread from which turning a segment to float32 pays
+
 
 @njit
-def open_tile(arguments: int, thread: int, row: int, kv_head: int, first: int) -> Tile:
-    """The tile of a row's queries from `first` on, with nothing attended yet."""
+def open_tile(arguments: int, thread: int, place: int, row: int, kv_head: int, first: int, fresh: bool) -> Tile:
+    """The tile of a row's queries from `first` on, with nothing attended yet where `fresh`.
+
+    `place` numbers the tiles of a thread that are open at once.
+    """
     heads, kv_heads = load_i64(arguments, record.HEADS), load_i64(arguments, record.KV_HEADS)
     head_size = load_i64(arguments, record.HEAD_SIZE)
     group, padded = heads // kv_heads, (head_size + GROUP - 1) // GROUP * GROUP
@@ -57,7 +65,8 @@ def open_tile(arguments: int, thread: int, row: int, kv_head: int, first: int) -
     first_token, num_tokens, computed = load_i64(rows, 0), load_i64(rows, 1), load_i64(rows, 2)
     count = min(TILE, num_tokens * group - first)
     tile = place_tile(
-        load_i64(arguments, record.SCRATCH) + thread * load_i64(arguments, record.SCRATCH_BYTES), count, group, padded,
+        load_i64(arguments, record.SCRATCH) + thread * load_i64(arguments, record.SCRATCH_BYTES), place, count, group,
+        padded,
         computed + first // group, computed + (first + count - 1) // group,
         load_i64(arguments, record.BLOCK_TABLE) + row * load_i64(arguments, record.TABLE_STRIDE),
         load_i64(arguments, record.CACHE) + kv_head * load_i64(arguments, record.HEAD_BYTES),
@@ -65,8 +74,9 @@ def open_tile(arguments: int, thread: int, row: int, kv_head: int, first: int) -
     scale = load_f32(arguments, record.SCALE)
     positions = view(tile.positions, TILE, np.int64)
     running = view(tile.running, 2 * TILE, np.float32)
-    clear(tile.queries, tile.computed_as * padded)
-    clear(tile.totals, count * padded)
+    clear(tile.queries, TILE * padded)
+    if fresh:
+        clear(tile.totals, count * padded)
     token, head = first_token + first // group, first % group
     query = load_i64(arguments, record.QUERY) + kv_head * group * head_size * 4
     for i in range(count):
@@ -75,7 +85,8 @@ def open_tile(arguments: int, thread: int, row: int, kv_head: int, first: int) -
         for d in range(head_size):
             target[d] = source[d] * scale
         positions[i] = computed + token - first_token
-        running[2 * i], running[2 * i + 1] = NEVER, 0.0
+        if fresh:
+            running[2 * i], running[2 * i + 1] = NEVER, 0.0
         head += 1
         if head == group:
             token, head = token + 1, 0
@@ -132,7 +143,7 @@ def attend_tile(
 ) -> None:  # fmt: skip
     """All segments of a tile of queries, or, split, one of them."""
     _ = literally(instruction_set), literally(dtype)
-    tile = open_tile(arguments, thread, row, kv_head, first)
+    tile = open_tile(arguments, thread, 0, row, kv_head, first, True)
     rows = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
     token, head, first_head = load_i64(rows, 0) + first // tile.group, first % tile.group, kv_head * tile.group
     if split > 0:
@@ -146,9 +157,47 @@ def attend_tile(
     write_tile(arguments, tile, token, head, first_head)
 
 
+@njit
+def attend_batch(
+    instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, thread: int, row: int, kv_head: int,
+    first: int, stop: int, stride: int,
+) -> None:  # fmt: skip
+    """All segments of tiles first, first + stride .. below stop, at most BATCH of them: each segment widened once."""
+    _ = literally(instruction_set), literally(dtype)
+    step = 32 if lanes > 8 else 16
+    group = load_i64(arguments, record.HEADS) // load_i64(arguments, record.KV_HEADS)
+    rows = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
+    queries, computed, window = load_i64(rows, 1) * group, load_i64(rows, 2), load_i64(arguments, record.WINDOW)
+    last = first + (stop - 1 - first) // stride * stride
+    lowest, _ = segments_of(computed, first * TILE, 1, group, window)
+    _, highest = segments_of(computed, last * TILE, min(TILE, queries - last * TILE), group, window)
+    for segment in range(lowest, highest + 1):
+        widened = False
+        for place in range((last - first) // stride + 1):
+            begin = (first + place * stride) * TILE
+            low, high = segments_of(computed, begin, min(TILE, queries - begin), group, window)
+            if segment < low or segment > high:
+                continue
+            tile = open_tile(arguments, thread, place, row, kv_head, begin, segment == low)
+            if not widened:
+                least, _ = keys_of(tile, window, segment * SEGMENT)
+                end = computed + (min((last + 1) * TILE, queries) - 1) // group + 1
+                most = min((segment + 1) * SEGMENT, end)
+                widen_segment(instruction_set, dtype, size, step, arguments, tile, segment * SEGMENT, least, most)
+                widened = True
+            attend_wide(instruction_set, lanes, step, arguments, tile, segment)
+            join_segment(tile)
+            if segment == high:
+                write_tile(arguments, tile, load_i64(rows, 0) + begin // group, begin % group, kv_head * group)
+
+
 def make_attend(instruction_set: int, dtype: int) -> Any:
-    """The kernel for one KV element type. Units: (row, KV head, tile of queries), and the segment where split."""
+    """The kernel for one KV element type. Units: (row, KV head, tile of queries), and the segment where split.
+
+    A thread that has several tiles of a row and KV head takes them together, but for int8, where each score is scaled.
+    """
     lanes, size = INSTRUCTION_SETS[instruction_set].lanes, ELEMENT_BYTES[KV_DTYPES[dtype]]
+    least = _TOGETHER if KV_DTYPES[dtype] in ("f16", "bf16") else 1 << 30
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def attend(arguments: int, thread: int, threads: int) -> None:
@@ -160,7 +209,17 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
         for row in range(num_rows):
             at = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
             queries, computed = load_i64(at, 1) * group, load_i64(at, 2)
+            tiles = (queries + TILE - 1) // TILE
             for kv_head in range(kv_heads):
+                if split == 0 and tiles >= least * threads:
+                    own = (thread - unit) % threads
+                    for first in range(own, tiles, BATCH * threads):
+                        attend_batch(
+                            instruction_set, dtype, lanes, size, arguments, thread, row, kv_head, first,
+                            min(tiles, first + BATCH * threads), threads,
+                        )  # fmt: skip
+                    unit += tiles
+                    continue
                 for first in range(0, queries, TILE):
                     low, high = 0, 0
                     if split > 0:

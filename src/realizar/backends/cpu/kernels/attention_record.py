@@ -8,6 +8,7 @@ from realizar.backends.cpu.records import Record
 
 SEGMENT = 256  # keys whose softmax is computed at once
 TILE = 8  # queries at once
+BATCH = 32  # tiles of a thread that share a segment's keys and values in float32
 ROW_FIELDS = 3  # per row of the step, int64: first token, tokens, tokens computed before
 
 # partial: float32 [tokens * heads, max_segments, 2 + padded head size] of maximum, sum, weighted values

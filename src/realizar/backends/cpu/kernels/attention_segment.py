@@ -11,10 +11,8 @@ from numba import literally, njit
 from realizar.backends.cpu.attention_tile import NEVER, add_values, padded_queries, score_keys, softmax_row
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels import attention_record as record
-from realizar.backends.cpu.kernels.attention_record import SEGMENT
+from realizar.backends.cpu.kernels.attention_record import BATCH, SEGMENT, TILE
 from realizar.backends.cpu.memory import clear, load_f32, load_i64, view
-
-TILE = 8  # queries at once
 
 
 class Tile(NamedTuple):
@@ -29,6 +27,7 @@ class Tile(NamedTuple):
         queries: float32 [TILE, padded], scaled. scores: float32 [TILE, SEGMENT], then weights.
         sums, totals: float32 [TILE, padded], of a segment and of all.
         states, running: float32 [TILE, 2], maximum and sum of weights, of a segment and of all.
+        keys, values: the thread's float32 copy of a segment, if it has one (`attention_wide`).
     """
 
     count: int
@@ -46,28 +45,45 @@ class Tile(NamedTuple):
     totals: int
     states: int
     running: int
+    keys: int
+    values: int
 
 
-def scratch_bytes(padded_head_size: int) -> int:
-    """Scratch of one thread."""
-    return TILE * (4 * (3 * padded_head_size + SEGMENT) + 8 + 8 + 8)
+def segment_bytes(padded: int) -> int:
+    """A segment's keys, or values, of one head in float32."""
+    return 4 * SEGMENT * padded
 
 
-computed_as = njit(padded_queries)
+def tile_bytes(padded: int) -> int:
+    """What a tile keeps from segment to segment."""
+    return TILE * (4 * padded + 8)
+
+
+def scratch_bytes(padded: int) -> int:
+    """Scratch of one thread for a padded head size."""
+    return TILE * (4 * (2 * padded + SEGMENT) + 8 + 8) + 2 * segment_bytes(padded) + BATCH * tile_bytes(padded)
+
+
+computed_as, _segment_bytes, _tile_bytes = njit(padded_queries), njit(segment_bytes), njit(tile_bytes)
 
 
 @njit
 def place_tile(
-    scratch: int, count: int, group: int, padded: int, first_position: int, last_position: int, blocks: int, head: int
-) -> Tile:
-    """A tile whose arrays lie one after another in `scratch`."""
+    scratch: int, place: int, count: int, group: int, padded: int, first_position: int, last_position: int, blocks: int,
+    head: int,
+) -> Tile:  # fmt: skip
+    """A tile whose arrays lie one after another in `scratch`; of those kept between segments, number `place`."""
     plane = TILE * padded * 4
     scores = scratch + plane
     sums = scores + TILE * SEGMENT * 4
-    states = sums + 2 * plane
+    states = sums + plane
+    positions = states + TILE * 8
+    keys = positions + TILE * 8
+    values = keys + _segment_bytes(padded)
+    totals = values + _segment_bytes(padded) + place * _tile_bytes(padded)
     return Tile(
-        count, computed_as(count), group, padded, first_position, last_position, states + 2 * TILE * 8, blocks, head,
-        scratch, scores, sums, sums + plane, states, states + TILE * 8,
+        count, computed_as(count), group, padded, first_position, last_position, positions, blocks, head, scratch,
+        scores, sums, totals, states, totals + plane, keys, values,
     )  # fmt: skip
 
 
@@ -132,17 +148,18 @@ def weigh_segment(instruction_set: int, lanes: int, arguments: int, tile: Tile, 
         first = 0 if window <= 0 else max(0, position - window + 1 - begin)
         last = min(SEGMENT, position + 1 - begin)
         row, state = tile.scores + i * SEGMENT * 4, tile.states + i * 8
-        used = 0
+        start, stop = 0, 0
         if first >= last:
             empty = view(state, 2, np.float32)
             empty[0], empty[1] = NEVER, 0.0
         else:
-            used = min(SEGMENT, (last + lanes - 1) // lanes * lanes)
+            start, stop = first // lanes * lanes, (last + lanes - 1) // lanes * lanes
             if cap > 0:
                 softmax_row(instruction_set, 1, row, first, last, cap, state)
             else:
                 softmax_row(instruction_set, 0, row, first, last, cap, state)
-        clear(row + used * 4, SEGMENT - used)
+        clear(row, start)
+        clear(row + stop * 4, SEGMENT - stop)
 
 
 @njit
@@ -155,15 +172,27 @@ def sum_segment(
     plane, scale_bytes = load_i64(arguments, record.PLANE_BYTES), load_i64(arguments, record.SCALE_BYTES)
     blocks, groups = view(tile.blocks, high // block_size + 1, np.int32), tile.padded // GROUP
     clear(tile.sums, tile.computed_as * tile.padded)
-    for start in range(low // block_size * block_size, high, block_size):
+    start = low // step * step
+    while start < high:
+        place = start % block_size
+        count = min(block_size - place, high - start)
         values = tile.head + blocks[start // block_size] * block_bytes + plane
-        scales = values + plane + scale_bytes
+        scales = values + plane + scale_bytes + place * groups * 4
+        values += place * tile.padded * size
         for dimension in range(0, tile.padded, step):
             add_values(
-                instruction_set, dtype, tile.computed_as, tile.scores + (start - begin) * 4, SEGMENT * 4,
-                min(block_size, high - start), values + dimension * size, tile.padded * size,
-                scales + dimension // GROUP * 4, groups * 4, tile.sums + dimension * 4, tile.padded * 4,
+                instruction_set, dtype, tile.computed_as, tile.scores + (start - begin) * 4, SEGMENT * 4, count,
+                values + dimension * size, tile.padded * size, scales + dimension // GROUP * 4, groups * 4,
+                tile.sums + dimension * 4, tile.padded * 4,
             )  # fmt: skip
+        start += count
+
+
+@njit
+def keys_of(tile: Tile, window: int, begin: int) -> tuple[int, int]:
+    """First and last + 1 of a segment's keys that any query of a tile sees."""
+    low = begin if window <= 0 else max(begin, tile.first_position - window + 1)
+    return low, min(begin + SEGMENT, tile.last_position + 1)
 
 
 @njit
@@ -174,8 +203,7 @@ def attend_segment(
     _ = literally(instruction_set), literally(dtype)
     step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
     window, begin = load_i64(arguments, record.WINDOW), segment * SEGMENT
-    low = begin if window <= 0 else max(begin, tile.first_position - window + 1)
-    high = min(begin + SEGMENT, tile.last_position + 1)
+    low, high = keys_of(tile, window, begin)
     score_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
     weigh_segment(instruction_set, lanes, arguments, tile, begin)
     sum_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
