@@ -120,6 +120,8 @@ def _known(error: BaseException) -> ApiError | None:
             return _later(503, message, "server_error", "engine_unavailable", error.retry_after_s)
         case EngineDeadError():
             return _later(503, "the engine stopped while the request was open", "server_error", "engine_died", 1.0)
+        case RecursionError():
+            return refused("the request is nested too deeply", None, "invalid_json")
         case TokenizerError():
             return ApiError(500, "the tokenizer failed on this request", kind="server_error", code="internal_error")
         case _:

@@ -11,7 +11,8 @@ from realizar.server.errors import refused
 from realizar.tokenizer.tokenizer import Tokenizer
 
 _LARGE_CHARACTERS = 8 << 10  # tokenizing more than this takes other requests' turn on the event loop
-_MAX_CHARACTERS_PER_TOKEN = 256
+_CHARACTERS_PER_TOKEN = 8  # more than texts have that people write
+_SLACK_TOKENS = 64  # what cutting a text may add to its beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,15 @@ async def tokenize_prompts(
     max_prompts: int,
     max_tokens: int,
     add_special: bool,
+    bounded: bool = True,
 ) -> list[Prompt]:
     """The prompts of a request, in order.
 
     Args:
         given: a text, token ids, a list of texts or of lists of ids; None is BOS alone.
         param: name of the field.
-        max_tokens: of the context: texts that can't fit are not tokenized.
+        max_tokens: of the context: texts that can't fit are not tokenized to their end.
+        bounded: whether texts have to fit; otherwise they will be cut.
 
     Raises:
         ApiError, InvalidRequestError: 400; empty, mixed, too many, or an id outside the vocabulary.
@@ -50,8 +53,8 @@ async def tokenize_prompts(
         raise refused(f"{param} holds {len(items)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
     size = sum(len(item) for item in items)
     if size > _LARGE_CHARACTERS:
-        return await asyncio.to_thread(_tokenize_all, items, tokenizer, param, max_tokens, add_special)
-    return _tokenize_all(items, tokenizer, param, max_tokens, add_special)
+        return await asyncio.to_thread(_tokenize_all, items, tokenizer, param, max_tokens, add_special, bounded)
+    return _tokenize_all(items, tokenizer, param, max_tokens, add_special, bounded)
 
 
 def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:
@@ -69,16 +72,18 @@ def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> t
     return tuple(token_ids[-(max_tokens if count == -1 else count) :])
 
 
-def check_length(text: str, max_tokens: int, param: str) -> None:
-    """Refuse a text that can't fit the context before it is tokenized.
+def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
+    """Refuse a text far over the context without tokenizing all of it: what refusing costs hangs on the context.
 
     Raises:
-        ContextLengthError: it can't.
+        ContextLengthError: its beginning alone has more tokens than the context.
     """
-    if len(text) > max_tokens * _MAX_CHARACTERS_PER_TOKEN + 4096:
-        raise ContextLengthError(
-            f"{param} has {len(text)} characters, which can't fit into the context of {max_tokens} tokens", param
-        )
+    size = max_tokens * _CHARACTERS_PER_TOKEN
+    while size < len(text):
+        count = len(tokenizer.encode(text[:size], add_special=False))
+        if count > max_tokens + _SLACK_TOKENS:
+            raise ContextLengthError(f"{param} has more than {count} tokens, above the context of {max_tokens}", param)
+        size *= _CHARACTERS_PER_TOKEN
 
 
 def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> list[str | Sequence[int]]:
@@ -95,7 +100,12 @@ def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> lis
 
 
 def _tokenize_all(
-    items: Sequence[str | Sequence[int]], tokenizer: Tokenizer, param: str, max_tokens: int, add_special: bool
+    items: Sequence[str | Sequence[int]],
+    tokenizer: Tokenizer,
+    param: str,
+    max_tokens: int,
+    add_special: bool,
+    bounded: bool,
 ) -> list[Prompt]:
     prompts: list[Prompt] = []
     for place, item in enumerate(items):
@@ -103,9 +113,12 @@ def _tokenize_all(
         if not item:
             raise refused(f"{where} must not be empty", where, "empty_prompt")
         if isinstance(item, str):
-            check_length(item, max_tokens, where)
             try:
+                if bounded:
+                    check_fits(item, tokenizer, max_tokens, where)
                 prompts.append(Prompt(tuple(tokenizer.encode(item, add_special=add_special)), item))
+            except ContextLengthError:
+                raise
             except InvalidRequestError as error:
                 raise InvalidRequestError(str(error), where) from None
         else:

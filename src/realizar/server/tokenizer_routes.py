@@ -14,10 +14,10 @@ from realizar.server.api import Api, api_of
 from realizar.server.body import read_record
 from realizar.server.errors import refused
 from realizar.server.openai.tools import check_tools
-from realizar.server.prompts import check_length
-from realizar.server.protocol.messages import check_messages
+from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
+MAX_CHARACTERS = 2 << 20
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
@@ -63,16 +63,17 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
-    # Not bounded by the context: counting tells how far a text is over it. The body's limit bounds the work.
+    # Not bounded by the context: counting tells how far a text is over it.
+    messages = check_messages(record.messages) if record.messages is not None else []
+    text = record.prompt if record.prompt is not None else text_of(messages)
+    if len(text) > MAX_CHARACTERS:
+        param = "messages" if messages else "prompt"
+        raise refused(f"{param} has {len(text)} characters; at most {MAX_CHARACTERS} are tokenized", param)
     if record.prompt is not None:
         try:
             return api.model.tokenizer.encode(record.prompt, add_special=record.add_special_tokens is not False)
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), "prompt") from None
-    messages = check_messages(record.messages or ())
-    for place, message in enumerate(messages):
-        content = message["content"]
-        check_length(content if isinstance(content, str) else "", api.max_model_len, f"messages[{place}].content")
     if api.model.template is None:
         raise refused("the model has no chat template; give a prompt", "messages", "no_chat_template")
     given = record.chat_template_kwargs or {}

@@ -12,9 +12,9 @@ from realizar.server.api import Api
 from realizar.server.errors import ApiError, refused, unsupported
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import ToolPlan, plan_tools
-from realizar.server.prompts import check_length, keep_last
+from realizar.server.prompts import check_fits, keep_last
 from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.protocol.messages import check_messages
+from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.sampling import build_sampling, check_top
 from realizar.tokenizer.chat_template import ChatTemplate
@@ -73,13 +73,17 @@ async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
     sampling = _sampling(api, request, None if found is None else found[1])
     template = _template(api, request)
     messages = check_messages(request.messages)
-    for place, message in enumerate(messages):
-        content = message["content"]
-        check_length(content if isinstance(content, str) else "", max_tokens, f"messages[{place}].content")
     add_prompt = request.add_generation_prompt is not False
     variables = _variables(request, template)
-    token_ids = await asyncio.to_thread(template.encode, messages, tools.shown, add_prompt, **variables)
-    source = template.source(tools.shown)
+    shown = tools.shown
+
+    def render() -> list[int]:
+        if request.truncate_prompt_tokens is None:
+            check_fits(text_of(messages), api.model.tokenizer, max_tokens, "messages")
+        return template.encode(messages, shown, add_prompt, **variables)
+
+    token_ids = await asyncio.to_thread(render)
+    source = template.source(shown)
     prompt_end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     if tools.tools:
         sampling = replace(sampling, structured=_tool_grammar(api, tools, source, prompt_end))

@@ -81,6 +81,7 @@ async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPla
         max_prompts=api.settings.max_prompts,
         max_tokens=api.max_tokens,
         add_special=record.add_special_tokens is not False,
+        bounded=record.truncate_prompt_tokens is None,
     )
     if len(prompts) * sampling.n > api.settings.max_choices:
         raise refused(

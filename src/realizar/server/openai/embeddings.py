@@ -38,6 +38,7 @@ async def embeddings(request: Request) -> Response:
         max_prompts=api.settings.max_prompts,
         max_tokens=api.max_tokens,
         add_special=record.add_special_tokens is not False,
+        bounded=record.truncate_prompt_tokens is None,
     )
     num_given = sum(len(prompt.token_ids) for prompt in prompts)
     note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)

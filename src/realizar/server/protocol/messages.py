@@ -39,6 +39,15 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
 
 
+def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """All text of checked messages, one after the other."""
+    texts: list[str] = []
+    for message in messages:
+        content = message["content"]
+        texts += [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+    return "\n".join(texts)
+
+
 def _checked(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role == "function":
