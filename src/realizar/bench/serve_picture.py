@@ -15,7 +15,7 @@ _PANELS: tuple[tuple[str, Callable[[Answered], list[float]]], ...] = (
     ("Between texts", lambda answered: answered.gaps_s),
     ("Until the whole answer", lambda answered: [answered.e2e_s]),
 )
-_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _GAP = 960, 340, 76, 44, 52, 36
+_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _GAP = 960, 340, 76, 44, 44, 60
 _MAX_POINTS = 200
 
 

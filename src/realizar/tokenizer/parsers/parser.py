@@ -43,12 +43,14 @@ class AnswerParser:
         self._space = ""  # white space that is content unless a call follows
         self._space_is_calls = False  # nothing but white space came since the last call
         self._has_content = False
-        self._ended = False
+        self._ended = self._rest_is_content = False
         self._style = style
         new_id = style.new_id if style is not None else str
         self._calls = Calls(names, new_id, self._give_call, parallel=parallel)
         self._opening = None if style is None else _opening(style)
         self._literals: Sequence[str] = () if style is None else (*style.marks, *style.line_marks)
+        self._longest = max(map(len, self._literals), default=0)
+        self._firsts = re.compile("|".join(re.escape(literal[0]) for literal in self._literals))
         self._steps = self._answer(reasoning, reasoning_open)
 
     @property
@@ -65,6 +67,8 @@ class AnswerParser:
         """What a piece of text makes certain."""
         if not text or self._ended:
             return []
+        if self._rest_is_content:
+            return [ContentDelta(text)]
         self._cursor.append(text)
         return self._go_on()
 
@@ -122,16 +126,11 @@ class AnswerParser:
                 return
 
     def _plain(self) -> Reading[None]:
-        """The rest is content."""
+        """The rest is content, given out by `feed` as it comes."""
         cursor = self._cursor
-        text = self._space + cursor.text[cursor.position :]
-        while True:
-            self._give_content(text)
-            cursor.position = len(cursor.text)
-            cursor.drop()
-            if not (yield from cursor.more()):
-                return
-            text = cursor.text[cursor.position :]
+        self._give_content(self._space + cursor.text[cursor.position :])
+        self._rest_is_content = True
+        yield from ()
 
     def _first_call(self) -> Reading[None]:
         """A call that may be one only at the beginning of the answer, or of a line."""
@@ -149,8 +148,9 @@ class AnswerParser:
         cursor = self._cursor
         while True:
             found = None if self._opening is None else self._opening.search(cursor.text, cursor.position)
-            held = overlap(cursor.text, self._literals, cursor.position)
-            sure = len(cursor.text) - held
+            sure = len(cursor.text)
+            if self._firsts.search(cursor.text, max(sure - self._longest, cursor.position)):
+                sure -= overlap(cursor.text, self._literals, cursor.position)
             if found is not None and found.end() <= sure:
                 self._give_content_before_space(cursor.text[cursor.position : found.start()])
                 cursor.position = found.end()
