@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -301,5 +301,36 @@ def test_text_that_fails_ends_one_request_alone() -> None:
                 await bad.result()
             assert (await good.result()).num_generated_tokens == 8
             await settled(engine)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_an_embedding_is_the_backends_vector(pooling: Literal["last", "mean"]) -> None:
+    async def main() -> None:
+        prompt = list(range(40))
+        async with running(ScriptedBackend()) as engine:
+            first = await engine.embed(prompt, pooling)
+            again, other = await asyncio.gather(engine.embed(prompt, pooling), engine.embed([1, *prompt[1:]], pooling))
+            assert again.vector == first.vector != other.vector
+            assert (first.num_prompt_tokens, first.num_cached_tokens) == (40, 0)
+            with pytest.raises(InvalidRequestError, match="empty"):
+                await engine.embed([], pooling)
+            await settled(engine)
+
+    asyncio.run(main())
+
+
+def test_a_prefix_is_shared_and_said() -> None:
+    async def main() -> None:
+        prompt = list(range(50))
+        async with running(ScriptedBackend()) as engine:
+            outputs = [await (await engine.generate(prompt, GREEDY)).result() for _ in range(2)]
+            salted = await (await engine.generate(prompt, GREEDY, cache_salt="mine")).result()
+            assert [output.num_cached_tokens for output in (*outputs, salted)] == [0, 48, 0]
+            assert outputs[0].outputs == outputs[1].outputs == salted.outputs
+            stats = await engine.stats()
+            assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (150, 48)
+            assert (stats.num_used_blocks, stats.kv_cache_usage) == (0, 0)
 
     asyncio.run(main())

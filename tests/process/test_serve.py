@@ -343,3 +343,12 @@ def test_a_taken_port_is_one_clear_error(tiny: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert re.fullmatch(r"realizar: can't listen on 127.0.0.1 port \d+: Address already in use\n", done.stderr)
+
+
+def test_the_apis_process_loads_no_compiler() -> None:
+    code = (
+        "import sys, realizar.cli.serving, realizar.server.app, realizar.engine.supervisor, realizar.engine.loading;"
+        "print(sorted({'numba', 'llvmlite', 'torch', 'triton'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

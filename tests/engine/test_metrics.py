@@ -1,0 +1,27 @@
+"""Figures of an engine, and their sum over engines that followed each other."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from realizar.engine.metrics import EngineStats
+
+MOMENTARY = {"num_running", "num_waiting", "num_used_blocks", "num_blocks"}
+
+
+def test_counts_go_on_and_figures_of_the_moment_do_not() -> None:
+    names = [field.name for field in fields(EngineStats)]
+    now = EngineStats(*range(1, len(names) + 1))
+    before = EngineStats(*range(100, 100 + len(names)))
+    both = now.plus(before)
+    for name in names:
+        mine, earlier = getattr(now, name), getattr(before, name)
+        assert getattr(both, name) == (mine if name in MOMENTARY else mine + earlier)
+    assert now.plus(EngineStats()) == now
+
+
+def test_usage_is_a_share_of_the_blocks() -> None:
+    assert EngineStats(num_used_blocks=3, num_blocks=12).kv_cache_usage == pytest.approx(0.25)
+    assert EngineStats().kv_cache_usage == 0
