@@ -20,7 +20,8 @@ COMMANDS = tuple(name for name in app if not name.startswith("-"))
 
 
 def test_every_promised_command_is_there() -> None:
-    promised = {"run", "chat", "serve", "pull", "list", "inspect", "tokenize", "score", "perplexity", "bench", "doctor"}
+    reading = {"list", "inspect", "plan", "tokenize", "doctor"}
+    promised = {"run", "chat", "serve", "pull", "score", "perplexity", "bench", "bench-serve"} | reading
     assert set(COMMANDS) == promised
 
 
