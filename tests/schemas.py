@@ -55,6 +55,8 @@ HANDMADE: dict[str, Schema] = {
     "bounded integer": {"type": "integer", "minimum": -17, "maximum": 256},
     "open bounds": {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10},
     "bounded number": {"type": "number", "minimum": -1.5, "exclusiveMaximum": 2.25},
+    "above nothing": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+    "between whole numbers": {"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 0},
     "multiple": {"type": "integer", "multipleOf": 7},
     "decimal multiple": {"type": "number", "multipleOf": 0.25, "minimum": 0, "maximum": 100},
     "person": _object({"name": _TEXT, "age": {"type": "integer", "minimum": 0, "maximum": 150}}),

@@ -1,4 +1,4 @@
-"""Formats of JSON schemas that llguidance takes wider than their standards are, narrowed. Standard library only."""
+"""Formats and bounds of JSON schemas that llguidance takes wider than they are, narrowed. Standard library only."""
 
 from __future__ import annotations
 
@@ -21,6 +21,35 @@ def narrow_format(schema: dict[str, Any]) -> None:
         _add_pattern(schema, _EMAIL)
     elif isinstance(name, str) and name in _SECONDS:
         _add_pattern(schema, _SECONDS[name])
+
+
+def narrow_bounds(schema: dict[str, Any]) -> None:
+    """Put bounds that are part of the range in place of exclusive ones that llguidance 1.9 takes for such.
+
+    It does where the bound is a whole number and the range no wider than 1: 0 is allowed above 0 and below 0.5. What
+    lies within a millionth of the range from the bound is lost.
+    """
+    low, high = _number(schema, "exclusiveMinimum"), _number(schema, "exclusiveMaximum")
+    bottom = low if low is not None else _number(schema, "minimum")
+    top = high if high is not None else _number(schema, "maximum")
+    if bottom is None or top is None or not 0 < top - bottom <= 1:
+        return
+    margin = (top - bottom) * 1e-6
+    if low is not None and low == int(low):
+        del schema["exclusiveMinimum"]
+        schema["minimum"] = _rounded(low + margin)
+    if high is not None and high == int(high):
+        del schema["exclusiveMaximum"]
+        schema["maximum"] = _rounded(high - margin)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.15g}")
+
+
+def _number(schema: dict[str, Any], keyword: str) -> float | None:
+    value = schema.get(keyword)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _add_pattern(schema: dict[str, Any], pattern: str) -> None:

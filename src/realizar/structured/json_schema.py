@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from realizar.errors import InvalidRequestError
-from realizar.structured.json_format import narrow_format
+from realizar.structured.json_format import narrow_bounds, narrow_format
 from realizar.structured.json_pattern import safe_pattern
 
 MAX_SCHEMA_CHARACTERS = 512 << 10
@@ -125,6 +125,8 @@ def _prepare(schema: Any) -> None:
     for each in _subschemas(schema):
         _prepare(each)
     narrow_format(schema)
+    if schema.get("type") != "integer":
+        narrow_bounds(schema)
 
 
 class _Ends:
