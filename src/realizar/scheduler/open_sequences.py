@@ -18,6 +18,7 @@ class OpenSequences:
 
     Attributes:
         waiting, running: sorted by `policy.order`; a preempted sequence waits.
+        preempted: those that wait and have a row.
         requests: by request id and choice.
 
     Args:
@@ -32,6 +33,7 @@ class OpenSequences:
         self.requests: dict[str, dict[int, Sequence]] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.preempted: set[Sequence] = set()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -58,6 +60,7 @@ class OpenSequences:
     def start(self, sequence: Sequence) -> None:
         """From waiting to running."""
         self.waiting.remove(sequence)
+        self.preempted.discard(sequence)
         sequence.running = True
         bisect.insort(self.running, sequence, key=order)
 
@@ -65,11 +68,13 @@ class OpenSequences:
         """From running to waiting."""
         self.running.remove(sequence)
         sequence.running = False
+        self.preempted.add(sequence)
         bisect.insort(self.waiting, sequence, key=order)
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         (self.running if sequence.running else self.waiting).remove(sequence)
+        self.preempted.discard(sequence)
         del self._sequences[sequence.sequence_id]
         choices = self.requests[sequence.request.request_id]
         del choices[sequence.choice]
@@ -89,6 +94,8 @@ class OpenSequences:
             raise RuntimeError("a running sequence has no row of its own")
         if not all(s.running for s in self.running) or any(s.running for s in self.waiting):
             raise RuntimeError("a sequence is in the wrong list")
+        if self.preempted != {sequence for sequence in self.waiting if sequence.row is not None}:
+            raise RuntimeError("a sequence that waits is taken for preempted, or is and is not")
         for listed in (self.running, self.waiting):
             if sorted(listed, key=order) != listed:
                 raise RuntimeError("a list of sequences is out of order")

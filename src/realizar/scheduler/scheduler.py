@@ -228,7 +228,7 @@ class Scheduler:
         computed by another sequence waits for that.
         """
         for sequence in list(self._open.waiting):
-            if not plan.budget or sequence.num_pending:
+            if not plan.budget or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
                 return
             if sequence.row is None and not self._rows.num_free:
                 continue
@@ -273,7 +273,8 @@ class Scheduler:
         sequence.num_computed_tokens += count
         sequence.num_pending += sample
         sequence.num_drafts = len(drafts)
-        self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+        if count > 1 or not sample:  # else when the choice after the token is known
+            self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
         return scheduled
 
     def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult) -> Gain:
