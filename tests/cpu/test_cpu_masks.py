@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +11,13 @@ import pytest
 from cpu_rows import Part, forward_input, mask_of, plain_decode, run_step
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
+from realizar.backends.cpu import CPUBackend
 from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.prepare import prepare_request
 from realizar.errors import RealizarError
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.grammar import GrammarFactory
 
 RECIPE = Recipe(vocab_size=90)  # no multiple of 32
 PROMPT = random_tokens(RECIPE, 12, 8)
@@ -105,3 +110,38 @@ def test_an_empty_mask_is_an_error(runner: Runner) -> None:
     step.set_masks({0: mask_of([1], 90)})
     assert step.result().rows[0].token_ids == (1,)
     runner.backend.close(0)
+
+
+def decoded(steps_in_flight: int) -> dict[str, list[int]]:
+    """Texts of rows with and without grammars, in an engine over the backend. Ids are ASCII from the space on."""
+    spec, checkpoint = random_model(RECIPE)
+    config = EngineConfig(threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
+    backend = CPUBackend()
+    backend.load(spec, checkpoint, config)
+    letters = [bytes((0x20 + index,)) for index in range(89)]
+    core = EngineCore(
+        backend, spec, config, steps_in_flight=steps_in_flight,
+        new_grammars=lambda: GrammarFactory([*letters, b"<end>"], (), (89,), 90),
+    )  # fmt: skip
+    patterns = {"a": "[A-Z]{3}-[0-9]{2,9}", "b": "(ab|cde)+", "plain": None}
+    for name, pattern in patterns.items():
+        structured = None if pattern is None else StructuredOutput("regex", pattern)
+        sampling = SamplingParams(seed=3, max_tokens=20, structured=structured)
+        core.add(prepare_request(name, PROMPT, sampling, vocab_size=90, max_request_tokens=200, end_ids=(89,)))
+    found: dict[str, list[int]] = {name: [] for name in patterns}
+    while core.has_work:
+        for output in core.step():
+            found[output.request_id].extend(output.token_ids)
+    core.close()
+    for name, pattern in patterns.items():
+        if pattern is not None:
+            text = b"".join(letters[token_id] for token_id in found[name] if token_id != 89).decode()
+            assert re.fullmatch(pattern, text) or len(found[name]) == 20
+    return found
+
+
+def test_masks_reach_their_step_with_two_in_flight() -> None:
+    """The second step is submitted before the first one's choices are known."""
+    found = decoded(2)
+    assert found == decoded(1)
+    assert found["a"][-1] == 89
