@@ -191,7 +191,7 @@ class ScriptedBackend:
         )
         self.fail_at, self.num_ids = fail_at, num_ids
         self.rows: dict[int, OpenRow] = {}
-        self.num_steps = 0
+        self.num_steps = self.num_tokens = 0
         self.most_rows = 0
         self.down = False
         self._last: ScriptedStep | None = None
@@ -220,6 +220,7 @@ class ScriptedBackend:
         if self._last is not None:
             self._last.result()  # the device runs one step after the other
         self.num_steps += 1
+        self.num_tokens += len(forward_input.token_ids)
         if self.num_steps == self.fail_at:
             raise RuntimeError("the device fell off the bus")
         self._check(forward_input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -331,3 +332,22 @@ def test_rows_share_steps() -> None:
     run_out(core)
     assert backend.most_rows == 8
     assert backend.num_steps <= 8
+
+
+def test_reading_is_paced_where_somebody_streams_and_not_where_nobody_does() -> None:
+    """A backend whose steps take a millisecond a token: beside a stream, a prompt comes in chunks of a few tokens."""
+    longest = {}
+    for stretch in (2.5, math.inf):
+        backend = ScriptedBackend(num_blocks=[200], max_step_tokens=64)
+        core = make_core(backend, policy=Policy(stretch=stretch))
+        core._scheduler._clock = lambda backend=backend: 1e-3 * backend.num_tokens
+        core.add(make_request("stream", [1] * 64, 60))
+        for _ in range(10):
+            core.step()
+        core.add(make_request("long", [2] * 180, 1))
+        before, tokens = backend.num_tokens, []
+        while all(output.request_id != "long" for output in core.step()):
+            tokens.append(backend.num_tokens - before)
+            before = backend.num_tokens
+        longest[stretch] = max(tokens)
+    assert longest == {2.5: 5, math.inf: 64}

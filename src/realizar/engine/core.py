@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -78,7 +79,7 @@ class EngineCore:
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
-            pace=Pace(policy.stretch),
+            pace=Pace(policy.stretch) if math.isfinite(policy.stretch) else None,
             new_lookup=partial(
                 DraftLookup, config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
             )

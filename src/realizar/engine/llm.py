@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +21,7 @@ from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.policy import Policy
 from realizar.tokenizer.chat_messages import Message
 from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.generation_defaults import generation_defaults
@@ -61,7 +63,13 @@ class LLM:
         self._tokenizer = load_tokenizer(self._checkpoint)
         defaults: dict[str, Any] = generation_defaults(self._checkpoint)
         self._default_sampling = SamplingParams(**defaults)
-        core = load_core(self._checkpoint, self._config, progress=load_progress, tokenizer=self._tokenizer)
+        core = load_core(
+            self._checkpoint,
+            self._config,
+            policy=Policy(stretch=math.inf),
+            progress=load_progress,
+            tokenizer=self._tokenizer,
+        )
         self._spec, self._capacity = core.spec, core.capacity
         self._client = EngineClient(core, self._new_text, self._tokenizer.eos_ids)
 

@@ -20,7 +20,8 @@ class Policy:
     Attributes:
         first: `decode` keeps running streams at their pace; `prefill` reads every prompt that fits before anyone
             decodes, so that the two phases are apart (benchmarks).
-        stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them.
+        stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them;
+            infinite where throughput is all and nobody watches a stream.
     """
 
     first: Literal["decode", "prefill"] = "decode"
