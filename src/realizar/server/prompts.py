@@ -10,7 +10,6 @@ from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.server.errors import refused
 from realizar.tokenizer.tokenizer import Tokenizer
 
-_LARGE_CHARACTERS = 8 << 10  # tokenizing more than this takes other requests' turn on the event loop
 _CHARACTERS_PER_TOKEN = 8  # more than texts have that people write
 _SLACK_TOKENS = 64  # what cutting a text may add to its beginning
 
@@ -51,10 +50,7 @@ async def tokenize_prompts(
     items = _listed(given, param)
     if len(items) > max_prompts:
         raise refused(f"{param} holds {len(items)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
-    size = sum(len(item) for item in items)
-    if size > _LARGE_CHARACTERS:
-        return await asyncio.to_thread(_tokenize_all, items, tokenizer, param, max_tokens, add_special, bounded)
-    return _tokenize_all(items, tokenizer, param, max_tokens, add_special, bounded)
+    return await asyncio.to_thread(_tokenize_all, items, tokenizer, param, max_tokens, add_special, bounded)
 
 
 def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.tokenizer.byte_alphabet import spelled_bytes
-from realizar.tokenizer.library_models import BYTE_TOKENS, SPACE
+from realizar.tokenizer.library_models import BYTE_TOKENS, SPACE, library_ids
 from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -122,8 +122,7 @@ class JSONTokenizer(Tokenizer):
     def _plain(self, text: str, parse_special: bool) -> list[int]:
         with self._lock:  # the library keeps this setting in the tokenizer
             self._library.encode_special_tokens = not parse_special
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        return ids
+            return library_ids(self._library, text)
 
     def _encode_hidden(self, text: str, hidden: str) -> list[int]:
         """Cuts at the control tokens that are parsed; what lies between holds control texts that are not."""

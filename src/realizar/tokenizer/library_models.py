@@ -24,6 +24,7 @@ SPACE = "▁"  # U+2581, how SentencePiece writes a space
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # BERT's own limit; a longer word is unknown. The library's search takes quadratic time in it.
 _LONGEST_WORD = 100
+_LONG_TEXT = 4096
 
 
 def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
@@ -133,11 +134,19 @@ def word_pieces(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
 def library_encoder(tokenizer: LibraryTokenizer) -> Encode:
     """A library tokenizer without its special tokens."""
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    return lambda text: library_ids(tokenizer, text)
 
-    return encode
+
+def library_ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
+    """Token ids of a text, by the library. Other threads run meanwhile if it is long: a batch lets go of the
+    interpreter's lock, where a single text holds it, for a second per megabyte.
+    """
+    if len(text) < _LONG_TEXT:
+        found = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        found = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+    ids: list[int] = found.ids
+    return ids
 
 
 def _whole_newlines(encode: Encode, ids: Mapping[str, int]) -> Encode:

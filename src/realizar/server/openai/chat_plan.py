@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 
 _PROMPT_END_TOKENS = 16
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_MAX_KWARGS_CHARACTERS = 64 << 10
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
@@ -79,7 +81,9 @@ async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
 
     def render() -> list[int]:
         if request.truncate_prompt_tokens is None:
-            check_fits(text_of(messages), api.model.tokenizer, max_tokens, "messages")
+            tokenizer = api.model.tokenizer
+            check_fits(text_of(messages), tokenizer, max_tokens, "messages")
+            check_fits(json.dumps([shown, request.documents]), tokenizer, max_tokens, "tools")
         return template.encode(messages, shown, add_prompt, **variables)
 
     token_ids = await asyncio.to_thread(render)
@@ -157,6 +161,8 @@ def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[s
         if name in _RESERVED or not name.isidentifier():
             path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
             raise refused(f"{path} can't be set", path, "invalid_value")
+    if given and len(json.dumps(given)) > _MAX_KWARGS_CHARACTERS:
+        raise refused("chat_template_kwargs are too large", "chat_template_kwargs", "string_too_long")
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "the chat template writes them")
     variables = dict(given)

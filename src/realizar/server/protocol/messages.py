@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,9 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
     for message in messages:
         content = message["content"]
         texts += [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+        for call in message.get("tool_calls", ()):
+            arguments = call["function"].get("arguments", "")
+            texts.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
     return "\n".join(texts)
 
 
