@@ -1,0 +1,170 @@
+"""Mixed load over HTTP for a while: memory of both processes, what was answered, and the engine's audit.
+
+    python scripts/soak.py smollm2:135m [--minutes 20] [--clients 24] [--kv-cache-bytes 400000000]
+
+Clients run in a process of their own: streams and whole answers, several choices, log-probabilities, grammars,
+embeddings, prompts that begin alike, and one in four leaves before its answer is complete. A line every half minute;
+the exit status is 1 where the audit found something, an engine died, a request failed, or anything is left open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from realizar.cli.serving import open_port
+from realizar.config import EngineConfig
+from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.loading import find_checkpoint
+from realizar.engine.process_messages import Load
+from realizar.engine.supervisor import ProcessLink
+from realizar.server.app import create_app
+from realizar.server.listen import uvicorn_config
+from realizar.server.served_model import make_served_model
+from realizar.server.settings import ServerSettings
+from realizar.tokenizer.stop_checker import StopChecker
+
+_WORDS = ("river", "stone", "letter", "garden", "winter", "signal", "copper", "ladder", "market", "thunder")
+_REPORT_S = 30.0
+_ENOUGH_ROWS = 16
+
+
+def make_request(rng: random.Random, context: int) -> tuple[str, dict[str, Any]]:
+    """A path and a body."""
+    shared = " ".join(_WORDS * rng.choice((0, 1, 8)))
+    text = f"{shared} {' '.join(rng.choices(_WORDS, k=rng.choice((1, 10, 80))))}"
+    kind = rng.random()
+    if kind < 0.1:
+        return "/v1/embeddings", {"model": "soak", "input": [text, text[::-1]]}
+    body: dict[str, Any] = {
+        "model": "soak",
+        "max_tokens": rng.choice((1, 16, 64, min(300, context // 4))),
+        "temperature": rng.choice((0, 0.8)),
+        "n": rng.choice((1, 1, 1, 3)),
+        "stream": rng.random() < 0.6,
+    }
+    if kind < 0.5:
+        body |= {"prompt": text, "logprobs": rng.choice((None, 3)), "echo": rng.random() < 0.1}
+        return "/v1/completions", body
+    body["messages"] = [{"role": "user", "content": text}]
+    if kind < 0.6:
+        body["response_format"] = {"type": "json_object"}
+    return "/v1/chat/completions", body
+
+
+async def _client(url: str, seed: int, until_s: float, context: int, counts: Counter[str]) -> None:
+    rng = random.Random(seed)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        while time.time() < until_s:
+            path, body = make_request(rng, context)
+            patience_s = rng.uniform(0, 3) if rng.random() < 0.25 else 120
+            try:
+                async with asyncio.timeout(patience_s), client.stream("POST", path, json=body) as response:
+                    content = b"".join([piece async for piece in response.aiter_bytes()])
+            except TimeoutError:
+                counts["left"] += 1
+                continue
+            broken = body.get("stream") and response.status_code == 200 and not content.endswith(b"data: [DONE]\n\n")
+            counts["broken" if broken else str(response.status_code)] += 1
+            if response.status_code == 429:
+                await asyncio.sleep(rng.uniform(0.2, 1))
+
+
+async def run_clients(url: str, clients: int, seconds: float, context: int) -> None:
+    """Load a server; prints what came of the requests, in JSON."""
+    counts: Counter[str] = Counter()
+    until_s = time.time() + seconds
+    await asyncio.gather(*(_client(url, seed, until_s, context, counts) for seed in range(clients)))
+    print(json.dumps(counts))
+
+
+def resident_mb(pid: int | str) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * 4096 / 1e6
+
+
+async def _report(engine: AsyncEngine, started_s: float) -> str | None:
+    fault = await engine.audit()
+    stats = await engine.stats()
+    print(
+        f"{time.monotonic() - started_s:6.0f} s  API {resident_mb('self'):.0f} MB, engine"
+        f" {resident_mb(engine.info.pid):.0f} MB; {stats.num_running} run, {stats.num_waiting} wait;"
+        f" {stats.generation_tokens} tokens, {stats.num_preemptions} preemptions,"
+        f" {stats.prefix_cache_hits} of {stats.prefix_cache_queries} prompt tokens cached; audit: {fault or 'clean'}",
+        flush=True,
+    )
+    return fault
+
+
+async def soak(arguments: argparse.Namespace) -> int:
+    """Serve, have clients load the server, report; the exit status."""
+    checkpoint = find_checkpoint(arguments.model)
+    served = make_served_model(checkpoint, ("soak",), arguments.context_length)
+    config = EngineConfig(
+        context_length=arguments.context_length,
+        kv_cache_bytes=arguments.kv_cache_bytes,
+        max_running=_ENOUGH_ROWS,
+        speculative_tokens=arguments.speculative_tokens,
+    )
+    engine = AsyncEngine(
+        ProcessLink(Load(str(checkpoint.path), config)),
+        lambda sampling: StopChecker(served.tokenizer, sampling),
+        served.tokenizer.eos_ids,
+    )
+    settings = ServerSettings(embeddings="last", log_requests=False)
+    listener = open_port("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn_config(create_app(engine, served, settings), settings))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await engine.start()
+    await engine.wait_ready()
+    told_to = {"url": url, "minutes": arguments.minutes, "clients": arguments.clients}
+    words = [f"--{name}={value}" for name, value in told_to.items()]
+    command = [sys.executable, __file__, arguments.model, f"--context-length={arguments.context_length}", *words]
+    clients = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    told = asyncio.create_task(clients.communicate())
+    started_s = time.monotonic()
+    faults = [await _report(engine, started_s)]
+    while not (await asyncio.wait((told,), timeout=_REPORT_S))[0]:
+        faults.append(await _report(engine, started_s))
+    counts = json.loads(told.result()[0])
+    await asyncio.sleep(1)
+    faults.append(await _report(engine, started_s))
+    stats = await engine.stats()
+    print(f"answers: {counts}; engines lost: {engine.num_restarts}")
+    left_open = stats.num_running + stats.num_waiting + stats.num_used_blocks
+    server.should_exit = True
+    await serving
+    await engine.close()
+    return int(any(faults) or bool(left_open or engine.num_restarts or set(counts) - {"200", "429", "left"}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--context-length", type=int, default=2048)
+    parser.add_argument("--kv-cache-bytes", type=int, default=400_000_000)
+    parser.add_argument("--speculative-tokens", type=int, default=0)
+    parser.add_argument("--url", help="load this server instead of starting one")
+    arguments = parser.parse_args()
+    if arguments.url is None:
+        return asyncio.run(soak(arguments))
+    asyncio.run(run_clients(arguments.url, arguments.clients, arguments.minutes * 60, arguments.context_length))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
