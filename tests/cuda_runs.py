@@ -79,7 +79,7 @@ class GPURunner:
     def _logits(self, first: int, count: int) -> NDArray[np.float32]:
         tokens = list(range(first, first + count))
         parts = [tokens[i : i + LOGITS_AT_ONCE] for i in range(0, count, LOGITS_AT_ONCE)]
-        return np.concatenate([self.backend._logits(part).cpu().numpy().copy() for part in parts])
+        return np.concatenate([self.backend.logits(part).cpu().numpy().copy() for part in parts])
 
     def score(self, token_ids: Sequence[int], queries: tuple[LogprobQuery, ...]) -> tuple[TokenLogprobs, ...]:
         """What the backend's seam answers to `queries` on all tokens in one step."""

@@ -61,6 +61,11 @@ class Binder:
             Launch("choose", self._choose(head)),
         ]
 
+    def bind_pool(self, program: Program) -> list[Launch]:
+        """Final hidden states of the selected rows, float32, into `pooled`."""
+        norm = next(op.norm for op in program.tail if isinstance(op, Normalize))
+        return [Launch("final norm", self._normalize(None, norm, None, gather=True, pooled=True))]
+
     def _bind(self, operations: list[Operation]) -> Iterator[Launch]:
         branch: Branch | None = None
         linear: MergedLinear | None = None
@@ -132,9 +137,14 @@ class Binder:
         return run
 
     def _normalize(
-        self, branch: Branch | None, norm: Norm | None, reader: MergedLinear | None, gather: bool = False
+        self,
+        branch: Branch | None,
+        norm: Norm | None,
+        reader: MergedLinear | None,
+        gather: bool = False,
+        pooled: bool = False,
     ) -> Callable[[StepShape], None]:
-        """Add the branch to the residual stream, norm it, and write what the reader reads."""
+        """Add the branch to the residual stream, norm it, and write what the reader reads, or `pooled`, or nothing."""
         space, cols, cut = self._space, self._spec.hidden_size, whole_row(self._spec.hidden_size)
         own = self._norm_arguments(norm)
         joined = self._norm_arguments(branch.norm if branch else None)
@@ -146,17 +156,19 @@ class Binder:
             splits = added.linear.splits(rows) if added else 0
             partials = space.partials(splits, rows, cols) if added else self._none.view(1, 1, 1)
             bias = added.linear.bias if added else None
-            pointers = target.pointers() if target else (self._none, 0, self._none, self._none, self._none)
-            constants = (
-                target.constants() if target else {"FORMAT": formats.NOTHING.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
-            )
+            if target:
+                pointers, constants = target.pointers(), target.constants()
+            else:
+                pointers = (space.pooled, cols, self._none, self._none, self._none)
+                form = formats.PLAIN if pooled else formats.NOTHING
+                constants = {"FORMAT": form.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
             normalize[(rows,)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, *joined,
                 added.add_scale if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
                 SPLITS=splits, PRODUCT_BIAS=bias is not None,
                 BRANCH_NORM=_NORM_KINDS[added.norm.kind] if added and added.norm else 0,
                 BRANCH_BIAS=bool(added and added.norm and added.norm.bias), NORM=kind,
-                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants, **space.dependent,
+                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants, **space.launching(shape.tokens),
             )  # fmt: skip
 
         def run(shape: StepShape) -> None:
@@ -202,7 +214,7 @@ class Binder:
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
                     width if gated else 0, width, *target.pointers(), *space.row_state, SPLITS=splits, BIAS=up.bias is not None,
                     KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, BLOCK=cut.block, num_warps=cut.warps,
-                    **target.constants(), **space.dependent,
+                    **target.constants(), **space.launching(shape.tokens),
                 )  # fmt: skip
 
         return run
@@ -219,11 +231,11 @@ class Binder:
                 partials, partials.stride(0), partials.stride(1), self._none if head.bias is None else head.bias,
                 space.logits, spec.vocab_size, float(spec.logit_scale), float(spec.logit_soft_cap or 1.0),
                 space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=head.bias is not None,
-                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.dependent,
+                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.launching(shape.tokens),
             )  # fmt: skip
             choose[(shape.tokens,)](
                 space.block_tops, space.block_ids, blocks, space.choices, space.arrays["selected_rows"], space.last,
-                BLOCKS=padded_blocks, **space.dependent,
+                BLOCKS=padded_blocks, **space.launching(shape.tokens),
             )  # fmt: skip
 
         return run

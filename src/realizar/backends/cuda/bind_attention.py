@@ -90,7 +90,7 @@ class AttentionBinder:
                     self._weights.norm_weight(norm) if norm else self._none, bias, float(norm.eps) if norm else 0.0,
                     width, SPLITS=splits, PRODUCT_BIAS=linear.bias is not None,
                     NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block,
-                    num_warps=cut.warps, **self._space.dependent,
+                    num_warps=cut.warps, **self._space.launching(shape.tokens),
                 )  # fmt: skip
 
         return run
@@ -120,7 +120,7 @@ class AttentionBinder:
                 KV_HEADS=attention.num_kv_heads, HEAD=attention.head_size, PADDED_HEAD=padded_head(attention),
                 ROTARY=rope.size if rope else 0, INTERLEAVED=bool(rope and rope.pairing == "interleaved"),
                 NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias),
-                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **space.dependent,
+                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **space.launching(shape.tokens),
             )  # fmt: skip
 
         return run
@@ -147,7 +147,7 @@ class AttentionBinder:
                 splits = self.splits(attention, shape)
                 attend_decode[(shape.decodes, attention.num_kv_heads, splits)](
                     space.query, *caches, space.attention_parts, space.attention_state, arrays["decodes"], *tables,
-                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared, **space.dependent,
+                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared, **space.launching(shape.tokens),
                 )  # fmt: skip
             if shape.tiles:
                 attend_chunk[(shape.tiles, attention.num_kv_heads)](
@@ -155,7 +155,7 @@ class AttentionBinder:
                     arrays["starts"], arrays["counts"], *tables[1:], *scores, space.query.stride(0),
                     space.attended.stride(0), SINKS=attention.sinks is not None,
                     QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens, **shared,
-                    num_warps=4 if space.query.dtype == torch.float32 else 8, **space.dependent,
+                    num_warps=4 if space.query.dtype == torch.float32 else 8, **space.launching(shape.tokens),
                 )  # fmt: skip
 
         return run
@@ -173,7 +173,7 @@ class AttentionBinder:
                 space.attention_parts, space.attention_state, *described, sinks, width, *pointers, *space.row_state,
                 SPLITS=self.splits(attention, shape), HEADS=attention.num_heads, HEAD=attention.head_size,
                 SINKS=attention.sinks is not None, WINDOW=attention.window or 0, KEYS=KEYS, BLOCK=cut.block,
-                num_warps=cut.warps, **constants, **space.dependent,
+                num_warps=cut.warps, **constants, **space.launching(shape.tokens),
             )  # fmt: skip
 
         def run(shape: StepShape) -> None:
@@ -187,7 +187,7 @@ class AttentionBinder:
                     continue
                 convert[(shape.tokens, cut.blocks)](
                     space.attended, space.attended.stride(0), width, *target.pointers(), *space.row_state,
-                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.dependent,
+                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
                 )  # fmt: skip
 
         return run

@@ -13,7 +13,7 @@ from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention
 ROTATE_PARTS = 4  # heads that one program turns
-MAX_SPLITS = 32  # parts of a context
+MAX_SPLITS = 64  # parts of a context
 FIXED_SPLITS = 8  # where a row's result may not depend on the batch
 
 
@@ -28,7 +28,7 @@ class RowCut:
 
 def whole_row(cols: int) -> RowCut:
     """One program per row."""
-    block = max(64, triton.next_power_of_2(cols))
+    block = max(64, int(triton.next_power_of_2(cols)))
     return RowCut(block, 1, min(32, max(1, block // 256)))
 
 
@@ -70,8 +70,19 @@ def decode_splits(attention: Attention, decodes: int, context_length: int, devic
     most = max(1, min(MAX_SPLITS, triton.next_power_of_2(-(-context_length // KEYS))))
     if fixed:
         return min(most, FIXED_SPLITS)
-    wanted = -(-2 * device.processors // (decodes * attention.num_kv_heads))
+    wanted = -(-4 * device.processors // (decodes * attention.num_kv_heads))
     return min(most, triton.next_power_of_2(wanted))
+
+
+def attention_parts(
+    spec: ModelSpec, row_counts: list[int], context_length: int, device: DeviceProfile, fixed: bool
+) -> int:
+    """Decodes times parts of their contexts, at most."""
+    return max(
+        rows * decode_splits(layer.attention, rows, context_length, device, fixed)
+        for layer in spec.layers
+        for rows in row_counts
+    )
 
 
 def compute_type(kv_dtype: str, device: DeviceProfile) -> torch.dtype:

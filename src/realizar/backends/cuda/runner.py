@@ -12,16 +12,16 @@ from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
 from realizar.backends.cuda.device import DeviceProfile, open_device, translate
+from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
-from realizar.backends.cuda.kernel_sizes import MAX_SPLITS, compute_type, tile_tokens
+from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.linears import MergedLinear, Merger, partial_floats, product_groups
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler
-from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, step_sizes, token_counts
-from realizar.backends.cuda.step import CUDAStep, PendingResult, Wanted, wanted_tokens
+from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
@@ -83,7 +83,8 @@ class CUDABackend:
         kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         compute = compute_type(kv_dtype, device)
         sizes = step_sizes(spec, config, self._context, tile_tokens(spec, compute))
-        self._space = Workspace(spec, sizes, device, compute, MAX_SPLITS)
+        parts = attention_parts(spec, row_counts(sizes.rows), self._context, device, config.batch_invariant)
+        self._space = Workspace(spec, sizes, device, compute, parts)
         self._ropes = RopeTables(spec, self._context, device.torch_device)
         self._sampler = DeviceSampler(config.max_running, spec.vocab_size, self._context, device.torch_device)
         merger = Merger(self._weights, device, products)
@@ -108,6 +109,7 @@ class CUDABackend:
         )
         binder = Binder(self._spec, self._weights, self._space, attention, merger)
         self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
+        self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
 
     def _warm_up(self, layers: list[MergedLinear]) -> None:
         """Compile all that steps can need, and capture the graphs."""
@@ -149,6 +151,7 @@ class CUDABackend:
 
     def close(self, row: int) -> None:
         self._sampler.close(row)
+        self._finisher.close(row)
 
     def submit(self, forward_input: ForwardInput) -> CUDAStep:
         if self._pending is not None:
@@ -157,7 +160,7 @@ class CUDABackend:
         shape = self._shape(forward_input)
         self._send(forward_input, shape, wanted[: self._space.arrays.sizes.selected])
         self._run(shape, min(len(wanted), self._space.arrays.sizes.selected))
-        self._pending = CUDAStep(forward_input, wanted, self._finish)
+        self._pending = CUDAStep(forward_input, wanted, self._finisher.finish)
         return self._pending
 
     def _shape(self, step: ForwardInput) -> StepShape:
@@ -168,7 +171,10 @@ class CUDABackend:
         return StepShape(padded_tokens(tokens, sizes.tokens) if tiles else decodes, decodes, tiles)
 
     def _send(self, step: ForwardInput, shape: StepShape, wanted: Sequence[Wanted]) -> None:
-        rows = [step.rows[want.row_index].row if want.query < 0 else -1 for want in wanted]
+        rows = [
+            step.rows[want.row_index].row if want.query < 0 and not step.rows[want.row_index].draft_ids else -1
+            for want in wanted
+        ]
         self._space.arrays.send(step, shape, [(want.token, row) for want, row in zip(wanted, rows, strict=True)])
 
     def _run(self, shape: StepShape, selected: int) -> None:
@@ -177,84 +183,16 @@ class CUDABackend:
             return
         self._graphs.run_eagerly(shape, padded_rows(selected, self._space.arrays.sizes.selected))
 
-    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; nothing is chosen."""
-        self._space.arrays["selected"][: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int32))
-        self._space.arrays["selected_rows"].fill_(-1)
-        self._run(StepShape(0, 0, 0), len(tokens))
-        return self._space.logits[: len(tokens)]
-
-    def _finish(self, step: CUDAStep) -> PendingResult:
-        """Sample the choices and gather log-probabilities, all on the device, and start copying them to the host."""
-        most = self._space.arrays.sizes.selected
-        choices = sum(want.query < 0 for want in step.wanted)
-        chosen = self._choose(step, choices)
-        logprobs: list[tuple[Sequence[int], PendingLogprobs]] = []
-        for first in range(0, len(step.wanted), most):
-            part = range(first, min(first + most, len(step.wanted)))
-            if first:
-                self._logits([step.wanted[i].token for i in part])
-            found = self._start_logprobs(step, part, chosen if not first else None)
-            if found is not None:
-                logprobs.append(found)
-        result = chosen.to("cpu", non_blocking=True)
-        done = None
-        if chosen.is_cuda:
-            done = torch.cuda.Event()
-            done.record()
-        return PendingResult(result, logprobs, done)
-
-    def _choose(self, step: CUDAStep, count: int) -> torch.Tensor:
-        """int64 [count] choices. The largest logits are chosen already; other rows are sampled here."""
-        space, rows = self._space, step.forward_input.rows
-        choices = space.choices[:count].long()
-        sampled = []
-        for place, want in enumerate(step.wanted[:count]):
-            row = rows[want.row_index].row
-            if self._sampler.takes_largest(row) and row not in step.masks:
-                self._sampler.note_largest(row)
-            else:
-                sampled.append(place)
-        if sampled:
-            inputs = [rows[step.wanted[place].row_index] for place in sampled]
-            numbers = [row.row for row in inputs]
-            positions = [row.num_computed_tokens + row.num_tokens for row in inputs]
-            these = torch.tensor(sampled, device=choices.device)
-            found = self._sampler.sample(space.logits[these], numbers, positions, step.masks)
-            choices[these] = found
-            space.last[torch.tensor(numbers, device=choices.device)] = found.clamp(min=0).int()
-        return choices
-
-    def _start_logprobs(
-        self, step: CUDAStep, part: range, chosen: torch.Tensor | None
-    ) -> tuple[Sequence[int], PendingLogprobs] | None:
-        """Of the wanted tokens in `part`, whose logits are there now; `chosen` are the choices at its start."""
-        asked: list[LogprobsAsked] = []
-        places: list[int] = []
-        for index in part:
-            want = step.wanted[index]
-            row = step.forward_input.rows[want.row_index]
-            if want.query >= 0:
-                query = row.logprob_queries[want.query]
-                asked.append(LogprobsAsked(query.target, query.top_n))
-                places.append(index)
-            elif (top_n := self._sampler.sampling_of(row.row).logprobs) is not None:
-                asked.append(LogprobsAsked(None, top_n))
-                places.append(index)
-        if not places:
-            return None
-        these = torch.tensor(places, device=self._space.logits.device) - part.start
-        best = self._space.choices[these].long()
-        if chosen is not None and len(chosen):
-            best = torch.where(these < len(chosen), chosen[these.clamp(max=len(chosen) - 1)], best)
-        return places, start_logprobs(self._space.logits[these], asked, best)
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [tokens, vocab] of some of the last step's tokens, at most as many as rows of logits exist at once."""
+        return self._finisher.logits(tokens)
 
     def shutdown(self) -> None:
         if self._loaded and self._device is not None:
             if self._device.is_gpu:
                 torch.cuda.synchronize(self._device.torch_device)
             self._graphs.close()
-            for name in ("_graphs", "_weights", "_space", "_ropes", "_sampler", "_kv"):
+            for name in ("_finisher", "_graphs", "_weights", "_space", "_ropes", "_sampler", "_kv"):
                 delattr(self, name)
             self._loaded, self._pending = False, None
             if self._device.is_gpu:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from realizar.backends import philox
 from realizar.backends.cuda import sampler_truncation as truncation
 from realizar.backends.cuda.sampler_dry import DryTable
-from realizar.backends.cuda.sampler_penalties import PenaltyTable, add_bias, bounded
+from realizar.backends.cuda.sampler_penalties import PenaltyTable, add_bias
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
@@ -83,6 +83,12 @@ class DeviceSampler:
 
     def sampling_of(self, row: int) -> SamplingParams:
         return self._rows[row].sampling
+
+    def ends(self, row: int, token_id: int) -> bool:
+        """Whether the output ends with this token, the last one chosen; a grammar ends it before `min_tokens` too."""
+        state = self._rows[row]
+        late = state.num_output_tokens > state.sampling.min_tokens or state.sampling.structured is not None
+        return late and token_id in state.sampling.stop_token_ids
 
     def takes_largest(self, row: int) -> bool:
         """Whether the row's choice, unless masked, is the largest logit as the model gave it."""
@@ -195,5 +201,3 @@ def first_largest(values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: the lowest id of the largest value, `top` [rows, 1]."""
     return (values == top).to(torch.uint8).argmax(dim=1)
 
-
-__all__ = ["DeviceSampler", "bounded", "first_largest"]

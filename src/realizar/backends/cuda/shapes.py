@@ -40,7 +40,7 @@ def step_sizes(spec: ModelSpec, config: EngineConfig, context_length: int, tile_
     return StepSizes(
         tokens=tokens,
         rows=config.max_running,
-        selected=max(config.max_running, 32),
+        selected=max(config.max_running * (1 + config.speculative_tokens), 32),
         tiles=config.max_running + tokens // tile_tokens + 1,
         groups=len(spec.cache_groups()),
         blocks=-(-context_length // config.block_size) + 1,

@@ -14,25 +14,31 @@ from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
 from realizar.errors import RealizarError
 
 
+NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A token whose logits are wanted.
 
     Attributes:
         token: index in the step. row_index: of its row in the step. query: of the row's queries, or -1 for a choice.
+        place: of the choice among the row's, which drafts make more than one.
     """
 
     token: int
     row_index: int
     query: int
+    place: int = 0
 
 
 def wanted_tokens(step: ForwardInput) -> list[Wanted]:
     """Choices first, in the order of their rows, then queries."""
     choices = [
-        Wanted(row.query_start + row.num_tokens - 1, index, -1)
+        Wanted(row.query_start + row.num_tokens - 1 - len(row.draft_ids) + place, index, -1, place)
         for index, row in enumerate(step.rows)
         if row.sample and row.num_tokens
+        for place in range(len(row.draft_ids) + 1)
     ]
     queries = [
         Wanted(row.query_start + query.index, index, place)
@@ -47,13 +53,15 @@ class PendingResult:
     """What is being copied to the host.
 
     Attributes:
-        choices: int64 of the choices' rows, in the order of `wanted_tokens`.
+        choices: int64 of the choices, in the order of `wanted_tokens`; NOT_REACHED for those that were not made.
         logprobs: of some wanted tokens, by their index.
+        pooled: float32 [hidden_size] of rows, by their index in the step.
         done: recorded after the last copy; None where copies wait.
     """
 
     choices: torch.Tensor
     logprobs: list[tuple[Sequence[int], PendingLogprobs]]
+    pooled: dict[int, torch.Tensor]
     done: torch.cuda.Event | None
 
 
@@ -62,7 +70,6 @@ class CUDAStep:
 
     Args:
         finish: samples and starts the copies; called once.
-        translate: an error of the device as one of ours.
     """
 
     def __init__(
@@ -99,21 +106,26 @@ class CUDAStep:
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
-        token_ids: list[tuple[int, ...]] = [()] * len(rows)
-        chosen: list[tuple[TokenLogprobs, ...]] = [()] * len(rows)
+        choices = pending.choices.tolist()
+        vectors = [pending.pooled[i].numpy() if i in pending.pooled else None for i in range(len(rows))]
+        token_ids: list[list[int]] = [[] for _ in rows]
+        chosen: list[list[TokenLogprobs]] = [[] for _ in rows]
         queried: list[list[TokenLogprobs]] = [[] for _ in rows]
-        for token_id, want in zip(pending.choices.tolist(), self.wanted, strict=False):
-            if token_id < 0:
-                raise RealizarError("no token can be sampled: no token is allowed, or the model gave unusable logits")
-            token_ids[want.row_index] = (token_id,)
         for index, want in enumerate(self.wanted):
             if want.query >= 0:
                 queried[want.row_index].append(found[index])
-            elif index in found:
-                chosen[want.row_index] = (found[index],)
+                continue
+            token_id = int(choices[index])
+            if token_id == NOT_REACHED:
+                continue
+            if token_id < 0:
+                raise RealizarError("no token can be sampled: no token is allowed, or the model gave unusable logits")
+            token_ids[want.row_index].append(token_id)
+            if index in found:
+                chosen[want.row_index].append(found[index])
         return StepOutput(
             tuple(
-                RowOutput(row.row, *parts)
-                for row, *parts in zip(rows, token_ids, chosen, map(tuple, queried), strict=True)
+                RowOutput(row.row, tuple(ids), tuple(logprobs), tuple(asked), pooled)
+                for row, ids, logprobs, asked, pooled in zip(rows, token_ids, chosen, queried, vectors, strict=True)
             )
         )

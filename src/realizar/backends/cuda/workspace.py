@@ -9,6 +9,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.models.spec import ModelSpec
 
+_DEPENDENT_ROWS = 128
 LOGIT_BLOCK = 4096  # logits whose largest is found at once
 
 
@@ -17,14 +18,11 @@ class Workspace:
 
     Args:
         compute: element type that attention multiplies in.
-        max_splits: parts of a context.
-
-    Attributes:
-        dependent: how kernels are launched: whether each may start while the one before it ends.
+        attention_parts: decodes times parts of a context, at most.
     """
 
     def __init__(
-        self, spec: ModelSpec, sizes: StepSizes, device: DeviceProfile, compute: torch.dtype, max_splits: int
+        self, spec: ModelSpec, sizes: StepSizes, device: DeviceProfile, compute: torch.dtype, attention_parts: int
     ) -> None:
         where = device.torch_device
         attentions = [layer.attention for layer in spec.layers]
@@ -36,21 +34,30 @@ class Workspace:
         self.query = torch.zeros((sizes.tokens, width), dtype=compute, device=where)
         self.attended = torch.zeros((sizes.tokens, width), device=where)
         self.partial_sums = torch.zeros(1, device=where)
-        self.attention_parts = torch.zeros(sizes.rows * max_splits * width, device=where)
-        self.attention_state = torch.zeros(sizes.rows * max_splits * heads * 2, device=where)
+        self.attention_parts = torch.zeros(attention_parts * width, device=where)
+        self.attention_state = torch.zeros(attention_parts * heads * 2, device=where)
         self.logits = torch.zeros((sizes.selected, spec.vocab_size), device=where)
         blocks = -(-spec.vocab_size // LOGIT_BLOCK)
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)
         self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
+        self.pooled = torch.zeros((sizes.selected, spec.hidden_size), device=where)
         self.choices = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
         self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
 
         self._row_tops, self._row_arrivals = (
             torch.zeros(sizes.tokens, dtype=torch.int32, device=where) for _ in range(2)
         )
-        self.dependent: dict[str, bool] = (
-            {"DEPENDENT": True, "launch_pdl": True} if device.has_dependent_launch else {"DEPENDENT": False}
-        )
+        self._has_dependent_launch = device.has_dependent_launch
+
+    def launching(self, rows: int) -> dict[str, bool]:
+        """How a step's kernels are launched: whether each may start while the one before it ends.
+
+        With few rows that hides a launch's latency (8 rows on an H200: 4.7 to 2.8 ms a step, with other changes); with
+        many, kernels that wait take room from those that work.
+        """
+        if self._has_dependent_launch and rows <= _DEPENDENT_ROWS:
+            return {"DEPENDENT": True, "launch_pdl": True}
+        return {"DEPENDENT": False}
 
     @property
     def row_state(self) -> tuple[torch.Tensor, torch.Tensor]:

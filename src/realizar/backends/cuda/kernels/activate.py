@@ -9,7 +9,7 @@ from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
 SILU, GELU_TANH, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-PARTS = tl.constexpr(4)  # of an attention, joined at once
+PARTS = tl.constexpr(8)  # of an attention, joined at once
 
 
 @triton.jit

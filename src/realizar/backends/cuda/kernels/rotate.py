@@ -89,13 +89,13 @@ def rotate(
         if INT8:
             groups: tl.constexpr = (HEAD + 31) // 32
             pieces = tl.reshape(tl.where(inside, x, 0.0), [PARTS, PADDED_HEAD // 32, 32])
-            scale = (tl.max(tl.abs(pieces), axis=2) / 127.0).to(tl.float16)
-            wide = tl.where(scale > 0.0, scale, 1.0).to(tl.float32)
+            cache_scale = (tl.max(tl.abs(pieces), axis=2) / 127.0).to(tl.float16)
+            wide = tl.where(cache_scale > 0.0, cache_scale, 1.0).to(tl.float32)
             codes = tl.minimum(tl.maximum(round_even(pieces / wide[:, :, None]), -127.0), 127.0)
             group = tl.arange(0, PADDED_HEAD // 32)[None, :]
             live = own & (group < groups)
-            tl.store(key_scales + row * groups + group, scale, mask=live & ~is_query & ~is_value)
-            tl.store(value_scales + row * groups + group, scale, mask=live & is_value)
+            tl.store(key_scales + row * groups + group, cache_scale, mask=live & ~is_query & ~is_value)
+            tl.store(value_scales + row * groups + group, cache_scale, mask=live & is_value)
             x = tl.reshape(codes, [PARTS, PADDED_HEAD])
         tl.store(keys + row * HEAD + dims, x.to(keys.dtype.element_ty), mask=inside & ~is_query & ~is_value)
         tl.store(values + row * HEAD + dims, x.to(values.dtype.element_ty), mask=inside & is_value)

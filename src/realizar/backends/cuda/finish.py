@@ -1,0 +1,183 @@
+"""The end of a step: choices, drafts, log-probabilities and pooled vectors, computed on the device, copied to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from realizar.backends.base import RowInput
+from realizar.backends.cuda.graphs import GraphRunner
+from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.sampler import DeviceSampler
+from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
+from realizar.backends.cuda.shapes import padded_rows
+from realizar.backends.cuda.step import NOT_REACHED, CUDAStep, PendingResult
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.workspace import Workspace
+
+
+class StepFinisher:
+    """Finishes the step that ran last.
+
+    Args:
+        pool: launches that write final hidden states of the selected rows to `Workspace.pooled`.
+    """
+
+    def __init__(
+        self, workspace: Workspace, graphs: GraphRunner, pool: Sequence[Launch], sampler: DeviceSampler
+    ) -> None:
+        self._space, self._graphs, self._pool, self._sampler = workspace, graphs, pool, sampler
+        self._means: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def close(self, row: int) -> None:
+        """Forget a row's mean."""
+        self._means.pop(row, None)
+
+    def finish(self, step: CUDAStep) -> PendingResult:
+        """Everything that the step's rows want; copies are started and not waited for, but for drafts."""
+        most = self._space.arrays.sizes.selected
+        chosen = self._choose(step, sum(want.query < 0 for want in step.wanted))
+        logprobs: list[tuple[Sequence[int], PendingLogprobs]] = []
+        for first in range(0, len(step.wanted), most):
+            part = range(first, min(first + most, len(step.wanted)))
+            if first:
+                self.logits([step.wanted[i].token for i in part])
+            found = self._start_logprobs(step, part, chosen if not first else None)
+            if found is not None:
+                logprobs.append(found)
+        pooled = {
+            index: vector.to("cpu", non_blocking=True)
+            for index, row in enumerate(step.forward_input.rows)
+            if (vector := self._pooled(row)) is not None
+        }
+        result = chosen.to("cpu", non_blocking=True)
+        done = None
+        if chosen.is_cuda:
+            done = torch.cuda.Event()
+            done.record()
+        return PendingResult(result, logprobs, pooled, done)
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; nothing is chosen."""
+        self._select(tokens)
+        self._graphs.run_eagerly(StepShape(0, 0, 0), padded_rows(len(tokens), self._space.arrays.sizes.selected))
+        return self._space.logits[: len(tokens)]
+
+    def _select(self, tokens: Sequence[int]) -> None:
+        arrays = self._space.arrays
+        arrays["selected"][: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int32))
+        arrays["selected_rows"].fill_(-1)
+
+    def _choose(self, step: CUDAStep, count: int) -> torch.Tensor:
+        """int64 [count] choices, NOT_REACHED where a draft before was not chosen. Largest logits are found already."""
+        choices = self._space.choices[:count].long()
+        first, drafted = [], {}
+        for place, want in enumerate(step.wanted[:count]):
+            if want.place == 0:
+                first.append(place)
+            if want.place == 0 and step.forward_input.rows[want.row_index].draft_ids:
+                drafted[want.row_index] = place
+        self._sample(step, first, choices)
+        self._verify(step, drafted, choices)
+        return choices
+
+    def _verify(self, step: CUDAStep, drafted: dict[int, int], choices: torch.Tensor) -> None:
+        """Choose after drafts for as long as each is what was chosen before it."""
+        rows, reached = step.forward_input.rows, dict.fromkeys(drafted, 0)
+        going = dict(drafted)
+        while going:
+            found = dict(zip(going, choices[list(going.values())].tolist(), strict=True))
+            for index, token_id in found.items():
+                row, place = rows[index], reached[index]
+                reached[index] += 1
+                over = place == len(row.draft_ids) or token_id != row.draft_ids[place]
+                if over or self._sampler.ends(row.row, token_id):
+                    del going[index]
+                else:
+                    going[index] += 1
+            self._sample(step, list(going.values()), choices)
+        for index, first in drafted.items():
+            row, count = rows[index], reached[index]
+            choices[first + count : first + len(row.draft_ids) + 1] = NOT_REACHED
+            self._space.last[row.row] = choices[first + count - 1].clamp(min=0).int()
+
+    def _sample(self, step: CUDAStep, places: Sequence[int], choices: torch.Tensor) -> None:
+        """Make the choices at some places, one a row, and take them into the rows' state."""
+        space, rows = self._space, step.forward_input.rows
+        sampled, masks = [], {}
+        for place in places:
+            want = step.wanted[place]
+            row = rows[want.row_index].row
+            if row in step.masks:
+                masks[row] = np.atleast_2d(step.masks[row])[want.place]
+            elif self._sampler.takes_largest(row):
+                self._sampler.note_largest(row)
+                continue
+            sampled.append(place)
+        if not sampled:
+            return
+        numbers = [rows[step.wanted[place].row_index].row for place in sampled]
+        positions = [self._position(step, place) for place in sampled]
+        these = torch.tensor(sampled, device=choices.device)
+        found = self._sampler.sample(space.logits[these], numbers, positions, masks)
+        choices[these] = found
+        space.last[torch.tensor(numbers, device=choices.device)] = found.clamp(min=0).int()
+
+    def _position(self, step: CUDAStep, place: int) -> int:
+        """Index in its sequence of the token that a choice makes."""
+        want = step.wanted[place]
+        row = step.forward_input.rows[want.row_index]
+        return row.num_computed_tokens + want.token - row.query_start + 1
+
+    def _start_logprobs(
+        self, step: CUDAStep, part: range, chosen: torch.Tensor | None
+    ) -> tuple[Sequence[int], PendingLogprobs] | None:
+        """Of the wanted tokens in `part`, whose logits are there now; `chosen` are the choices at its start."""
+        asked: list[LogprobsAsked] = []
+        places: list[int] = []
+        for index in part:
+            want = step.wanted[index]
+            row = step.forward_input.rows[want.row_index]
+            if want.query >= 0:
+                query = row.logprob_queries[want.query]
+                asked.append(LogprobsAsked(query.target, query.top_n))
+                places.append(index)
+            elif (top_n := self._sampler.sampling_of(row.row).logprobs) is not None:
+                asked.append(LogprobsAsked(None, top_n))
+                places.append(index)
+        if not places:
+            return None
+        these = torch.tensor(places, device=self._space.logits.device) - part.start
+        best = self._space.choices[these].long()
+        if chosen is not None and len(chosen):
+            best = torch.where(these < len(chosen), chosen[these.clamp(max=len(chosen) - 1)], best)
+        return places, start_logprobs(self._space.logits[these], asked, best)
+
+    def _pooled(self, row: RowInput) -> torch.Tensor | None:
+        """The pooled hidden state that a row wants, float32 [hidden_size]."""
+        if row.pooling is None or not row.num_tokens:
+            return None
+        end = row.query_start + row.num_tokens
+        if row.pooling == "last":
+            return self._hidden(range(end - 1, end))[0].clone()
+        total, count = self._means.get(row.row, (None, 0)) if row.num_computed_tokens else (None, 0)
+        if count != row.num_computed_tokens:
+            raise RuntimeError(f"a mean over {row.num_computed_tokens} earlier tokens is wanted, and {count} were seen")
+        most = self._space.arrays.sizes.selected
+        for first in range(row.query_start, end, most):
+            part = self._hidden(range(first, min(first + most, end))).sum(dim=0, dtype=torch.float64)
+            total = part if total is None else total + part
+        assert total is not None
+        count += row.num_tokens
+        self._means[row.row] = total, count
+        return (total / count).float()
+
+    def _hidden(self, tokens: range) -> torch.Tensor:
+        """Final hidden states float32 [tokens, hidden_size], until the next use of `pooled`."""
+        self._select(tokens)
+        shape = StepShape(padded_rows(len(tokens), self._space.arrays.sizes.selected), 0, 0)
+        for launch in self._pool:
+            launch.run(shape)
+        return self._space.pooled[: len(tokens)]
