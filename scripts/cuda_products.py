@@ -131,12 +131,36 @@ def line(bench: Bench, rows: int, configs: dict[str, ProductConfig], label: str)
     sys.stdout.flush()
 
 
+def time_mixed(products: Products) -> None:
+    """Q, K and V of one layer where V is of another type, in one grid, against all of one type."""
+    stacks = [layers(5120, 4096, LAYERS, GGMLType.Q4_K, False), layers(1024, 4096, LAYERS, GGMLType.Q6_K, False)]
+    whole = layers(6144, 4096, LAYERS, GGMLType.Q4_K, False)
+    partials = torch.empty((12, 64, 6144), device="cuda")
+    for rows in (1, 8, 64):
+        x = activations_for(products, torch.randn(rows, 4096, device="cuda"), products.activation_format(rows))
+        configs = products.route_merged(rows, [stack[0] for stack in stacks])
+        one = products.route(rows, whole[0])
+
+        def mixed() -> None:
+            for pair in zip(*stacks, strict=True):
+                products.launch_merged(pair, x, partials, rows, configs[0])  # noqa: B023
+
+        def alone() -> None:
+            for matrix in whole:
+                products.launch(matrix, x, partials, rows, one)  # noqa: B023
+
+        print(
+            f"qkv with V in Q6_K, rows {rows}: {replay_ms(mixed):.3f} ms; all Q4_K {replay_ms(alone):.3f}", flush=True
+        )
+
+
 def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
     bench = Bench(products, ggml_type, compact)
     for rows in ROWS:
         configs = {n: products.route(rows, stack[0]) for n, stack in bench.stacks.items()}
         line(bench, rows, configs, ggml_type.name)
     del bench
+    time_mixed(products)
     heads = layers(128256, 4096, 2, GGMLType.Q6_K, compact)
     partials = torch.empty((1, 64, 128256), device="cuda")
     for rows in (1, 8, 64):

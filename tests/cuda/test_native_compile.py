@@ -52,13 +52,18 @@ def check(sources: list[Source], arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
-    check([product_source(form_of(ggml_type), tiles) for ggml_type in FAMILIES], arch)
+    check([product_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_all_weights_compile(arch: str, tiles: Tiles) -> None:
-    check([product_source(form, tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
+    check([product_source([form], tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
+
+
+@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
+    check([product_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
@@ -66,7 +71,7 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
     tiles: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
     if capability == (9, 0):
         tiles.append(WgmmaTiles(128, 2, 2, 4, 1, 1))
-    check([product_source(form_of(GGMLType.Q4_K), tile) for tile in tiles], architecture(capability))
+    check([product_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
 
 
 def test_helpers_compile() -> None:
@@ -96,6 +101,6 @@ def test_a_cache_that_cannot_be_written_costs_compiling_only(tmp_path: Path, cap
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_errors_name_kernel_architecture_and_reason(count: int) -> None:
-    broken = [Source(f"broken{index}", ("wgmma.cu",), (("INLINE", ""),)) for index in range(count)]
+    broken = [Source(f"broken{index}", "__global__ void broken() { nothing(); }") for index in range(count)]
     with pytest.raises(KernelError, match=r"kernel broken\d does not compile for sm_80: .*error"):
         compile_sources(broken, "sm_80")

@@ -72,10 +72,12 @@ def relative_error(
 ) -> float:
     """Of the summed splits, for a fresh input; nothing beside the output's place may be written."""
     x = torch.randn(rows, matrix.cols, device="cuda")
-    partials = torch.full((config.splits, rows + 1, matrix.rows + 3), torch.nan, device="cuda")
-    products.launch(matrix, written(products, x, config.format), partials, rows, config, column=1)
-    inside = partials[:, :rows, 1 : 1 + matrix.rows].clone()
-    partials[:, :rows, 1 : 1 + matrix.rows] = torch.nan
+    beside = 4 if rows % 2 else 1  # output rows that begin at 16 bytes, and others
+    place = slice(beside, beside + matrix.rows)
+    partials = torch.full((config.splits, rows + 1, matrix.rows + 2 * beside), torch.nan, device="cuda")
+    products.launch(matrix, written(products, x, config.format), partials, rows, config, column=beside)
+    inside = partials[:, :rows, place].clone()
+    partials[:, :rows, place] = torch.nan
     assert bool(torch.isnan(partials).all())
     if config.format.kind == "int8":  # their rounding is the format's: compare with what the codes stand for
         groups = x.reshape(rows, -1, 32)
@@ -105,6 +107,26 @@ def test_routes_multiply(ggml_type: GGMLType, invariant: bool) -> None:
         config = products.route(rows, matrix)
         assert config.format == products.activation_format(rows)
         assert relative_error(products, matrix, exact, rows, config) < _TOLERANCE
+
+
+@pytest.mark.parametrize("second", [GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ4_XS])
+def test_matrices_of_two_formats_share_a_grid(products: Products, second: GGMLType) -> None:
+    cols = 1024
+    pairs = [random_matrix(t, out, cols, out, False) for t, out in ((GGMLType.Q4_K, 320), (second, 200))]
+    matrices, exact = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
+    for rows in (1, 2, 8, 40, 128, 300):
+        x = torch.randn(rows, cols, device="cuda")
+        configs = products.route_merged(rows, matrices)
+        assert len(set(configs)) == 1
+        partials = torch.full((configs[0].splits, rows, 520), torch.nan, device="cuda")
+        activations = written(products, x, configs[0].format)
+        products.launch_merged(matrices, activations, partials, rows, configs[0])
+        alone = torch.full_like(partials, torch.nan)
+        for matrix, column in zip(matrices, (0, 320), strict=True):
+            products.launch(matrix, activations, alone, rows, configs[0], column=column)
+        assert torch.equal(partials, alone)
+        reference = x.double() @ exact.T
+        assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < 2e-2  # int8's rounding too
 
 
 def test_rows_do_not_depend_on_the_batch() -> None:

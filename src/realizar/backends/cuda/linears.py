@@ -83,22 +83,25 @@ class MergedLinear:
 
     def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor) -> None:
         """Write float32 partials [splits, rows, width], contiguous."""
-        routes = iter(self.routes(rows))
+        routes = self.routes(rows)
         mixed = bool(self._routes) and not all(isinstance(s.matrix, PackedMatrix) for s in self.segments)
         splits = 1 if mixed else self.splits(rows)
         if mixed:
             partials[1:].zero_()
+        if routes:
+            assert self._products is not None
+            packed = [segment for segment in self.segments if isinstance(segment.matrix, PackedMatrix)]
+            activations = _activations(inputs(self._form(packed[0], rows)))
+            matrices, columns = [matrix for matrix, _ in routes], [segment.column for segment in packed]
+            self._products.launch_merged(matrices, activations, partials, rows, routes[0][1], columns=columns)
         for segment in self.segments:
-            source = inputs(self._form(segment, rows))
             matrix = segment.matrix
-            if isinstance(matrix, PackedMatrix):
-                _, config = next(routes)
-                assert self._products is not None
-                self._products.launch(matrix, _activations(source), partials, rows, config, column=segment.column)
-            elif isinstance(matrix, PlainMatrix):
-                _multiply_plain(matrix, source, partials, rows, segment.column, splits, self._device)
-            else:
-                _multiply_floats(matrix, source, partials, rows, segment.column)
+            if isinstance(matrix, PlainMatrix):
+                _multiply_plain(
+                    matrix, inputs(self._form(segment, rows)), partials, rows, segment.column, splits, self._device
+                )
+            elif isinstance(matrix, torch.Tensor):
+                _multiply_floats(matrix, inputs(self._form(segment, rows)), partials, rows, segment.column)
 
     def _form(self, segment: Segment, rows: int) -> Form:
         matrix = segment.matrix

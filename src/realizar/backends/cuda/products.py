@@ -27,19 +27,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
 from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
-from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, product_source
+from realizar.backends.cuda.native.sources import Tiles, activations_source, product_source
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_activations import padded_cols
 from realizar.backends.cuda.tuning import Choice, DeviceTuning, load_tuning
 
 Kind = Literal["int8", "half"]
+Forms: TypeAlias = tuple[FragmentFormat, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Products:
         shared = int(properties.shared_memory_per_block_optin)
         processors = int(properties.multi_processor_count)
         self._tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
-        self._kernels: dict[tuple[FragmentFormat, Tiles], Kernel] = {}
+        self._kernels: dict[tuple[Forms, Tiles], Kernel] = {}
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
@@ -138,36 +139,42 @@ class Products:
         return self.route_merged(rows, [matrix])[0]
 
     def route_merged(self, rows: int, matrices: Sequence[PackedMatrix]) -> list[ProductConfig]:
-        """The same for segments of one merged output: all have the splits of the largest."""
+        """The same for segments of one merged output: all run as the largest does, with its splits."""
         form = self.activation_format(rows)
-        choices = [self._choose(rows, form, matrix) for matrix in matrices]
-        largest = max(range(len(matrices)), key=lambda index: matrices[index].rows)
-        splits = min(choices[largest].splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
+        largest = max(matrices, key=lambda matrix: matrix.rows)
+        choice = self._choose(rows, form, largest, sum(matrix.rows for matrix in matrices))
+        forms = tuple(matrix.format for matrix in matrices)
+        tiles = self._tuning.shrunk(choice.tiles, forms)
+        splits = min(choice.splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
         dependent = self.capability >= (9, 0) and self._tuning.dependent(rows)
-        return [ProductConfig(choice.tiles, form, splits, dependent) for choice in choices]
+        return [ProductConfig(tiles, form, splits, dependent) for _ in matrices]
 
-    def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix) -> Choice:
+    def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix, rows_out: int) -> Choice:
+        """The choice for a matrix's format and columns, and as many rows of weights."""
         if form.kind == "int8":
-            return self._tuning.few_rows(rows, matrix.rows, matrix.cols, matrix.format)
-        return self._tuning.many_rows(rows, matrix.rows, matrix.cols, matrix.format, self.batch_invariant)
+            return self._tuning.few_rows(rows, rows_out, matrix.cols, matrix.format)
+        return self._tuning.many_rows(rows, rows_out, matrix.cols, matrix.format, self.batch_invariant)
 
     def prepare(
-        self, wanted: Iterable[tuple[FragmentFormat, ProductConfig]], compiled: Callable[[int, int], None] | None = None
-    ) -> None:
+        self, wanted: Iterable[tuple[FragmentFormat | Forms, ProductConfig]],
+        compiled: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
         """Compile and load kernels, in parallel where they are not on disk yet; nothing may compile during capture.
 
         Args:
-            wanted: formats of matrices, each with a config that it will be launched with.
+            wanted: formats of matrices, or of the matrices of a merged launch, each with its config.
             compiled: called, by any thread, with the number compiled so far and the number to compile.
 
         Raises:
             KernelError: a kernel does not compile or does not fit the device.
         """
-        missing = sorted({(form, config.tiles) for form, config in wanted} - self._kernels.keys(), key=repr)
-        sources = [product_source(form, tiles) for form, tiles in missing]
+        keys = {(form if isinstance(form, tuple) else (form,), config.tiles) for form, config in wanted}
+        missing = sorted(keys - self._kernels.keys(), key=repr)
+        sources = [product_source(forms, tiles) for forms, tiles in missing]
         cubins = compile_sources(sources, self.arch, compiled)
-        for (form, tiles), source, cubin in zip(missing, sources, cubins, strict=True):
-            self._kernels[form, tiles] = Kernel(cubin, source.name, tiles.shared_bytes(form))
+        for (forms, tiles), source, cubin in zip(missing, sources, cubins, strict=True):
+            shared = max(tiles.shared_bytes(form) for form in forms)
+            self._kernels[forms, tiles] = Kernel(cubin, source.name, shared)
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, rows: int,
@@ -187,25 +194,45 @@ class Products:
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
-        key = (matrix.format, config.tiles)
-        if key not in self._kernels:
-            self.prepare([(matrix.format, config)])
+        self.launch_merged([matrix], activations, partials, rows, config, stream, [column])
+
+    def launch_merged(
+        self, matrices: Sequence[PackedMatrix], activations: Activations, partials: torch.Tensor, rows: int,
+        config: ProductConfig, stream: int | None = None, columns: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        """Start the products of several matrices with the same activations in one grid; formats may differ.
+
+        Args:
+            matrices: of equal columns. columns: where each begins in the output; one after the other if None.
+            config: from `route_merged`; the others as in `launch`.
+
+        Raises:
+            KernelError: as in `launch`.
+        """
+        forms = tuple(matrix.format for matrix in matrices)
+        if (forms, config.tiles) not in self._kernels:
+            self.prepare([(forms, config)])
         handle = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
-        chunks = matrix.format.chunks(matrix.cols)
-        out = partials.data_ptr() + 4 * column
-        table = matrix.weights if matrix.table is None else matrix.table
-        weights = [matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr()]
-        shape = [matrix.rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
+        row_blocks = 1 if config.format.kind == "int8" else -(-rows // config.tiles.rows)
+        arguments: list[int] = []
+        blocks = column = 0
+        grid = (0, 0, 0)
+        for index, matrix in enumerate(matrices):
+            column = column if columns is None else columns[index]
+            table = matrix.weights if matrix.table is None else matrix.table
+            weights = (matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr())
+            arguments += [*weights, partials.data_ptr() + 4 * column, matrix.rows, blocks]
+            grid = config.tiles.grid(matrix.rows, config.splits, row_blocks)
+            blocks, column = blocks + grid[0], column + matrix.rows
         if isinstance(activations, Int8Activations):
-            inputs = [activations.codes.data_ptr(), activations.terms.data_ptr(), out]
-            sizes = "ppppppiiiii"
+            arguments += [activations.codes.data_ptr(), activations.terms.data_ptr()]
         else:
-            inputs = [activations.values.data_ptr(), activations.row_scales.data_ptr(), out, rows]
-            sizes = "ppppppiiiiii"
-        row_blocks = 1 if isinstance(config.tiles, MatvecTiles) else -(-rows // config.tiles.rows)
-        grid = config.tiles.grid(matrix.rows, config.splits, row_blocks)
-        arguments = [*weights, *inputs, *shape]
-        self._kernels[key].launch(grid, config.tiles.threads, arguments, sizes, handle, config.dependent)
+            arguments += [activations.values.data_ptr(), activations.row_scales.data_ptr()]
+        chunks = matrices[0].format.chunks(matrices[0].cols)
+        arguments += [rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
+        sizes = "ppppii" * len(matrices) + "ppiiiii"
+        kernel = self._kernels[forms, config.tiles]
+        kernel.launch((blocks, *grid[1:]), config.tiles.threads, arguments, sizes, handle, config.dependent)
 
     def to_int8(self, x: torch.Tensor) -> Int8Activations:
         """float32 [rows, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""

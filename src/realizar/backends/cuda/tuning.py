@@ -99,7 +99,7 @@ class DeviceTuning:
 
     def dependent(self, rows: int) -> bool:
         """Whether programmatic dependent launch pays."""
-        return rows <= 128
+        return rows <= 512
 
     def few_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> Choice:
         """The mat-vec's choice."""
@@ -126,7 +126,7 @@ class DeviceTuning:
             tiles = WgmmaTiles(block_rows, 1, 2, 4, 1, 1)
         blocks = tiles.grid(rows_out, 1, -(-rows // block_rows))[0] * -(-rows // block_rows)
         splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
-        return Choice(self._shrunk(tiles, form), max(1, min(splits, chunks // 8)))
+        return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
 
     def _nearest(self, rows: int, rows_out: int, cols: int, kinds: set[str]) -> Line | None:
         """The line of the nearest number of rows that is no smaller, and the nearest shape."""
@@ -148,25 +148,25 @@ class DeviceTuning:
             x, _, z = of.grid(out, 1, -(-count // of.rows))
             return x * z
 
-        tiles = self._shrunk(tiles, form)
+        tiles = self.shrunk(tiles, [form])
         wanted = line.splits * blocks(line.tiles, line.rows_out, line.rows)
         splits = round(wanted / blocks(tiles, rows_out, rows))
         parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
         return Choice(tiles, max(1, min(splits, form.chunks(cols) // (2 * parts), max(line.splits, 12))))
 
-    def _shrunk(self, tiles: Tiles, form: FragmentFormat) -> Tiles:
-        """Fewer stages, then fewer blocks per multiprocessor, until a block's shared memory is there."""
-        while not isinstance(tiles, MatvecTiles) and tiles.shared_bytes(form) * tiles.blocks + 4096 > self.shared_bytes:
+    def shrunk(self, tiles: Tiles, forms: Sequence[FragmentFormat]) -> Tiles:
+        """Fewer blocks per multiprocessor, then fewer stages, until their shared memory is there for all formats."""
+        if isinstance(tiles, MatvecTiles):
+            return tiles
+        while max(tiles.shared_bytes(form) for form in forms) * tiles.blocks + 4096 > self.shared_bytes:
             if tiles.blocks > 1:
                 tiles = replace(tiles, blocks=tiles.blocks - 1)
             elif tiles.stages > 3:
                 tiles = replace(tiles, stages=tiles.stages - 1)
             elif isinstance(tiles, WgmmaTiles) and tiles.step > 1:
                 tiles = replace(tiles, step=tiles.step // 2)
-            elif isinstance(tiles, WgmmaTiles) and tiles.strips > 1:
-                tiles = replace(tiles, strips=1)
             else:
-                return tiles if isinstance(tiles, WgmmaTiles) else replace(tiles, strips=1)
+                return replace(tiles, strips=1)
         return tiles
 
 

@@ -27,23 +27,17 @@ class Source:
     """A kernel before compilation.
 
     Attributes:
-        name: the entry point, which the text declares under the macro NAME.
-        files: sources in this folder, joined in this order.
-        defines: macros, in order.
+        name: of its entry point, or of the family where it has several.
+        text: the whole program.
     """
 
     name: str
-    files: tuple[str, ...]
-    defines: tuple[tuple[str, str], ...]
-
-    def text(self) -> str:
-        """The whole program."""
-        head = "".join(f"#define {key} {value}\n" for key, value in (*self.defines, ("NAME", self.name)))
-        return head + "".join(_read(file) for file in self.files)
+    text: str
 
 
 @cache
-def _read(file: str) -> str:
+def read(file: str) -> str:
+    """The text of a source in this folder."""
     return resources.files("realizar.backends.cuda.native").joinpath(file).read_text(encoding="utf-8")
 
 
@@ -95,7 +89,7 @@ def compile_sources(
 
 
 def _path(source: Source, arch: str) -> Path:
-    digest = hashlib.sha256(f"{_version()} {arch} {nvrtc.OPTIONS}\n{source.text()}".encode()).hexdigest()[:32]
+    digest = hashlib.sha256(f"{_version()} {arch} {nvrtc.OPTIONS}\n{source.text}".encode()).hexdigest()[:32]
     return cache_folder() / f"{source.name}-{digest}.cubin"
 
 
@@ -108,14 +102,14 @@ def _version() -> str:
 
 def _compile_here(source: Source, arch: str) -> bytes:
     try:
-        return nvrtc.compile_text(source.name, source.text(), arch)
+        return nvrtc.compile_text(source.name, source.text, arch)
     except ValueError as error:
         raise KernelError(f"kernel {source.name} does not compile for {arch}: {error}") from error
 
 
 def _compile_aside(source: Source, arch: str) -> bytes:
     command = [sys.executable, nvrtc.__file__, source.name, arch]
-    result = subprocess.run(command, input=source.text().encode(), capture_output=True, check=False)
+    result = subprocess.run(command, input=source.text.encode(), capture_output=True, check=False)
     if result.returncode != 0:
         reason = result.stderr.decode(errors="replace")[-600:]
         raise KernelError(f"kernel {source.name} does not compile for {arch}: {reason}")

@@ -1,19 +1,18 @@
 // Products for few rows: integer dot products of codes with int8 activations.
-// Defined by the loader: NAME ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
+// Defined around it: ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
 // UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor).
 
-INLINE int dot4(u32 codes, u32 x, int sum) { int r; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(codes), "r"(x), "r"(sum)); return r; }
-
-constexpr float power(int e) { float r = 1.f; for (; e < 0; e++) r *= 0.5f; for (; e > 0; e--) r *= 2.f; return r; }
-
-extern "C" __global__ void __launch_bounds__(TILES* PARTS * 32, BLOCKS)
-NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, const void* __restrict__ table,
-     const char* __restrict__ codes, const float2* __restrict__ terms, float* __restrict__ partials,
-     int rows_out, int chunks, int splits, int row_stride, int split_stride) {
+INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
+  const char* weights = matrix.weights;
+  const float* block_scales = matrix.block_scales;
+  const void* table = matrix.table;
+  float* partials = matrix.partials;
+  const int rows_out = matrix.rows_out;
+  const int chunks = shape.chunks, splits = shape.splits;
   __shared__ float sums[PARTS][ROWS][TILES * 16];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int slot = warp % TILES, share = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + share;
-  const int tile = blockIdx.x * TILES + slot;
+  const int tile = block_x * TILES + slot;
   const int first = (int)((long)chunks * part / parts);
   const int count = tile * 16 < rows_out ? (int)((long)chunks * (part + 1) / parts) - first : 0;
   const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
@@ -103,10 +102,10 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
   for (int i0 = 0; i0 < ROWS * TILES * 16; i0 += TILES * PARTS * 32) {
     const int i = i0 + threadIdx.x;
     if (i >= ROWS * TILES * 16) break;
-    const int m = i / (TILES * 16), row = blockIdx.x * TILES * 16 + i % (TILES * 16);
+    const int m = i / (TILES * 16), row = block_x * TILES * 16 + i % (TILES * 16);
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
-    if (row < rows_out) partials[(long)blockIdx.y * split_stride + (long)m * row_stride + row] = sum;
+    if (row < rows_out) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.row_stride + row] = sum;
   }
 }

@@ -1,6 +1,6 @@
 // Products for 8 rows and more from compute capability 8.0 on: weights become the A operand of mma.sync in registers,
 // activations come through shared memory by ldmatrix. All warps fill a ring of stages with cp.async.
-// Defined by the loader: NAME ROWS (of an activation block: 8-256) STRIPS (of 64 rows, per block) STAGES
+// Defined around it: ROWS (of an activation block: 8-256) STRIPS (of 64 rows, per block) STAGES
 // BLOCKS (per multiprocessor).
 
 constexpr int PART_ROWS = ROWS < 64 ? ROWS : 64;  // rows that one thread block takes
@@ -10,24 +10,18 @@ constexpr int STRIP_STAGE = BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = STRIPS * STRIP_STAGE;
 constexpr int STAGE_BYTES = WEIGHTS_STAGE + PART_ROWS * 128;
 
-INLINE void copy16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
-INLINE void multiply(float* c, const u32* a, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-INLINE void load_matrices(u32 (&b)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at) : "memory");
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, const void* __restrict__ table,
-     const char* __restrict__ values, const float* __restrict__ row_scales, float* __restrict__ partials,
-     int rows, int rows_out, int chunks, int splits, int row_stride, int split_stride) {
-  extern __shared__ __align__(128) char ring[];
+INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* row_scales) {
+  const char* weights = matrix.weights;
+  const float* block_scales = matrix.block_scales;
+  const void* table = matrix.table;
+  float* partials = matrix.partials;
+  const int rows_out = matrix.rows_out;
+  const int rows = shape.rows, chunks = shape.chunks, splits = shape.splits;
+  const long row_stride = shape.row_stride, split_stride = shape.split_stride;
   const u32 base = (u32)__cvta_generic_to_shared(ring);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3, tile = warp % 4, own = warp / 4;
   const int first = (int)((long)chunks * blockIdx.y / splits), count = (int)((long)chunks * (blockIdx.y + 1) / splits) - first;
-  const int strips = (rows_out + 63) / 64, strip0 = blockIdx.x * STRIPS;
+  const int strips = (rows_out + 63) / 64, strip0 = block_x * STRIPS;
   const int x_block = blockIdx.z / PARTS, x_part = blockIdx.z % PARTS;
   const char* x = values + ((long)x_block * chunks + first) * (ROWS * 128) + x_part * (PART_ROWS * 16);
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from realizar.backends.cuda.fragments import FragmentFormat, Small
-from realizar.backends.cuda.native.compiler import Source
+from realizar.backends.cuda.native.compiler import Source, read
 from realizar.checkpoint.ggml_types import GGMLType
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
@@ -57,7 +58,7 @@ class MatvecTiles:
     def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
         return -(-rows_out // (16 * self.tiles)), splits, 1
 
-    def defines(self, form: FragmentFormat) -> list[tuple[str, str]]:
+    def defines(self) -> list[tuple[str, str]]:
         names = ("ROWS", "TILES", "PARTS", "UNROLL", "BLOCKS")
         values = (self.rows, self.tiles, self.parts, self.unroll, self.blocks)
         return [(name, str(value)) for name, value in zip(names, values, strict=True)]
@@ -102,7 +103,7 @@ class WgmmaTiles:
     def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
         return -(-rows_out // (64 * self.strips * self.groups)), splits, row_blocks
 
-    def defines(self, form: FragmentFormat) -> list[tuple[str, str]]:
+    def defines(self) -> list[tuple[str, str]]:
         names = ("ROWS", "STRIPS", "GROUPS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
         values = (self.rows, self.strips, self.groups, self.stages, self.step, self.blocks, self.registers)
         count = self.rows // 2
@@ -146,7 +147,7 @@ class MmaSyncTiles:
     def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
         return -(-rows_out // (64 * self.strips)), splits, row_blocks * max(1, self.rows // 64)
 
-    def defines(self, form: FragmentFormat) -> list[tuple[str, str]]:
+    def defines(self) -> list[tuple[str, str]]:
         names = ("ROWS", "STRIPS", "STAGES", "BLOCKS")
         return [(n, str(v)) for n, v in zip(names, (self.rows, self.strips, self.stages, self.blocks), strict=True)]
 
@@ -154,23 +155,58 @@ class MmaSyncTiles:
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 
 
-def product_source(form: FragmentFormat, tiles: Tiles) -> Source:
-    """The kernel for weights of a format."""
-    scale = "vector" if form.vector else f"{'codebook' if form.codebook else 'affine'}{form.bits}"
-    name = f"{tiles.kind}_{scale}_{form.small}_rows{tiles.rows}"
-    defines = [*_format_defines(form), *tiles.defines(form)]
-    return Source(name, ("weights.cu", f"{tiles.kind}.cu"), tuple(defines))
+def product_source(forms: Sequence[FragmentFormat], tiles: Tiles) -> Source:
+    """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
+
+    Its parameters: of each matrix weights, block scales, table, partials and rows; its first block in x; then the
+    activations' two addresses, rows, chunks, splits, row stride and split stride.
+    """
+    names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
+    name = f"{tiles.kind}_{'_'.join(names)}_rows{tiles.rows}"
+    parts = [_defines(tiles.defines()), read("primitives.cu")]
+    if tiles.kind != "matvec":
+        parts.append(read(f"{tiles.kind}_instructions.cu"))
+    for index, form in enumerate(forms):
+        defines = _format_defines(form)
+        parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
+        parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
+        parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
+    return Source(name, "".join(parts) + _entry(name, len(forms), tiles))
+
+
+def _entry(name: str, count: int, tiles: Tiles) -> str:
+    """The kernel's entry point."""
+    parameters = [
+        f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
+    ]
+    second = "float2" if tiles.kind == "matvec" else "float"
+    parameters.append(f"const char* x, const {second}* scales")
+    parameters.append("int rows, int chunks, int splits, int row_stride, int split_stride")
+    lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
+    lines.append(f"{name}({', '.join(parameters)}) {{")
+    lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride};")
+    for i in reversed(range(count)):
+        condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
+        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}}}"
+        lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, blockIdx.x - f{i}, x, scales);")
+    return "\n".join(lines) + "\n}\n"
 
 
 def activations_source() -> Source:
     """Float rows to both formats of activations."""
-    return Source("activations", ("activations.cu",), (("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")))
+    return Source(
+        "activations", _defines([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")]) + read("activations.cu")
+    )
 
 
 def repack_source(ggml_type: GGMLType, form: FragmentFormat) -> Source:
     """Raw blocks of a type to its format: two kernels, `scale_tops` and `pack_blocks`."""
-    names = (("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{ggml_type.name}", "1"))
-    return Source(f"repack_{ggml_type.name.lower()}", ("repack.cu",), (*_format_defines(form), *names))
+    names = [("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{ggml_type.name}", "1")]
+    return Source(f"repack_{ggml_type.name.lower()}", _defines(_format_defines(form) + names) + read("repack.cu"))
+
+
+def _defines(values: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"#define {key} {value}\n" for key, value in values)
 
 
 def _format_defines(form: FragmentFormat) -> list[tuple[str, str]]:

@@ -1,66 +1,7 @@
-// Reading weights in fragment order; shared by the product kernels. The layout and the constants' meaning stand in
-// fragments.py; the loader defines, from a FragmentFormat:
+// Reading weights in fragment order; a namespace for each format of a launch. The layout and the constants' meaning stand
+// in fragments.py; defined around it, from a FragmentFormat:
 //   BITS VECTOR HIGH_BITS SIGNS CODEBOOK SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
 //   POSITION0 POSITION1 CODES_BYTES TILE_SCALE_BYTES BLOCK_BYTES SUPER_BYTES
-// No header is included: half floats are handled through inline PTX.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-#define INLINE __device__ __forceinline__
-#define SMALL_F16 0
-#define SMALL_U4_PAIR 1
-#define SMALL_U8_PAIR 2
-#define SMALL_I8 3
-#define SMALL_U4_ODD 4
-#define SMALL_NONE 5
-
-INLINE u32 fma2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
-INLINE u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-INLINE u32 add2(u32 a, u32 b) { u32 r; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-INLINE float low_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(r) : "r"(x)); return r; }
-INLINE float high_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
-INLINE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
-// (a & mask) | b in one instruction
-INLINE u32 masked_or(u32 a, u32 mask, u32 b) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(b)); return r; }
-template <int N> INLINE u32 shifted(u32 x) { if constexpr (N >= 0) return x << N; else return x >> -N; }
-
-// Programmatic dependent launch; nothing before compute capability 9.0.
-INLINE void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-INLINE void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Activations and their scales, written by the kernel before: never through the read-only path, and never before the wait.
-INLINE uint4 load16(const void* at) { uint4 r; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(at) : "memory"); return r; }
-INLINE float2 load_float2(const void* at) { float2 r; asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
-INLINE float load_float(const void* at) { float r; asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(at) : "memory"); return r; }
-
-// Where weights are read from: global memory, each byte once, or shared memory.
-struct Streamed {
-  const char* base;
-  INLINE uint4 read16(int at) const { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(base + at)); return r; }
-  INLINE uint2 read8(int at) const { uint2 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(base + at)); return r; }
-  INLINE u32 read4(int at) const { u32 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(r) : "l"(base + at)); return r; }
-  INLINE u32 read2(int at) const { u16 r; asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(base + at)); return r; }
-  INLINE u32 read1(int at) const { u32 r; asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(r) : "l"(base + at)); return r; }
-};
-struct Staged {
-  const char* base;
-  INLINE uint4 read16(int at) const { return *(const uint4*)(base + at); }
-  INLINE uint2 read8(int at) const { return *(const uint2*)(base + at); }
-  INLINE u32 read4(int at) const { return *(const u32*)(base + at); }
-  INLINE u32 read2(int at) const { return *(const u16*)(base + at); }
-  INLINE u32 read1(int at) const { return *(const u8*)(base + at); }
-};
 
 #if VECTOR
 constexpr int VECTORS = 32 / VECTOR;           // of a lane
@@ -166,7 +107,7 @@ INLINE u32 code_bytes(const Raw& raw, const void* table) {
 template <int R, int J>
 INLINE u32 code_bytes(const Raw& raw, const void* table) {
   if constexpr (CODEBOOK) {
-    const uint4 t = *(const uint4*)table;
+    const uint4 t = __ldg((const uint4*)table);
     const u32 nibbles = R ? raw.codes[J] >> 16 : raw.codes[J], three = nibbles & 0x7777;
     return permute(permute(t.x, t.y, three), permute(t.z, t.w, three), masked_or(nibbles >> 1, 0x4444, 0x3210));
   } else if constexpr (BITS == 8) return raw.codes[R * 4 + J];
@@ -198,12 +139,6 @@ INLINE u32 code_halves(const Raw& raw, u32 bytes) {
   else return shifted<1 - 4 * R - J - 8 * H>(raw.codes[0]) & 0x00020002u;
 #endif
 }
-
-// A power of two as a half, twice in a word; 2^-24 .. 2^15.
-constexpr u32 half_power(int e) { return (e >= -14 ? (u32)(e + 15) << 10 : 1u << (e + 24)) * 0x10001u; }
-constexpr int log2_of(float x) { int e = 0; for (; x > 1.f; x *= 0.5f) e++; for (; x < 1.f; x *= 2.f) e--; return e; }
-
-template <int N> struct Index { static constexpr int value = N; };
 
 // The A operand of the tensor cores: four K steps of 16 of a tile, as halves.
 INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {

@@ -1,34 +1,24 @@
 // Products for 8 rows to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
-// Defined by the loader: NAME ROWS (of a block: 8-256) STRIPS (of 64 rows, per warpgroup) GROUPS (consumer warpgroups)
-// STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0)
-// ACCUMULATORS (the list of accumulator operands of one wgmma) OPERANDS (their bindings).
-
-INLINE void barrier_init(u32 at, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals)); }
-INLINE void barrier_expect(u32 at, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory"); }
-INLINE void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-INLINE void barrier_wait(u32 at, u32 parity) {
-  asm volatile("{\n.reg .pred done;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(at), "r"(parity) : "memory");
-}
-INLINE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// c += a * b; a from registers, b by its descriptor
-INLINE void multiply(float* c, const u32* a, u64 b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" ROWS_TEXT "k16.f32.f16.f16 {" ACCUMULATORS "}, " INPUTS ", 1, 1, 1, 0;" : OPERANDS : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+// Defined around it: ROWS (of a block: 8-256) STRIPS (of 64 rows, per warpgroup) GROUPS (consumer warpgroups)
+// STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0).
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
 constexpr int X_CHUNK = ROWS * 128;
 constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
-constexpr int PRODUCER_THREADS = REGISTERS ? 128 : 32;
+// Outputs of large tiles leave through the ring's memory, 64 floats a row; 68 apart, so that a warp's stores hit all banks.
+constexpr int OUT_PITCH = 68, OUT_BYTES = ROWS * OUT_PITCH * 4;
+constexpr bool STAGED_OUT = ROWS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
 
-extern "C" __global__ void __launch_bounds__(GROUPS * 128 + PRODUCER_THREADS, BLOCKS)
-NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, const void* __restrict__ table,
-     const char* __restrict__ values, const float* __restrict__ row_scales, float* __restrict__ partials,
-     int rows, int rows_out, int chunks, int splits, int row_stride, int split_stride) {
-  extern __shared__ __align__(1024) char ring[];
+INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* row_scales) {
+  const char* weights = matrix.weights;
+  const float* block_scales = matrix.block_scales;
+  const void* table = matrix.table;
+  float* partials = matrix.partials;
+  const int rows_out = matrix.rows_out;
+  const int rows = shape.rows, chunks = shape.chunks, splits = shape.splits;
+  const long row_stride = shape.row_stride, split_stride = shape.split_stride;
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
   __shared__ float scales[ROWS];                     // of the activation rows
   const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8, base = (u32)__cvta_generic_to_shared(ring);
@@ -36,7 +26,7 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
   const int units = (chunks + STEP - 1) / STEP;
   const int first = (int)((long)units * blockIdx.y / splits) * STEP, end = (int)((long)units * (blockIdx.y + 1) / splits) * STEP;
   const int count = (end < chunks ? end : chunks) - first, stages = (count + STEP - 1) / STEP;
-  const int strips = (rows_out + 63) / 64, strip0 = blockIdx.x * GROUPS * STRIPS;
+  const int strips = (rows_out + 63) / 64, strip0 = block_x * GROUPS * STRIPS;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) { barrier_init(full + s * 8, 1); barrier_init(empty + s * 8, GROUPS * 4); }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -133,23 +123,45 @@ NAME(const char* __restrict__ weights, const float* __restrict__ block_scales, c
 
   float* out = partials + (long)blockIdx.y * split_stride;
   const int x_row0 = blockIdx.z * ROWS + t * 2;
+  const bool aligned = STAGED_OUT && row_stride % 4 == 0 && split_stride % 4 == 0 && (u64)partials % 16 == 0;
 #pragma unroll
   for (int i = 0; i < STRIPS; i++) {
     const int strip = strip0 + group * STRIPS + i, row = strip * 64 + tile * 16 + g;
     if (strip >= strips) break;
     const float block_scale = __ldg(block_scales + strip);
+    if (aligned && strip * 64 + 64 <= rows_out) {
+      float* staged = (float*)(ring + group * OUT_BYTES);
+      float* to = staged + t * 2 * OUT_PITCH + tile * 16 + g;
+#pragma unroll
+      for (int m = 0; m < ROWS / 8; m++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const float scale = block_scale * scales[m * 8 + t * 2 + e];
+          to[(m * 8 + e) * OUT_PITCH] = c[i][m * 4 + e] * scale;
+          to[(m * 8 + e) * OUT_PITCH + 8] = c[i][m * 4 + 2 + e] * scale;
+        }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+      for (int m = threadIdx.x % 128; m < ROWS; m += 128)
+        if ((int)blockIdx.z * ROWS + m < rows)
+          store_bulk(out + (long)(blockIdx.z * ROWS + m) * row_stride + strip * 64, base + group * OUT_BYTES + m * OUT_PITCH * 4, 256);
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      if (i + 1 < STRIPS) asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+      continue;
+    }
     float* to = out + (long)x_row0 * row_stride + row;
-    const bool whole = blockIdx.z * ROWS + ROWS <= rows && strip * 64 + 64 <= rows_out;
 #pragma unroll
     for (int m = 0; m < ROWS / 8; m++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const float scale = block_scale * scales[m * 8 + t * 2 + e];
-        const bool real = whole || x_row0 + m * 8 + e < rows;
-        if (real && (whole || row < rows_out)) to[(long)e * row_stride] = c[i][m * 4 + e] * scale;
-        if (real && (whole || row + 8 < rows_out)) to[(long)e * row_stride + 8] = c[i][m * 4 + 2 + e] * scale;
+        if (x_row0 + m * 8 + e < rows) {
+          if (row < rows_out) to[(long)e * row_stride] = c[i][m * 4 + e] * scale;
+          if (row + 8 < rows_out) to[(long)e * row_stride + 8] = c[i][m * 4 + 2 + e] * scale;
+        }
       }
-      to += 8 * (long)row_stride;
+      to += 8 * row_stride;
     }
   }
 }

@@ -1,0 +1,82 @@
+// What all product kernels share and no weight format changes: half floats, memory, programmatic launch. No header is
+// included; half floats are handled through inline PTX.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INLINE __device__ __forceinline__
+#define SMALL_F16 0
+#define SMALL_U4_PAIR 1
+#define SMALL_U8_PAIR 2
+#define SMALL_I8 3
+#define SMALL_U4_ODD 4
+#define SMALL_NONE 5
+
+INLINE u32 fma2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
+INLINE u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+INLINE u32 add2(u32 a, u32 b) { u32 r; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+INLINE float low_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(r) : "r"(x)); return r; }
+INLINE float high_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
+INLINE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// (a & mask) | b in one instruction
+INLINE u32 masked_or(u32 a, u32 mask, u32 b) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(b)); return r; }
+template <int N> INLINE u32 shifted(u32 x) { if constexpr (N >= 0) return x << N; else return x >> -N; }
+
+// Programmatic dependent launch; nothing before compute capability 9.0.
+INLINE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+INLINE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Activations and their scales, written by the kernel before: never through the read-only path, and never before the wait.
+INLINE uint4 load16(const void* at) { uint4 r; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(at) : "memory"); return r; }
+INLINE float2 load_float2(const void* at) { float2 r; asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
+INLINE float load_float(const void* at) { float r; asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(at) : "memory"); return r; }
+
+// Where weights are read from: global memory, each byte once, or shared memory.
+struct Streamed {
+  const char* base;
+  INLINE uint4 read16(int at) const { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(base + at)); return r; }
+  INLINE uint2 read8(int at) const { uint2 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(base + at)); return r; }
+  INLINE u32 read4(int at) const { u32 r; asm volatile("ld.global.nc.L1::no_allocate.L2::256B.u32 %0, [%1];" : "=r"(r) : "l"(base + at)); return r; }
+  INLINE u32 read2(int at) const { u16 r; asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(base + at)); return r; }
+  INLINE u32 read1(int at) const { u32 r; asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(r) : "l"(base + at)); return r; }
+};
+struct Staged {
+  const char* base;
+  INLINE uint4 read16(int at) const { return *(const uint4*)(base + at); }
+  INLINE uint2 read8(int at) const { return *(const uint2*)(base + at); }
+  INLINE u32 read4(int at) const { return *(const u32*)(base + at); }
+  INLINE u32 read2(int at) const { return *(const u16*)(base + at); }
+  INLINE u32 read1(int at) const { return *(const u8*)(base + at); }
+};
+
+// A power of two as a half, twice in a word; 2^-24 .. 2^15.
+constexpr u32 half_power(int e) { return (e >= -14 ? (u32)(e + 15) << 10 : 1u << (e + 24)) * 0x10001u; }
+constexpr int log2_of(float x) { int e = 0; for (; x > 1.f; x *= 0.5f) e++; for (; x < 1.f; x *= 2.f) e--; return e; }
+
+template <int N> struct Index { static constexpr int value = N; };
+
+INLINE int dot4(u32 codes, u32 x, int sum) { int r; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(codes), "r"(x), "r"(sum)); return r; }
+constexpr float power(int e) { float r = 1.f; for (; e < 0; e++) r *= 0.5f; for (; e > 0; e--) r *= 2.f; return r; }
+
+extern __shared__ __align__(1024) char ring[];
+
+// One matrix of a launch: its first block in x is 0 for the kernel's body.
+struct Matrix {
+  const char* weights;
+  const float* block_scales;
+  const void* table;
+  float* partials;  // of its own columns
+  int rows_out;
+};
+// What the matrices of a launch have in common.
+struct Shape { int rows, chunks, splits, row_stride, split_stride; };
