@@ -47,7 +47,9 @@ def test_every_field_of_messages_is_known() -> None:
         if role == "function":
             continue
         message: dict[str, Any] = {name: None for name in hints if name not in ("role", "content")}
-        assert check_messages([{**message, "role": role, "content": "x"}]) == [{"role": role, "content": "x"}]
+        needed = {"tool_call_id": "1"} if role == "tool" else {}
+        (checked,) = check_messages([{**message, **needed, "role": role, "content": "x"}])
+        assert checked == {"role": role, "content": "x", **needed}
 
 
 def test_fields_without_a_type_are_checked() -> None:

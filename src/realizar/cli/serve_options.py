@@ -34,6 +34,7 @@ class ServerOptions:
         allow_request_templates: let requests bring chat templates of their own.
         no_web_page: serve no chat page at /.
         log_level: what is logged; info has a line a request.
+        traces_endpoint: where OpenTelemetry's traces go, such as http://collector:4318/v1/traces.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +46,7 @@ class ServerOptions:
     allow_request_templates: bool = False
     no_web_page: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
     def settings(self) -> ServerSettings:
         """The settings of the application.
@@ -60,6 +62,7 @@ class ServerOptions:
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             web_page=not self.no_web_page,
+            traces_endpoint=self.traces_endpoint,
         )
 
 

@@ -75,6 +75,7 @@ def _checked(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
         _check_calls(f"{where}.tool_calls", calls)
         if not calls:
             del checked["tool_calls"]
+    _require(role != "tool" or bool(checked.get("tool_call_id")), f"{where}.tool_call_id", "is missing")
     if "content" in checked:
         _check_content(f"{where}.content", checked["content"])
     else:
