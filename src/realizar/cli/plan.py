@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,12 @@ from cyclopts import Parameter
 
 from realizar.cli.arguments import Integer, Json, KVCacheType, MaybeInteger, Model, size_in_bytes
 from realizar.cli.progress import download_progress
-from realizar.config import EngineConfig
+from realizar.config import DeviceChoice, EngineConfig
 
 if TYPE_CHECKING:
-    from realizar.backends.cpu.plan import MemoryPlan
+    from realizar.backends.memory_plan import MemoryPlan
+    from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.models.spec import ModelSpec
 
 
 def plan_command(
@@ -21,7 +24,9 @@ def plan_command(
     /,
     *,
     context_length: Annotated[MaybeInteger, Parameter(help="Tokens a request may hold; default the model's.")] = None,
-    max_running: Annotated[Integer, Parameter(help="Requests in one step at most.")] = 64,
+    max_running: Annotated[
+        MaybeInteger, Parameter(help="Requests in one step at most; default 64, or 256 on a GPU.")
+    ] = None,
     max_step_tokens: Annotated[Integer, Parameter(help="Tokens computed in one step at most.")] = 512,
     kv_cache_dtype: KVCacheType = "auto",
     kv_cache_bytes: Annotated[
@@ -31,15 +36,21 @@ def plan_command(
         int | None,
         Parameter(converter=size_in_bytes, help="Free memory to plan for, such as 32G; default this machine's."),
     ] = None,
+    device: Annotated[
+        DeviceChoice, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")
+    ] = "auto",
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the memory that weights, workspace and KV cache take on the CPU, and how many requests fit."""
-    from realizar.backends.cpu.plan import plan_memory
+    """Show the memory that weights, workspace and KV cache take, and how many requests fit."""
+    from realizar.backends.select import choose_device
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
     from realizar.models.registry import build_spec
 
+    on_gpu = device == "cuda" or (device == "auto" and choose_device(device) == "cuda")
+    if max_running is None:
+        max_running = 256 if on_gpu else 64
     config = EngineConfig(
         context_length=context_length,
         max_running=max_running,
@@ -50,15 +61,33 @@ def plan_command(
     )
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
-    plan = plan_memory(build_spec(checkpoint, context_length), checkpoint, config, memory)
+    spec = build_spec(checkpoint, context_length)
+    plan = (_plan_gpu if on_gpu else _plan_cpu)(spec, checkpoint, config, memory)
     print(json.dumps(asdict(plan)) if as_json else "\n".join(_report(plan, max_running)))
 
 
+def _plan_cpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
+    from realizar.backends.cpu.plan import plan_memory
+
+    return plan_memory(spec, checkpoint, config, memory)
+
+
+def _plan_gpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
+    from realizar.backends.select import choose_device
+
+    if memory is None or importlib.util.find_spec("torch") is None:
+        choose_device("cuda")  # says what is missing
+    from realizar.backends.cuda.plan import plan_memory
+
+    return plan_memory(spec, checkpoint, config, memory)
+
+
 def _report(plan: MemoryPlan, max_running: int) -> list[str]:
-    needed = plan.weight_bytes + plan.workspace_bytes
-    kept, token_kib = _size(plan.embedding_bytes), plan.kv_bytes_per_token / 1024
+    on_gpu, token_kib = plan.device == "cuda", plan.kv_bytes_per_token / 1024
+    needed = plan.weight_bytes + plan.workspace_bytes + (plan.embedding_bytes if on_gpu else 0)
+    kept = f"{_size(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
     lines = [
-        f"weights      {_size(plan.weight_bytes)} packed; the embedding, {kept}, stays in its file",
+        f"weights      {_size(plan.weight_bytes)} packed, and the embedding, {kept}",
         f"workspace    {_size(plan.workspace_bytes)}",
         f"KV cache     {token_kib:.1f} KiB a token of {plan.kv_dtype}, {_size(plan.kv_limit_bytes)} at most",
         f"free memory  {_size(plan.free_bytes)}{'' if needed <= plan.free_bytes else f': {_size(needed)} do not fit'}",

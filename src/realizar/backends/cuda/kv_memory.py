@@ -26,6 +26,11 @@ class LayerCache:
     value_scales: torch.Tensor
 
 
+def kv_limit_bytes(config: EngineConfig, free: int) -> int:
+    """What the KV cache may take: as configured, or a share of free memory."""
+    return config.kv_cache_bytes or int(free * _FREE_MEMORY_SHARE)
+
+
 class KVMemory:
     """Blocks of every layer.
 
@@ -55,7 +60,7 @@ class KVMemory:
             per_request.append(-(-tokens // size) + 1)
         block_bytes = [sum(self._block_bytes(spec.layers[i].attention) for i in group.layers) for group in groups]
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
-        limit = config.kv_cache_bytes or int(free_bytes(device) * _FREE_MEMORY_SHARE)
+        limit = kv_limit_bytes(config, free_bytes(device))
         if request_bytes > limit:
             raise CapacityError(
                 f"the KV cache of one request of {context_length} tokens takes {request_bytes >> 20} MiB and"

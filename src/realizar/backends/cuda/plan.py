@@ -1,0 +1,85 @@
+"""What a model will take on an NVIDIA GPU, from its header alone; no GPU is needed.
+
+Weights are counted in fragment order, as cards from Ampere on have them. KV cache and workspace are the backend's own,
+made on torch's `meta` device, which takes no memory. What is not known before kernels run stays out: partial sums of
+products, copies of the sampler's tables, what torch and the driver take for themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
+from realizar.backends.cuda.fragments import BLOCK, fragment_format
+from realizar.backends.cuda.kernel_sizes import MAX_SPLITS, tile_tokens
+from realizar.backends.cuda.kv_memory import KVMemory, kv_limit_bytes
+from realizar.backends.cuda.shapes import step_sizes
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
+from realizar.backends.program import Project, build_program
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.config import EngineConfig
+from realizar.models.check_tensors import check_tensors
+from realizar.models.spec import ModelSpec
+from realizar.quantization import QUANTIZED_TYPES, to_planes
+
+_EVERYTHING = 1 << 60  # bytes: no limit
+_COLS = 256  # of a sample matrix: every type has whole blocks there
+
+
+def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, free: int | None = None) -> MemoryPlan:
+    """Sizes of a model, without reading its weights.
+
+    Args:
+        free: bytes to plan for; None is what the first GPU has free now.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over or of the wrong shape.
+        UnsupportedModelError: a tensor's type does not run.
+        CapacityError: there is no GPU and no number of bytes, or the block size does not suit it.
+    """
+    check_tensors(spec, checkpoint)
+    if free is None:
+        free = free_bytes(open_device())
+    program = build_program(spec)
+    linears = {op.linear.weight: op.linear for op in program.body + program.tail if isinstance(op, Project)}.values()
+    types = {linear.weight: stored_type(spec, checkpoint, linear.weight) for linear in linears}
+    weight_bytes = sum(matrix_bytes(types[one.weight], one.out_features, one.in_features) for one in linears)
+    embedding = embedding_bytes(spec, checkpoint)
+    context = min(config.context_length or spec.context_length, spec.context_length)
+    automatic = "f32" if set(types.values()) == {GGMLType.F32} else "bf16"
+    kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, 1, _EVERYTHING)
+    compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
+    sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
+    workspace = Workspace(spec, sizes, device, compute, MAX_SPLITS).size_bytes
+    limit = kv_limit_bytes(config, max(free - weight_bytes - embedding - workspace, 0))
+    alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
+    caches = {length: KVMemory(spec, alone, length, automatic, device) for length in planned_lengths(context)}
+    two_blocks = KVMemory(spec, alone, config.block_size, automatic, device)  # the second for what starts in the first
+    return MemoryPlan(
+        device="cuda",
+        weight_bytes=weight_bytes,
+        embedding_bytes=embedding,
+        workspace_bytes=workspace,
+        kv_dtype=kv_dtype,
+        kv_bytes_per_token=two_blocks.size_bytes / (2 * config.block_size),
+        kv_limit_bytes=limit,
+        free_bytes=free,
+        contexts=tuple(
+            ContextPlan(length, cache.size_bytes, limit // cache.size_bytes) for length, cache in caches.items()
+        ),
+    )
+
+
+def matrix_bytes(ggml_type: GGMLType, rows: int, cols: int) -> int:
+    """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of floats."""
+    if ggml_type not in QUANTIZED_TYPES:
+        return rows * cols * ggml_type.type_size
+    sample = np.zeros(_COLS // ggml_type.block_size * ggml_type.type_size, np.uint8)
+    form = fragment_format(to_planes(ggml_type, sample, 1, _COLS))
+    return form.size_bytes(rows, cols) + 4 * -(-rows // BLOCK)

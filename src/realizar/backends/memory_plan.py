@@ -1,0 +1,69 @@
+"""What a model will take in memory, as a backend plans it from the header. Standard library and the spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.models.spec import ModelSpec, TensorName
+
+_SHORTEST_CONTEXT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPlan:
+    """Requests of one length.
+
+    Attributes:
+        context_length: tokens of each, prompt and output.
+        request_bytes: of KV cache that one takes.
+        num_requests: how many fit at once, whatever the engine's own limit.
+    """
+
+    context_length: int
+    request_bytes: int
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes.
+
+    Attributes:
+        device: `cpu` or `cuda`.
+        weight_bytes: of all matrices, packed.
+        embedding_bytes: of the embedding, as stored.
+        workspace_bytes: of a step.
+        kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
+        kv_limit_bytes: what the KV cache may take: as configured, or a share of free memory; 0 where weights and
+            workspace leave none.
+        free_bytes: memory that was free when asked.
+        contexts: powers of two up to the model's context, and that.
+    """
+
+    device: str
+    weight_bytes: int
+    embedding_bytes: int
+    workspace_bytes: int
+    kv_dtype: str
+    kv_bytes_per_token: float
+    kv_limit_bytes: int
+    free_bytes: int
+    contexts: tuple[ContextPlan, ...]
+
+
+def planned_lengths(context_length: int) -> list[int]:
+    """Lengths that a plan shows."""
+    powers = [_SHORTEST_CONTEXT << power for power in range(40) if _SHORTEST_CONTEXT << power < context_length]
+    return [*powers, context_length]
+
+
+def stored_type(spec: ModelSpec, checkpoint: Checkpoint, name: TensorName) -> GGMLType:
+    """The type in which a canonical tensor is stored."""
+    return checkpoint.tensors[spec.tensors[name].name].ggml_type
+
+
+def embedding_bytes(spec: ModelSpec, checkpoint: Checkpoint) -> int:
+    """The embedding's size as stored."""
+    return checkpoint.tensors[spec.tensors[spec.embedding].name].size_bytes
