@@ -112,7 +112,10 @@ def run_process(descriptor: int, loader: Loader = load_model) -> int:
 
 
 def _die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies, should it ever be unable to see the socket close."""
+    """Have Linux kill this process when the thread that started it ends, should it be unable to see the socket close.
+
+    That thread runs the parent's event loop, without which nobody listens any more.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
