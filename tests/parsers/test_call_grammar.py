@@ -21,6 +21,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
+    GRANITE,
     HERMES,
     JSON,
     LLAMA,
@@ -29,7 +30,7 @@ from realizar.tokenizer.parsers.styles import (
     ToolStyle,
 )
 
-STYLES = [HERMES, LLAMA, MISTRAL, MISTRAL_LIST, DEEPSEEK, DEEPSEEK_FENCED, JSON]
+STYLES = [HERMES, GRANITE, LLAMA, MISTRAL, MISTRAL_LIST, DEEPSEEK, DEEPSEEK_FENCED, JSON]
 THINK = REASONING_MARKS[0]
 TOOLS: list[dict[str, Any]] = [
     {

@@ -14,6 +14,7 @@ from realizar.tokenizer.parsers.choose import choose_parser, find_format
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
+    GRANITE,
     HERMES,
     JSON,
     LLAMA,
@@ -49,6 +50,7 @@ def with_tools(text: str) -> str:
         ('<tool_call>{"name": ..., "arguments": ...}</tool_call>', HERMES),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', LLAMA),
         ("<|python_tag|>", LLAMA),
+        ("<|tool_call|>[", GRANITE),
         ("[TOOL_CALLS] [{", MISTRAL_LIST),
         ("[TOOL_CALLS]name[ARGS]{", MISTRAL),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", DEEPSEEK_FENCED),

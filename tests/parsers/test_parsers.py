@@ -14,7 +14,7 @@ from answer_pieces import Answer, cut, parse
 from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.parsers.marks import REASONING_MARKS
 from realizar.tokenizer.parsers.parser import AnswerParser
-from realizar.tokenizer.parsers.styles import DEEPSEEK, HERMES, JSON, LLAMA, MISTRAL, ToolStyle
+from realizar.tokenizer.parsers.styles import DEEPSEEK, GRANITE, HERMES, JSON, LLAMA, MISTRAL, ToolStyle
 
 THINK = REASONING_MARKS[0]
 NAMES = ("get_weather", "f", "send")
@@ -54,6 +54,8 @@ def _deepseek_fenced(calls: list[Call]) -> str:
 WRITERS: dict[str, tuple[ToolStyle, bool, Callable[[list[Call]], str]]] = {
     "hermes": (HERMES, True, lambda c: "\n".join(f"<tool_call>\n{_object(call)}\n</tool_call>" for call in c)),
     "hermes, a list": (HERMES, True, lambda c: f"<tool_call>[{','.join(map(_object, c))}]</tool_call>"),
+    "granite": (GRANITE, True, lambda c: f"<|tool_call|>[{', '.join(map(_object, c))}]"),
+    "granite, as phi": (GRANITE, True, lambda c: f"<|tool_call|>[{','.join(map(_object, c))}]<|/tool_call|>"),
     "llama": (LLAMA, False, lambda c: "; ".join(_object(call, "parameters") for call in c)),
     "llama, tag": (LLAMA, True, lambda c: "<|python_tag|>" + ";".join(_object(call, "parameters") for call in c)),
     "mistral, list": (MISTRAL, True, lambda c: f"[TOOL_CALLS] [{', '.join(map(_object, c))}]"),
@@ -79,7 +81,18 @@ calls_made = st.lists(
 cuts = st.lists(st.integers(0, 10**6), max_size=12)
 # What models write between calls, and what only looks like one.
 SHARDS = (
-    *("<tool_call>", "</tool_call>", "<tool_", "call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "["),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_",
+        "call>",
+        "<|python_tag|>",
+        "<|tool_call|>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "[",
+    ),
     *(
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>",
@@ -100,7 +113,7 @@ SHARDS = (
     *("```json\n", "```", "\n", " ", ";", "f", "text", "é", "\\", "null", "-1.5e3", "<think>", "</think>", "</", "<"),
 )
 soups = st.lists(st.sampled_from(SHARDS), max_size=14).map("".join)
-styles = st.sampled_from([HERMES, LLAMA, MISTRAL, DEEPSEEK, JSON])
+styles = st.sampled_from([HERMES, GRANITE, LLAMA, MISTRAL, DEEPSEEK, JSON])
 
 
 def parser(style: ToolStyle | None, **options: Any) -> AnswerParser:

@@ -13,6 +13,7 @@ from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.marks import (
     DEEPSEEK_CALL,
     DEEPSEEK_NAME_END,
+    GRANITE_CALLS,
     HERMES_CALL,
     LLAMA_CALL,
     MISTRAL_ARGUMENTS,
@@ -24,6 +25,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
+    GRANITE,
     HERMES,
     JSON,
     LLAMA,
@@ -39,6 +41,7 @@ _TELLING = (
     (DEEPSEEK_CALL, DEEPSEEK),
     (MISTRAL_ARGUMENTS, MISTRAL),
     (MISTRAL_CALLS, MISTRAL_LIST),
+    (GRANITE_CALLS, GRANITE),
     (HERMES_CALL, HERMES),
     (LLAMA_CALL, LLAMA),
     ('"parameters": dictionary', LLAMA),

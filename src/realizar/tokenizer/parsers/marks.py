@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HERMES_CALL, HERMES_CALL_END = "<tool_call>", "</tool_call>"
+GRANITE_CALLS, GRANITE_CALLS_END = "<|tool_call|>", "<|/tool_call|>"
 LLAMA_CALL = "<|python_tag|>"
 MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -31,6 +32,8 @@ MARKS = frozenset(
     {
         HERMES_CALL,
         HERMES_CALL_END,
+        GRANITE_CALLS,
+        GRANITE_CALLS_END,
         LLAMA_CALL,
         MISTRAL_CALLS,
         MISTRAL_CALL_ID,

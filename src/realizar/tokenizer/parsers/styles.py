@@ -17,6 +17,8 @@ from realizar.tokenizer.parsers.marks import (
     DEEPSEEK_CALLS,
     DEEPSEEK_CALLS_END,
     DEEPSEEK_NAME_END,
+    GRANITE_CALLS,
+    GRANITE_CALLS_END,
     HERMES_CALL,
     HERMES_CALL_END,
     LLAMA_CALL,
@@ -25,7 +27,7 @@ from realizar.tokenizer.parsers.marks import (
     MISTRAL_CALLS,
 )
 
-StyleName = Literal["hermes", "llama3", "mistral", "deepseek", "json"]
+StyleName = Literal["hermes", "llama3", "mistral", "deepseek", "granite", "json"]
 Reader = Callable[[Cursor, Calls, str], Reading[None]]
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -91,6 +93,14 @@ def _read_hermes(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     yield from CallReader(cursor, calls, HERMES_CALL_END).read_all()
     yield from cursor.space()
     yield from cursor.optional(HERMES_CALL_END)
+    cursor.save()
+
+
+def _read_granite(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
+    """`<|tool_call|>[{"name": ..., "arguments": ...}, ...]`; Phi closes it with `<|/tool_call|>`."""
+    yield from CallReader(cursor, calls, GRANITE_CALLS_END).read_all()
+    yield from cursor.space()
+    yield from cursor.optional(GRANITE_CALLS_END)
     cursor.save()
 
 
@@ -208,6 +218,13 @@ DEEPSEEK_FENCED = replace(
         between="\n",
         last=DEEPSEEK_CALLS_END,
     ),
+)
+GRANITE = ToolStyle(
+    "granite",
+    _read_granite,
+    _long_id,
+    CallForm('{"name": "', '", "arguments": ', "}", first=f"{GRANITE_CALLS}[", between=", ", last="]"),
+    marks=(GRANITE_CALLS,),
 )
 JSON = ToolStyle(
     "json",
