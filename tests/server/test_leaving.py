@@ -108,3 +108,30 @@ def test_leaving_before_the_first_token(path: str, body: dict[str, Any]) -> None
         assert b": ping\n\n" in [message.get("body") for message in sent]
     else:
         assert sent == []
+
+
+def test_a_client_that_takes_nothing() -> None:
+    """Its request ends after a while, and so does the connection."""
+    engine = ScriptedEngine(pieces=("a", "b", None))
+    settings = ServerSettings(ping_interval_s=0.05, write_timeout_s=0.1)
+    app = create_app(cast("Any", engine), scripted_model(), settings)
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+
+    async def main() -> None:
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                await asyncio.sleep(3600)
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(3600)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        await asyncio.wait_for(app(cast("Any", scope), cast("Any", receive), cast("Any", send)), 5)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert engine.num_closed == 1

@@ -24,6 +24,7 @@ class ServerSettings:
         max_header_bytes: of a request line and its headers together.
         header_timeout_s: time for them to arrive.
         ping_interval_s: between comments that keep an idle stream's connection open.
+        write_timeout_s: time for a client to take what a stream sends it.
         max_prompts: in one request to `/v1/completions` or `/v1/embeddings`.
         max_choices: prompts times `n` of one request.
         web_page: whether the chat page is served at `/`.
@@ -40,6 +41,7 @@ class ServerSettings:
     max_header_bytes: int = 64 << 10
     header_timeout_s: float = 20.0
     ping_interval_s: float = 10.0
+    write_timeout_s: float = 120.0
     max_prompts: int = 2048
     max_choices: int = 4096
     web_page: bool = True
@@ -53,6 +55,7 @@ class ServerSettings:
             "max_header_bytes",
             "header_timeout_s",
             "ping_interval_s",
+            "write_timeout_s",
             "max_prompts",
             "max_choices",
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -23,18 +24,20 @@ class EventStream(Response):
     """Sends records as they come.
 
     An error before the first record is an ordinary error answer; after it, an object with a top-level `error`, and the
-    stream ends without `[DONE]`. When the client leaves, `records` is closed.
+    stream ends without `[DONE]`. When the client leaves, or reads nothing for too long, `records` is closed.
 
     Args:
         records: what to send, encoded by msgspec; its `aclose` frees what it holds.
         ping_interval_s: between comments while no record comes.
+        write_timeout_s: for the client to take what is sent.
     """
 
-    def __init__(self, records: AsyncGenerator[Any], ping_interval_s: float) -> None:
+    def __init__(self, records: AsyncGenerator[Any], ping_interval_s: float, write_timeout_s: float) -> None:
         super().__init__(None, 200, HEADERS)
         del self.headers["content-length"]
         self._records = records
-        self._ping_interval_s = ping_interval_s
+        self._ping_interval_s, self._write_timeout_s = ping_interval_s, write_timeout_s
+        self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._lock, self._started, self._idle = send, asyncio.Lock(), False, True
@@ -42,7 +45,7 @@ class EventStream(Response):
         leaving = asyncio.ensure_future(wait_for_leave(receive))
         pinging = asyncio.ensure_future(self._ping())
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, leaving, pinging), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             else:
@@ -69,16 +72,27 @@ class EventStream(Response):
             await self._records.aclose()
 
     async def _ping(self) -> None:
+        """Keep an idle connection open; returns when the client takes nothing any more."""
         while True:
             self._idle = True
             await asyncio.sleep(self._ping_interval_s)
-            if self._idle:
-                await self._write(_PING)
+            since_s = self._writing_since_s
+            if since_s is not None:
+                if time.monotonic() - since_s > self._write_timeout_s:
+                    return
+            elif self._idle:
+                try:
+                    async with asyncio.timeout(self._write_timeout_s):
+                        await self._write(_PING)
+                except TimeoutError:
+                    return
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         self._idle = False
         async with self._lock:
+            self._writing_since_s = time.monotonic()
             if not self._started:
                 self._started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
+            self._writing_since_s = None

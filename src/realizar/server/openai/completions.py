@@ -39,7 +39,8 @@ async def completions(request: Request) -> Response:
     run = CompletionRun(api, plan, request_id)
     maker = _AnswerMaker(api, record, plan, run, request_id)
     if record.stream:
-        return EventStream(maker.chunks(lambda **notes: note(request, **notes)), api.settings.ping_interval_s)
+        chunks = maker.chunks(lambda **notes: note(request, **notes))
+        return EventStream(chunks, api.settings.ping_interval_s, api.settings.write_timeout_s)
     answer = await unless_left(request.receive, maker.whole())
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
