@@ -7,10 +7,11 @@ zeroed and nobody writes there. Which of the two formats a step uses depends on 
 `int8`, for few rows:
 
     codes  int8    [rows, padded_cols]          row-major, columns in their natural order; rint(x / scale)
-    terms  float32 [rows, padded_cols / 16, 2]  per 16 columns: the scale of the 32 that they lie in (max|x| / 127;
-                                                0 and codes of 0 where that is 0), and scale * sum of the 16 codes
+    terms  float32 [rows, padded_cols / 16, 2]  per 16 columns: the scale, max|x| / 127 (0, and codes of 0, where that
+                                                is 0), and scale * sum of the codes
 
-The second term is what a weight's offset or minimum multiplies. It is the sum of the codes, not of x: with the exact
+A lane of the mat-vec has 16 columns, so scales per 16 cost nothing over scales per 32 and lose 12 to 18 % less. The
+second term is what a weight's offset or minimum multiplies. It is the sum of the codes, not of x: with the exact
 sum the rounding errors of codes no longer cancel.
 
 `half`, for more rows: float16 in the order in which the tensor cores take their B operand, by blocks of `block_rows`:
@@ -33,8 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 64  # columns of a chunk: four steps of 16 of the tensor cores
-GROUP = 32  # columns that share an int8 scale
-TERM = 16  # columns that share a sum
+GROUP = 16  # columns that share an int8 scale
 
 
 def padded_cols(cols: int) -> int:
@@ -60,11 +60,8 @@ def int8_activations(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
     scales = np.abs(groups).max(axis=2) / np.float32(127)
     inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, scales, np.float32(1)), np.float32(0))
     codes = np.rint(groups * inverse[..., None]).astype(np.int8)
-    sums = codes.reshape(rows, -1, GROUP // TERM, TERM).sum(axis=3, dtype=np.int32)
-    terms = np.empty((rows, padded.shape[1] // TERM, 2), dtype=np.float32)
-    terms[..., 0] = np.repeat(scales, GROUP // TERM, axis=1)
-    terms[..., 1] = (scales[..., None] * sums).reshape(rows, -1)
-    return codes.reshape(rows, -1), terms
+    terms = np.stack([scales, scales * codes.sum(axis=2, dtype=np.int32)], axis=2)
+    return codes.reshape(rows, -1), terms.astype(np.float32)
 
 
 def half_activations(x: NDArray[np.float32], block_rows: int) -> tuple[NDArray[np.float16], NDArray[np.float32]]:

@@ -24,15 +24,14 @@ def row_factor(largest):
 @triton.jit
 def store_int8(x, row, first, codes, terms, width, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """x [BLOCK] from column `first` on as codes, and per 16 columns the scale and the scaled sum of codes."""
-    pieces = tl.reshape(x, [BLOCK // 32, 32])
+    pieces = tl.reshape(x, [BLOCK // 16, 16])
     scale = tl.max(tl.abs(pieces), axis=1) / 127.0
     inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
     rounded = round_even(pieces * inverse[:, None])
     columns = first + tl.arange(0, BLOCK)
     code = tl.reshape(rounded, [BLOCK]).to(tl.int8)
     tl.store(codes + row * (CHUNKS * 64) + columns, code, mask=columns < width)
-    sums = tl.sum(tl.reshape(rounded, [BLOCK // 32, 2, 16]), axis=2) * scale[:, None]
-    both = tl.reshape(tl.join(tl.broadcast_to(scale[:, None], [BLOCK // 32, 2]), sums), [BLOCK // 8])
+    both = tl.reshape(tl.join(scale, tl.sum(rounded, axis=1) * scale), [BLOCK // 8])
     place = first // 8 + tl.arange(0, BLOCK // 8)
     tl.store(terms + row * (CHUNKS * 8) + place, both, mask=place < CHUNKS * 8)
 

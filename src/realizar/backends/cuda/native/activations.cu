@@ -9,7 +9,7 @@ extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restri
   const int row = (int)(unit / groups), group = (int)(unit % groups), col = group * 32 + lane;
   const float value = col < cols ? x[(long)row * cols + col] : 0.f;
   float top = fabsf(value);
-  for (int o = 16; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
+  for (int o = 8; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));  // within 16 lanes
   const float scale = top / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
   const int code = __float2int_rn(value * inverse);
   int sum = code;
