@@ -229,7 +229,8 @@ function fitPrompt() {
 function showModel(found) {
   const name = byId("model");
   name.textContent = found.id;
-  name.title = found.max_model_len ? `${found.id}, ${found.max_model_len.toLocaleString()} tokens of context` : found.id;
+  const context = found.max_model_len ? `, ${found.max_model_len.toLocaleString()} tokens of context` : "";
+  name.title = found.id + context;
   byId("welcome-model").textContent = found.id;
   document.title = `${found.id} · realizar`;
 }
@@ -241,10 +242,11 @@ async function connect() {
       model = await known();
       break;
     } catch (error) {
-      byId("model").textContent = error.status === 401 ? "locked: send a message to give a key" : "server not reachable";
       if (error.status === 401) {
+        byId("model").textContent = "locked: send a message to give a key";
         return;
       }
+      byId("model").textContent = "server not reachable";
     }
     await new Promise((resolve) => setTimeout(resolve, 2000));
   }

@@ -120,16 +120,16 @@ function readList(lines, at, depth) {
   let loose = false;
   while (end < lines.length) {
     const match = ITEM.exec(lines[end]);
-    const isItem = match && match[1].length <= indent.length + 1 && /\d/.test(match[2]) === ordered && !RULE.test(lines[end]);
-    if (isItem) {
+    const isSibling = match && match[1].length <= indent.length + 1 && /\d/.test(match[2]) === ordered;
+    if (isSibling && !RULE.test(lines[end])) {
       if (match[1].length < indent.length) {
         break;
       }
       items.push([match[3] ?? ""]);
     } else if (!lines[end].trim()) {
       const next = lines.slice(end).find((line) => line.trim());
-      const goesOn = next !== undefined && (/^ {2,}/.test(next.slice(indent.length)) || sameList(next, indent, ordered));
-      if (!goesOn) {
+      const isInside = next !== undefined && /^ {2,}/.test(next.slice(indent.length));
+      if (!isInside && (next === undefined || !sameList(next, indent, ordered))) {
         break;
       }
       loose ||= sameList(next, indent, ordered);
@@ -239,9 +239,18 @@ function filled(kind, text) {
 }
 
 const CODE = /(`+)(?!`)([\s\S]*?[^`])\1(?!`)/y;
-const LINK = /!?\[((?:[^\[\]\\]|\\.){0,500})\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/y;
+const LABEL = /\[((?:[^\[\]\\]|\\.){0,500})\]/.source;
+const ADDRESS = /\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/.source;
+const LINK = new RegExp(`!?${LABEL}${ADDRESS}`, "y");
 const BARE_LINK = /<?(https?:\/\/[^\s<>"'`]+)>?/y;
-const DELIMITERS = [["***", "em", "strong"], ["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
+const DELIMITERS = [
+  ["***", "em", "strong"],
+  ["**", "strong"],
+  ["__", "strong"],
+  ["~~", "del"],
+  ["*", "em"],
+  ["_", "em"],
+];
 
 /** Text with marks for emphasis, code and links, as nodes. */
 function inline(text, depth = 0) {

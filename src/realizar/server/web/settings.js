@@ -47,7 +47,10 @@ export class Settings {
 export function setUpTheme() {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const mark = () => root.classList.toggle("dark", (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark");
+  const mark = () => {
+    const theme = root.dataset.theme ?? (system.matches ? "dark" : "light");
+    root.classList.toggle("dark", theme === "dark");
+  };
   mark();
   system.addEventListener("change", mark);
   byId("theme").addEventListener("click", () => {
