@@ -230,7 +230,7 @@ def test_a_killed_engine_is_told_to_all_and_replaced(server: Served) -> None:
 @pytest.mark.parametrize("after_first", [True, False], ids=["mid-stream", "mid-wait"])
 def test_a_client_that_leaves_frees_its_blocks(server: Served, after_first: bool) -> None:
     url = server.wait_ready()
-    others = [] if after_first else [Stream(url, max_tokens=1200) for _ in range(4)]
+    others = [] if after_first else [Stream(url, max_tokens=900) for _ in range(4)]
     assert all(other.begun.wait(20) for other in others)
     leave_early(url, after_first=after_first)
     if after_first:
@@ -246,7 +246,7 @@ def test_a_client_that_leaves_frees_its_blocks(server: Served, after_first: bool
 
 def test_a_full_queue_is_refused_with_a_time(server: Served) -> None:
     url = server.wait_ready()
-    streams = [Stream(url, max_tokens=1000) for _ in range(8)]
+    streams = [Stream(url, max_tokens=700) for _ in range(8)]
     try:
         assert wait_until(lambda: figure(url, "num_requests_running") + figure(url, "num_requests_waiting") == 8, 10)
         refused = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=30)
@@ -262,7 +262,7 @@ def test_a_full_queue_is_refused_with_a_time(server: Served) -> None:
 def test_sigterm_ends_all_that_was_accepted(tiny: Path) -> None:
     with serving(tiny, "--max-running", "2") as served:
         url = served.wait_ready()
-        streams = [Stream(url, max_tokens=1500) for _ in range(4)]
+        streams = [Stream(url, max_tokens=800) for _ in range(4)]
         assert wait_until(lambda: figure(url, "num_requests_running") + figure(url, "num_requests_waiting") == 4, 10)
         engine_pid = served.engine_pid
         served.process.send_signal(signal.SIGTERM)
