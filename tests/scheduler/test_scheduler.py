@@ -18,8 +18,8 @@ def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
     assert step(scheduler) == [(0, 0, 4, True)]
     scheduler.add(request("b", 14))
     scheduler.add(request("c", 3))
-    assert step(scheduler) == [(0, 4, 1, True), (1, 0, 9, False)]
-    assert step(scheduler) == [(0, 5, 1, True), (1, 9, 5, True), (2, 0, 3, True)]
+    assert step(scheduler) == [(0, 4, 1, True), (1, 0, 8, False), (2, 0, 1, False)]
+    assert step(scheduler) == [(0, 5, 1, True), (1, 8, 6, True), (2, 1, 2, True)]
     assert step(scheduler) == [(0, 6, 1, True), (1, 14, 1, True), (2, 3, 1, True)]
     assert scheduler.counts == SchedulerCounts(running=3, waiting=0, preemptions=0, prefix_cache_queries=21)
 
@@ -42,7 +42,18 @@ def test_nobody_overtakes_in_the_queue() -> None:
     scheduler.add(request("c", 2, max_tokens=2))
     for _ in range(4):
         assert [row[0] for row in step(scheduler)] == [0]
-    assert step(scheduler) == [(0, 0, 10, False)]
+    assert step(scheduler) == [(0, 0, 8, False), (1, 0, 2, True)]
+
+
+def test_a_short_prompt_does_not_wait_until_a_long_one_is_read() -> None:
+    """Half of a step for the long one, half of the rest for the next, and what is left for what it completes."""
+    scheduler = make_scheduler(max_step_tokens=40)
+    scheduler.add(request("a", 90, max_tokens=2))
+    assert step(scheduler) == [(0, 0, 40, False)]
+    scheduler.add(request("b", 12, max_tokens=2))
+    scheduler.add(request("c", 4, max_tokens=2))
+    assert step(scheduler) == [(0, 40, 24, False), (1, 0, 12, True), (2, 0, 4, True)]
+    assert step(scheduler) == [(1, 12, 1, True), (2, 4, 1, True), (0, 64, 26, True)]
 
 
 def test_max_running_bounds_the_rows() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from realizar.batch import OpenedRow
 from realizar.scheduler.sequence import Sequence
 
+_LEAST_SHARE = 8  # tokens; fewer are not worth a row of their own
+
 
 class Plan:
     """Tokens per sequence, drafts among them, and the budget left.
@@ -23,12 +25,17 @@ class Plan:
     def num_tokens(self) -> int:
         return sum(self.tokens.values())
 
+    @property
+    def share(self) -> int:
+        """Tokens that a prompt may take while others may want some: half of what is left, so that none waits long."""
+        return max(-(-self.budget // 2), _LEAST_SHARE)
+
     def add(self, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
-        """Schedule `count` tokens, of which the drafts are the last."""
+        """Schedule `count` tokens in all, of which the drafts are the last."""
+        self.budget += self.tokens.get(sequence, 0) - count
         self.tokens[sequence] = count
         if drafts:
             self.drafts[sequence] = drafts
-        self.budget -= count
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out again."""

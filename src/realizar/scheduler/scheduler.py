@@ -1,10 +1,11 @@
 """`Scheduler`: continuous batching, one step at a time.
 
 A step has a budget of tokens: one for each running sequence that decodes, and its drafts, then chunks of prompts, then
-prompts of those that wait, by priority and arrival. A sequence starts from the cached blocks of its prompt. When blocks
-run out, the sequence that comes last gives its blocks up and is computed again later. A step may be scheduled before
-the one before it is done: tokens not known yet are FROM_PREVIOUS_STEP, and what comes for a sequence that has ended
-meanwhile is dropped.
+prompts of those that wait, by priority and arrival: each takes half of what is left, and what nobody wanted goes to
+those that end soonest, so that a short prompt does not wait until a long one is read. A sequence starts from the cached
+blocks of its prompt. When blocks run out, the sequence that comes last gives its blocks up and is computed again later.
+A step may be scheduled before the one before it is done: tokens not known yet are FROM_PREVIOUS_STEP, and what comes
+for a sequence that has ended meanwhile is dropped.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ class Scheduler:
         if self._policy.first == "prefill":
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)
+            self._fill_up(plan)
             if not plan.tokens:
                 self._schedule_decodes(decoding, plan)
         else:
@@ -144,6 +146,7 @@ class Scheduler:
                 plan.budget = plan.budget if most is None else min(plan.budget, most)
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)
+            self._fill_up(plan)
         batch = ScheduledBatch(
             rows=tuple(self._advance(sequence, plan) for sequence in plan.tokens),
             opened=tuple(plan.opened),
@@ -198,18 +201,18 @@ class Scheduler:
                 break
             if sequence.running:  # else preempted a moment ago
                 drafts = sequence.propose_drafts(plan.budget - (len(sequences) - index))
-                self._take_blocks(sequence, _row_of(sequence), plan, drafts)
+                self._take_blocks(sequence, sequence.own_row, plan, drafts)
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
         for sequence in sequences:
             if plan.budget == 0:
                 break
             if sequence.running:
-                self._take_blocks(sequence, _row_of(sequence), plan)
+                self._take_blocks(sequence, sequence.own_row, plan)
 
     def _take_blocks(self, sequence: Sequence, row: int, plan: Plan, drafts: tuple[int, ...] = ()) -> None:
-        """Schedule what the budget and the blocks allow, preempting those that come later until a token fits."""
-        wanted = min(sequence.num_remaining_tokens, plan.budget) + len(drafts)
+        """Schedule what its share and the blocks allow, preempting those that come later until a token fits."""
+        wanted = min(sequence.num_remaining_tokens, plan.budget, plan.share) + len(drafts)
         while sequence.running:
             count = self._cache.allocate(row, sequence.num_computed_tokens, wanted)
             if count:
@@ -243,6 +246,15 @@ class Scheduler:
             self._open.start(sequence)
             self._take_blocks(sequence, row, plan)
 
+    def _fill_up(self, plan: Plan) -> None:
+        """Give what is left of the budget to the step's prompts, the shortest rest first, as far as free blocks go."""
+        rests = {each: each.num_remaining_tokens - count for each, count in plan.tokens.items()} if plan.budget else {}
+        for sequence in sorted(rests, key=rests.__getitem__):
+            wanted = plan.tokens[sequence] + min(rests[sequence], plan.budget)
+            if wanted > plan.tokens[sequence]:
+                allocated = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
+                plan.add(sequence, min(allocated, wanted))
+
     def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
         """The sequence's row; a new one is to be opened with the step."""
         if sequence.row is None:
@@ -257,7 +269,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, plan: Plan) -> ScheduledRow:
         """The sequence's part of the batch; from now on its tokens count as computed."""
         count, drafts = plan.tokens[sequence], plan.drafts.get(sequence, ())
-        request, row = sequence.request, _row_of(sequence)
+        request, row = sequence.request, sequence.own_row
         last = count - len(drafts) == sequence.num_remaining_tokens
         sample = last and request.max_tokens > 0
         scheduled = ScheduledRow(
@@ -297,11 +309,11 @@ class Scheduler:
             sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
         gain = sequence.take_in(token_ids)
         if sequence.running:
-            self._cache.register(_row_of(sequence), sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+            self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
         return gain
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._cache.free(_row_of(sequence))
+        self._cache.free(sequence.own_row)
         sequence.num_computed_tokens = 0
         self._open.stop(sequence)
         self._preemptions += 1
@@ -311,9 +323,3 @@ class Scheduler:
             self._cache.free(sequence.row)
             self._rows.release(sequence.row)
         self._open.remove(sequence)
-
-
-def _row_of(sequence: Sequence) -> int:
-    if sequence.row is None:
-        raise RuntimeError("a running sequence has no row")
-    return sequence.row

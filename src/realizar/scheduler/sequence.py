@@ -65,6 +65,13 @@ class Sequence:
         self.stop_token_ids = frozenset(self.request.sampling.stop_token_ids)
 
     @property
+    def own_row(self) -> int:
+        """The row of a sequence that has been in a step."""
+        if self.row is None:
+            raise RuntimeError("a sequence that was in no step has no row")
+        return self.row
+
+    @property
     def num_tokens(self) -> int:
         """Known and pending tokens."""
         return len(self.token_ids) + self.num_pending
