@@ -53,7 +53,7 @@ class MergedLinear:
         self.width = 0
         for matrix in matrices:
             self.segments.append(Segment(matrix, self.width))
-            self.width += matrix.shape[0] if isinstance(matrix, torch.Tensor) else matrix.rows
+            self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.rows
         first = matrices[0]
         self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.cols
 
@@ -62,7 +62,7 @@ class MergedLinear:
         return tuple(dict.fromkeys(self._form(segment, rows) for segment in self.segments))
 
     def splits(self, rows: int) -> int:
-        """Partial sums of the output; where kinds of matrices are mixed, others than packed ones fill the first alone."""
+        """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
         routes = self.routes(rows)
         if routes:
             return routes[0][1].splits
@@ -126,6 +126,17 @@ class Merger:
             bias = self._weights.bias(tuple(linears))
             self._made[key] = MergedLinear(self._weights.groups[key], bias, self._device, self._products)
         return self._made[key]
+
+    def prepare(self, row_counts: Iterable[int], compiled: Callable[[int, int], None]) -> None:
+        """Compile the products of all that was merged for these numbers of rows, side by side.
+
+        `compiled` is called, by any thread, with the number compiled so far and the number to compile.
+        """
+        if self._products is None:
+            return
+        routes = [linear.routes(rows) for rows in sorted(set(row_counts)) for linear in self._made.values()]
+        wanted = [(tuple(matrix.format for matrix, _ in route), route[0][1]) for route in routes if route]
+        self._products.prepare(wanted, compiled)
 
 
 def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:

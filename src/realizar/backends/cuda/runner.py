@@ -94,6 +94,9 @@ class CUDABackend:
         self._kv = KVMemory(spec, config, self._context, automatic, device)
         self._bind(program, merger, config)
         self._loaded = True
+        merger.prepare(
+            {*counts, *row_counts(sizes.selected)}, lambda done, of: self._progress("compiling products", done / of)
+        )
         self._warm_up(layers)
 
     def _bind(self, program: Program, merger: Merger, config: EngineConfig) -> None:
