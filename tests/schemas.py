@@ -82,8 +82,8 @@ HANDMADE: dict[str, Schema] = {
     "optional value": _object({"middle_name": {"anyOf": [_TEXT, {"type": "null"}]}}),
     "one of, told apart by a constant": {
         "oneOf": [
-            _object({"kind": {"const": "circle"}, "radius": {"type": "number"}}),
-            _object({"kind": {"const": "square"}, "side": {"type": "number"}}),
+            _object({"kind": {"const": "circle"}, "radius": {"type": "integer", "minimum": 1, "maximum": 50}}),
+            _object({"kind": {"const": "square"}, "side": {"enum": [1, 2.5]}}),
         ]
     },
     "all of": {"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 9}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -24,6 +25,7 @@ from realizar.errors import InvalidRequestError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.scheduler.policy import Policy
 from realizar.structured.grammar import GrammarFactory
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
 
@@ -53,7 +55,8 @@ def make_core(
         max_running=1000, max_step_tokens=10_000, speculative_tokens=options.pop("speculative_tokens", 0)
     )
     new_grammars = new_grammars or (lambda: FACTORY)
-    return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars, **options)
+    policy = Policy(stretch=math.inf)  # else how much of a prompt is read depends on the clock
+    return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars, policy=policy, **options)
 
 
 def structured_request(name: str, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int = 60) -> Request:

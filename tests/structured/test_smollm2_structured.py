@@ -16,8 +16,8 @@ from realizar.sampling_params import StructuredOutput
 from schemas import HANDMADE
 
 NAMES = (
-    "person", "optional value", "nested", "tuple", "one of, told apart by a constant", "tool call",
-    "enum of odd strings", "date and time", "bounded integer", "pattern",
+    "person", "optional value", "nested", "const", "one of, told apart by a constant", "tool call",
+    "enum of odd strings", "ipv4", "bounded integer", "pattern",
 )  # fmt: skip
 PROMPT = "Bob is a 42 years old plumber from Paris. Here he is, as JSON:\n"
 REPETITIVE = "One potato, two potatoes, three potatoes, four. One potato, two potatoes, three"
@@ -114,5 +114,5 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
         counts = drafting._client._core.counts
     for name in samplings:
         assert found[name].outputs == expected[name].outputs, name
-    assert counts.draft_tokens > counts.accepted_tokens > 10
+    assert counts.draft_tokens > counts.accepted_tokens > 5
     assert json.loads(found["grammar"].outputs[0].text) == ["potatoes"] * 6
