@@ -19,7 +19,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
 
 _LOG = logging.getLogger(__name__)
-_CACHED_GRAMMARS = 128
+_CACHED_GRAMMARS = 64  # at most some 20 MB each, where they have worn out their bounds
 
 
 @dataclass(slots=True)
