@@ -1,14 +1,17 @@
 """Compiles every Triton kernel as the backend launches it, for GPUs that are not there; run as a script.
 
 The backend runs on the CPU with launches replaced by compilation, so nothing is computed. Prints one line per target:
-kernels compiled, and the most shared memory and the largest spill among them. Fails where one does not compile.
+kernels compiled, and the most shared memory among them. Fails where one does not compile, or where a kernel that may
+start early reads memory before it has waited.
 
     python compile_launches.py 80 90 100
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import re
 import sys
 from typing import Any
 
@@ -30,7 +33,7 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 RECIPES = {
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
-    "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm")),
+    "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("row_norm", "ungated"), activation="gelu"),
 }
 FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64))
@@ -68,7 +71,7 @@ def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> No
         launches[key] = (ASTSource(self, signature, constants, attributes), compile_options)
 
 
-def run_backend() -> None:
+def run_backend(recipes: list[str], forms: int) -> None:
     """A chunk, a decode, and both in a step, of every recipe and every form of activations."""
     triton.runtime.jit.JITFunction.run = record
     gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
@@ -76,8 +79,8 @@ def run_backend() -> None:
     linears.product_type = lambda device: tl.float16
     plain_forms = linears.MergedLinear.forms
     plain_launch = linears.MergedLinear.launch
-    for kv, recipe in RECIPES.items():
-        for form in FORMS:
+    for kv, recipe in ((name, RECIPES[name]) for name in recipes):
+        for form in FORMS[:forms]:
             linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
             linears.MergedLinear.launch = plain_launch if form is None else (lambda self, rows, inputs, partials: None)
             kv_dtype: Any = "auto" if kv == "f32" else kv
@@ -90,13 +93,32 @@ def run_backend() -> None:
             made.step([(first, 1), (second, 1)])
 
 
-def main(targets: list[int]) -> int:
-    run_backend()
+def tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel waits before its first access to memory."""
+    access = re.search(r"\b(ld|st|atom|red)\.[a-z.]*global", ptx)
+    wait = ptx.find("griddepcontrol.wait")
+    return access is None or 0 <= wait < access.start()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", type=int, nargs="+")
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--forms", type=int, default=len(FORMS), help="how many of the forms of activations")
+    arguments = parser.parse_args()
+    targets: list[int] = arguments.targets
+    run_backend(arguments.recipes.split(","), arguments.forms)
     failed = 0
     for capability in targets:
         target = GPUTarget("cuda", capability, 32)
 
-        def build(item: tuple[ASTSource, dict[str, Any]], target: GPUTarget = target, capability: int = capability) -> Any:
+        def build(
+            item: tuple[ASTSource, dict[str, Any]], target: GPUTarget = target, capability: int = capability
+        ) -> Any:
             source, options = item
             if "DEPENDENT" in source.constants or any("DEPENDENT" in str(name) for name in source.fn.arg_names):
                 place = (source.fn.arg_names.index("DEPENDENT"),)
@@ -109,15 +131,18 @@ def main(targets: list[int]) -> int:
                 kernel = build(item)
             except Exception as error:  # noqa: BLE001 the list of failures is the result
                 failed += 1
-                print(f"sm_{capability} {key[0]}: {type(error).__name__}: {str(error)[:300]} {key[2]}")
+                tell(f"sm_{capability} {key[0]}: {type(error).__name__}: {str(error)[:300]} {key[2]}")
                 continue
+            if capability >= 90 and "DEPENDENT" in item[0].fn.arg_names and not waits_first(kernel.asm["ptx"]):
+                failed += 1
+                tell(f"sm_{capability} {key[0]}: reads memory before it waits for the kernel before it")
             most = max(most, kernel.metadata.shared)
             if kernel.metadata.shared > SHARED_BYTES[capability]:
                 failed += 1
-                print(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
-        print(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
+                tell(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
+        tell(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(text) for text in sys.argv[1:]]))
+    sys.exit(main())

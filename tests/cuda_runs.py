@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, TokenLogprobs
-from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.device import interpreter_device, open_device
+from realizar.backends.cuda.runner import CUDABackend
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig

@@ -120,7 +120,9 @@ def test_logprobs() -> None:
     values = logits_of(rng, 4)
     asked = [LogprobsAsked(None, 3), LogprobsAsked(44, 0), LogprobsAsked(0, 20), LogprobsAsked(7, 1)]
     chosen = torch.tensor([int(values[0].argmax()), 0, 0, 0])
-    for found, row, one in zip(start_logprobs(torch.from_numpy(values), asked, chosen).read(), values, asked, strict=True):
+    for found, row, one in zip(
+        start_logprobs(torch.from_numpy(values), asked, chosen).read(), values, asked, strict=True
+    ):
         expected = token_logprobs(row, one.target, one.top_n)
         assert found.token_id == expected.token_id
         assert found.rank == expected.rank

@@ -168,7 +168,8 @@ class Binder:
                 SPLITS=splits, PRODUCT_BIAS=bias is not None,
                 BRANCH_NORM=_NORM_KINDS[added.norm.kind] if added and added.norm else 0,
                 BRANCH_BIAS=bool(added and added.norm and added.norm.bias), NORM=kind,
-                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants, **space.launching(shape.tokens),
+                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants,
+                **space.launching(shape.tokens),
             )  # fmt: skip
 
         def run(shape: StepShape) -> None:
@@ -212,7 +213,8 @@ class Binder:
                 cut = activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
-                    width if gated else 0, width, *target.pointers(), *space.row_state, SPLITS=splits, BIAS=up.bias is not None,
+                    width if gated else 0, width, *target.pointers(), *space.row_state, SPLITS=splits,
+                    BIAS=up.bias is not None,
                     KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, BLOCK=cut.block, num_warps=cut.warps,
                     **target.constants(), **space.launching(shape.tokens),
                 )  # fmt: skip

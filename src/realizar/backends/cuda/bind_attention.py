@@ -120,7 +120,9 @@ class AttentionBinder:
                 KV_HEADS=attention.num_kv_heads, HEAD=attention.head_size, PADDED_HEAD=padded_head(attention),
                 ROTARY=rope.size if rope else 0, INTERLEAVED=bool(rope and rope.pairing == "interleaved"),
                 NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias),
-                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **space.launching(shape.tokens),
+                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", PARTS=ROTATE_PARTS,
+                num_warps=ROTATE_PARTS,
+                **space.launching(shape.tokens),
             )  # fmt: skip
 
         return run
@@ -147,7 +149,8 @@ class AttentionBinder:
                 splits = self.splits(attention, shape)
                 attend_decode[(shape.decodes, attention.num_kv_heads, splits)](
                     space.query, *caches, space.attention_parts, space.attention_state, arrays["decodes"], *tables,
-                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared, **space.launching(shape.tokens),
+                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared,
+                    **space.launching(shape.tokens),
                 )  # fmt: skip
             if shape.tiles:
                 attend_chunk[(shape.tiles, attention.num_kv_heads)](

@@ -1,4 +1,4 @@
-"""The end of a step: choices, drafts, log-probabilities and pooled vectors, computed on the device, copied to the host."""
+"""The end of a step: choices, drafts, log-probabilities and pooled vectors, made on the device, copied to the host."""
 
 from __future__ import annotations
 

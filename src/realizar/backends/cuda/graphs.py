@@ -61,7 +61,7 @@ class GraphRunner:
             torch.cuda.synchronize(self._device.torch_device)
             try:
                 self._graphs[rows] = self._capture(shape)
-            except Exception as error:  # noqa: BLE001 whatever a capture fails by, the size can run without
+            except Exception as error:
                 ours = translate(error)
                 if isinstance(ours, DeviceLostError):
                     raise ours from error

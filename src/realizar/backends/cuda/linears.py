@@ -153,7 +153,7 @@ def partial_floats(linears: Iterable[MergedLinear], row_counts: Iterable[int]) -
 
 
 def _token_tile(rows: int) -> int:
-    return min(64, max(16, triton.next_power_of_2(rows)))
+    return min(64, max(16, int(triton.next_power_of_2(rows))))
 
 
 def _activations(source: ActivationBuffer) -> Int8Activations | HalfActivations:

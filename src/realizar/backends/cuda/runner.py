@@ -187,7 +187,7 @@ class CUDABackend:
         self._graphs.run_eagerly(shape, padded_rows(selected, self._space.arrays.sizes.selected))
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """float32 [tokens, vocab] of some of the last step's tokens, at most as many as rows of logits exist at once."""
+        """float32 [tokens, vocab] of some of the last step's tokens, at most as many as the workspace has room for."""
         return self._finisher.logits(tokens)
 
     def shutdown(self) -> None:

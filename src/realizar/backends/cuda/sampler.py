@@ -200,4 +200,3 @@ class DeviceSampler:
 def first_largest(values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: the lowest id of the largest value, `top` [rows, 1]."""
     return (values == top).to(torch.uint8).argmax(dim=1)
-

@@ -1,7 +1,7 @@
 """DRY, "don't repeat yourself", for rows whose last tokens only the device knows. torch.
 
-A token loses `multiplier * base ** (n - allowed_length)` where it would lengthen a repetition of n tokens. Match lengths
-are kept per place: a token that equals the one just chosen has one more than the place before it had.
+A token loses `multiplier * base ** (n - allowed_length)` where it would lengthen a repetition of n tokens. Match
+lengths are kept per place: a token that equals the one just chosen has one more than the place before it had.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def shortest_prefix(keys: torch.Tensor, weights: torch.Tensor, targets: torch.Te
 
 
 def truncate(logits: torch.Tensor, samplings: Sequence[SamplingParams], xtc: Sequence[bool]) -> torch.Tensor:
-    """Weights float64 [rows, vocab] after temperature, top-n-sigma, top-k, typical, top-p, min-p and, where it acts, XTC.
+    """Weights float64 [rows, vocab] after temperature, top-n-sigma, top-k, typical, top-p, min-p and XTC where it acts.
 
     Args:
         logits: float32 [rows, vocab] without NaN or +inf, at least one finite; -inf forbids an id.
@@ -135,5 +135,6 @@ def draw_mirostat(
     choices = draw(weights, uniforms)
     chosen = weights.gather(1, choices[:, None])[:, 0]
     surprise = (weights.sum(dim=1) / chosen).log2()
-    tau, eta = (column(values, logits)[:, 0] for values in zip(*[(s.mirostat_tau, s.mirostat_eta) for s in samplings]))
+    tau = column([s.mirostat_tau for s in samplings], logits)[:, 0]
+    eta = column([s.mirostat_eta for s in samplings], logits)[:, 0]
     return choices, mu - eta * (surprise - tau)

@@ -13,7 +13,6 @@ from realizar.backends.base import ForwardInput, RowOutput, StepOutput, TokenLog
 from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
 from realizar.errors import RealizarError
 
-
 NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
 
 

@@ -111,8 +111,8 @@ class StepArrays:
         views = {name: host[place] for name, place in self._places.items()}
         tokens, rows = len(step.token_ids), len(step.rows)
 
-        def put(name: str, values: object, padded: int, nothing: int) -> None:
-            size = len(values)  # type: ignore[arg-type]
+        def put(name: str, values: Sequence[int] | NDArray[np.int32], padded: int, nothing: int) -> None:
+            size = len(values)
             views[name][:size] = values
             views[name][size:padded] = nothing
 

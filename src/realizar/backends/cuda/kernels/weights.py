@@ -92,13 +92,13 @@ def embed_floats(ids, token_rows, last, out, out_stride, scale, weights, cols, B
 
 @triton.jit
 def multiply(
-    x, x_stride, x_scale, out, out_split, out_row, rows, cols, num_tokens, low, high, small, small_minima, supers, super_minima,
-    codebook, signs,
+    x, x_stride, x_scale, out, out_split, out_row, rows, cols, num_tokens, low, high, small, small_minima, supers,
+    super_minima, codebook, signs,
     LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
     MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, SPLITS: tl.constexpr,
     COMPUTE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out [splits, tokens, rows] = x [tokens, cols] times the matrix transposed. Grid: row blocks, token blocks, splits.
+    """out [splits, tokens, rows] = x [tokens, cols] @ the matrix transposed. Grid: blocks of rows, of tokens, splits.
 
     `x_scale` [tokens] is what each row was divided by.
     """
