@@ -25,6 +25,7 @@ Formats of activations: `pack_activations`. Layout of weights: `fragments`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -34,10 +35,19 @@ import torch
 from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
-from realizar.backends.cuda.native.sources import Tiles, activations_source, product_source
+from realizar.backends.cuda.native.sources import (
+    MmaSyncTiles,
+    Tiles,
+    WgmmaTiles,
+    activations_source,
+    product_source,
+)
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_activations import padded_cols
 from realizar.backends.cuda.tuning import Choice, DeviceTuning, load_tuning
+from realizar.errors import KernelError
+
+_LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 Forms: TypeAlias = tuple[FragmentFormat, ...]
@@ -124,7 +134,7 @@ class Products:
         shared = int(properties.shared_memory_per_block_optin)
         processors = int(properties.multi_processor_count)
         self._tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
-        self._kernels: dict[tuple[Forms, Tiles], Kernel] = {}
+        self._kernels: dict[tuple[Forms, Tiles], tuple[Kernel, Tiles]] = {}
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
@@ -166,15 +176,28 @@ class Products:
             compiled: called, by any thread, with the number compiled so far and the number to compile.
 
         Raises:
-            KernelError: a kernel does not compile or does not fit the device.
+            KernelError: a kernel does not compile or does not fit the device, and nothing can replace it.
         """
         keys = {(form if isinstance(form, tuple) else (form,), config.tiles) for form, config in wanted}
         missing = sorted(keys - self._kernels.keys(), key=repr)
-        sources = [product_source(forms, tiles) for forms, tiles in missing]
-        cubins = compile_sources(sources, self.arch, compiled)
-        for (forms, tiles), source, cubin in zip(missing, sources, cubins, strict=True):
+        try:
+            compile_sources([product_source(forms, tiles) for forms, tiles in missing], self.arch, compiled)
+        except KernelError as error:
+            _LOG.debug("a kernel does not compile: %s", error)  # which one, and whether it matters, `_load` says
+        for forms, tiles in missing:
+            self._kernels[forms, tiles] = self._load(forms, tiles)
+
+    def _load(self, forms: Forms, tiles: Tiles) -> tuple[Kernel, Tiles]:
+        """A kernel and its tiles; the Hopper kernel is replaced where it fails by the one that needs less."""
+        try:
+            source = product_source(forms, tiles)
             shared = max(tiles.shared_bytes(form) for form in forms)
-            self._kernels[forms, tiles] = Kernel(cubin, source.name, shared)
+            return Kernel(compile_source(source, self.arch), source.name, shared), tiles
+        except KernelError as error:
+            if not isinstance(tiles, WgmmaTiles):
+                raise
+            _LOG.warning("%s; mma.sync takes its place", error)
+            return self._load(forms, self._tuning.shrunk(MmaSyncTiles(tiles.rows, 2, 4, 1), forms))
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, rows: int,
@@ -212,8 +235,9 @@ class Products:
         forms = tuple(matrix.format for matrix in matrices)
         if (forms, config.tiles) not in self._kernels:
             self.prepare([(forms, config)])
+        kernel, tiles = self._kernels[forms, config.tiles]
         handle = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
-        row_blocks = 1 if config.format.kind == "int8" else -(-rows // config.tiles.rows)
+        row_blocks = 1 if config.format.kind == "int8" else -(-rows // tiles.rows)
         arguments: list[int] = []
         blocks = column = 0
         grid = (0, 0, 0)
@@ -222,7 +246,7 @@ class Products:
             table = matrix.weights if matrix.table is None else matrix.table
             weights = (matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr())
             arguments += [*weights, partials.data_ptr() + 4 * column, matrix.rows, blocks]
-            grid = config.tiles.grid(matrix.rows, config.splits, row_blocks)
+            grid = tiles.grid(matrix.rows, config.splits, row_blocks)
             blocks, column = blocks + grid[0], column + matrix.rows
         if isinstance(activations, Int8Activations):
             arguments += [activations.codes.data_ptr(), activations.terms.data_ptr()]
@@ -231,8 +255,7 @@ class Products:
         chunks = matrices[0].format.chunks(matrices[0].cols)
         arguments += [rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
         sizes = "ppppii" * len(matrices) + "ppiiiii"
-        kernel = self._kernels[forms, config.tiles]
-        kernel.launch((blocks, *grid[1:]), config.tiles.threads, arguments, sizes, handle, config.dependent)
+        kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
 
     def to_int8(self, x: torch.Tensor) -> Int8Activations:
         """float32 [rows, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""

@@ -1,0 +1,170 @@
+"""What products launch, with which arguments, on a device that only writes down what it is asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from realizar.backends.cuda import products as products_module
+from realizar.backends.cuda.native.compiler import Source
+from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
+from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.products import HalfActivations, Int8Activations, Products
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import KernelError
+from realizar.quantization import random_blocks, to_planes
+
+
+class RecordingKernel:
+    """Stands in for a loaded kernel."""
+
+    launches: ClassVar[list[tuple[object, ...]]] = []
+    refused = ""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        if self.refused and self.refused in name:
+            raise KernelError(f"kernel {name} does not fit")
+        self.name, self.shared_bytes = name, shared_bytes
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: Sequence[int],
+        sizes: str,
+        stream: int,
+        dependent: bool,
+    ) -> None:
+        self.launches.append((self.name, grid, threads, list(arguments), sizes, stream, dependent))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
+    class Fresh(RecordingKernel):
+        launches: ClassVar[list[tuple[object, ...]]] = []
+
+    def compile_all(sources: Sequence[Source], arch: str, compiled: object = None) -> list[bytes]:
+        return [b"" for _ in sources]
+
+    monkeypatch.setattr(products_module, "Kernel", Fresh)
+    monkeypatch.setattr(products_module, "compile_sources", compile_all)
+    monkeypatch.setattr(products_module, "compile_source", lambda source, arch: b"")
+    return Fresh
+
+
+def products_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), invariant: bool = False
+) -> Products:
+    properties = SimpleNamespace(
+        name="NVIDIA H200" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB",
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=132,
+        shared_memory_per_block_optin=227 * 1024,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return Products("cpu", batch_invariant=invariant)
+
+
+def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:
+    data = random_blocks(ggml_type, rows, cols, np.random.default_rng(0), 0.02)
+    return pack_matrix(to_planes(ggml_type, data, rows, cols), "cpu")
+
+
+def int8(rows: int, cols: int) -> Int8Activations:
+    return Int8Activations(torch.zeros((rows, cols), dtype=torch.int8), torch.zeros((rows, cols // 16, 2)))
+
+
+def half(blocks: int, block_rows: int, cols: int) -> HalfActivations:
+    values = torch.zeros((blocks, cols // 64, 8, block_rows // 8, 8, 8), dtype=torch.float16)
+    return HalfActivations(values, torch.ones(blocks * block_rows))
+
+
+def test_few_rows_take_integers_and_more_take_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = products_on(monkeypatch)
+    kinds = {rows: products.activation_format(rows) for rows in (1, 2, 3, 8, 9, 64, 65, 129, 4096)}
+    assert [form.kind for form in kinds.values()] == ["int8", "int8", *["half"] * 7]
+    assert [form.block_rows for form in kinds.values()] == [1, 1, 8, 8, 16, 64, 128, 128, 128]
+    assert kinds[129].padded_rows(129) == 256
+    assert products_on(monkeypatch, invariant=True).activation_format(1).kind == "half"
+
+
+def test_arguments_of_one_matrix(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    products, weights = products_on(monkeypatch), matrix(GGMLType.IQ4_XS, 320)
+    config = products.route(2, weights)
+    assert isinstance(config.tiles, MatvecTiles)
+    x, partials = int8(2, 1024), torch.empty((config.splits, 2, 400))
+    products.launch(weights, x, partials, 2, config, stream=7, column=64)
+    (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
+    assert name == "matvec_c4_f16_rows2"
+    assert grid == (-(-320 // (16 * config.tiles.tiles)), config.splits, 1)
+    assert (threads, stream, dependent) == (config.tiles.threads, 7, True)
+    assert weights.table is not None
+    assert arguments == [
+        weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.table.data_ptr(),
+        partials.data_ptr() + 4 * 64, 320, 0, x.codes.data_ptr(), x.terms.data_ptr(), 2, 16, config.splits, 400, 800,
+    ]  # fmt: skip
+    assert sizes == "ppppii" + "ppiiiii"
+
+
+def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    products = products_on(monkeypatch)
+    pair = [matrix(GGMLType.Q4_K, 640), matrix(GGMLType.Q6_K, 200)]
+    configs = products.route_merged(200, pair)
+    assert configs[0] == configs[1]
+    tiles = configs[0].tiles
+    assert isinstance(tiles, WgmmaTiles)
+    partials = torch.empty((configs[0].splits, 200, 840))
+    products.launch_merged(pair, half(2, 128, 1024), partials, 200, configs[0], stream=0)
+    (name, grid, _, arguments, sizes, *_) = kernel.launches[0]
+    assert name == "wgmma_q4_f16_q6_f16_rows128"
+    per_block = 64 * tiles.strips * tiles.groups
+    first, second = -(-640 // per_block), -(-200 // per_block)
+    assert grid == (first + second, configs[0].splits, 2)
+    assert isinstance(arguments, list)
+    assert arguments[3:6] == [partials.data_ptr(), 640, 0]
+    assert arguments[9:12] == [partials.data_ptr() + 4 * 640, 200, first]
+    assert sizes == "ppppii" * 2 + "ppiiiii"
+
+
+def test_a_kernel_that_fails_is_replaced_and_said_once(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel.refused = "wgmma"
+    products, weights = products_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
+    config = products.route(16, weights)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            products.launch(weights, half(1, 16, 1024), torch.empty((12, 16, 320)), 16, config, stream=0)
+    assert [launch[0] for launch in kernel.launches] == ["mma_sync_q4_f16_rows16"] * 3
+    assert kernel.launches[0][1] == (-(-320 // 128), config.splits, 1)
+    assert len(caplog.records) == 1
+    assert "does not fit; mma.sync takes its place" in caplog.text
+
+
+def test_a_kernel_without_replacement_is_an_error(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.refused = "matvec"
+    products, weights = products_on(monkeypatch), matrix(GGMLType.Q4_K, 64)
+    with pytest.raises(KernelError, match="does not fit"):
+        products.launch(weights, int8(1, 1024), torch.empty((12, 1, 64)), 1, products.route(1, weights), stream=0)
+
+
+def test_ampere_takes_mma_sync_without_dependent_launch(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = products_on(monkeypatch, (8, 0))
+    config = products.route(8, matrix(GGMLType.Q5_0, 64))
+    assert isinstance(config.tiles, MmaSyncTiles)
+    assert not config.dependent
+    assert products.arch == "sm_80"
