@@ -120,11 +120,33 @@ def test_steps_fill_tiles_where_the_time_allows(streams: int) -> None:
 
 
 def test_decodes_are_measured_again_after_a_while() -> None:
+    """One step in some sixty reads nothing, and what it shows counts: here decodes have become twice as long."""
     pace = started(SMALL_MODEL, 2, 5)
-    times = read(pace, SMALL_MODEL, lambda _: 2, 4000, 512)
-    alone = SMALL_MODEL.step(2, 0, 0, random.Random(3))
-    measured = sum(seconds == pytest.approx(alone) for seconds in times)
-    assert 1 <= measured <= len(times) / 40
+    chunks: list[int] = []
+    for _ in range(400):
+        tokens = pace.prompt_tokens(2)
+        assert tokens is not None
+        chunks.append(tokens)
+        pace.observe(2, tokens, 5.4e-3 + 2e-4 * tokens)
+    assert 4 <= chunks.count(0) <= 8
+    assert statistics.median(chunks[-60:]) > statistics.median(chunks[:60])
+
+
+def test_a_dearer_prompt_is_felt_at_once_and_a_cheaper_one_with_care() -> None:
+    """From a prompt's beginning to far behind a cached prefix, where a token costs four times as much, and back."""
+    pace = started(SMALL_MODEL, 4, 10)
+    alone = SMALL_MODEL.step(4, 0, 0, random.Random(3))
+    times: dict[str, list[float]] = {}
+    for name, token_s in (("near", 1e-4), ("far", 4e-4), ("near again", 1e-4)):
+        times[name] = []
+        for _ in range(60):
+            tokens = pace.prompt_tokens(4)
+            assert tokens is not None
+            times[name].append(alone + token_s * tokens)
+            pace.observe(4, tokens, times[name][-1])
+    assert sum(seconds > 3.0 * alone for seconds in times["far"]) <= 3
+    assert all(seconds < 3.0 * alone for seconds in times["near"] + times["near again"])
+    assert times["near again"][-1] > 1.7 * alone
 
 
 def test_steps_in_flight_are_timed_one_by_one() -> None:
