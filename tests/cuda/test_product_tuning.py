@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.pack_raw import RawMatrix, raw_format
-from realizar.backends.cuda.tuning import DeviceTuning, Line, best_lines, load_tuning
+from realizar.backends.cuda.tuning import DeviceTuning, Line, best_lines, load_tuning, own_table, write_table
+from realizar.backends.cuda.tuning_candidates import candidates, split_counts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
 
@@ -88,3 +90,33 @@ def test_the_cheapest_line_counts_what_its_reader_reads() -> None:
     quick = Line(64, 4096, 4096, tiles, 8, 0.0080)
     frugal = Line(64, 4096, 4096, tiles, 2, 0.0085)
     assert best_lines([quick, frugal]) == [frugal]
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_candidates_fit_and_are_many(name: str) -> None:
+    device = DEVICES[name]
+    for rows, form in itertools.product((1, 2, 8, 64, 128, 2048), set(FORMS.values())):
+        tried = list(candidates(rows, form, device))
+        assert len(set(tried)) == len(tried) > 1
+        for tiles in tried:
+            assert tiles.rows == (rows if rows <= device.int8_rows else device.block_rows(rows))
+            assert tiles.shared_bytes(form) * tiles.blocks < device.shared_bytes
+            splits = split_counts(tiles, rows, 4096, 64, device.processors)
+            assert splits[0] == 1
+            assert splits == sorted(set(splits))
+
+
+def test_a_table_of_this_machine_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    line = Line(8, 4096, 4096, WgmmaTiles(8, 1, 1, 4, 1, 2), 3, 0.01)
+    slower = Line(8, 4096, 4096, WgmmaTiles(8, 1, 1, 6, 1, 2), 3, 0.02)
+    path = own_table("NVIDIA H200")
+    assert path.name == "nvidia-h200.json"
+    write_table(path, [slower, line])
+    assert load_tuning("NVIDIA H200", (9, 0), 132, 227 * 1024).lines == (line,)
+    assert load_tuning("NVIDIA X", (9, 0), 132, 227 * 1024).lines == ()
+    path.write_text('{"not": "a table"}')
+    assert load_tuning("NVIDIA H200", (9, 0), 132, 227 * 1024).lines == DEVICES["NVIDIA H200"].lines
+    assert "is no tuning table" in caplog.text

@@ -133,16 +133,16 @@ class Products:
         self.batch_invariant = batch_invariant
         shared = int(properties.shared_memory_per_block_optin)
         processors = int(properties.multi_processor_count)
-        self._tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
+        self.tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
         self._kernels: dict[tuple[Forms, Tiles], tuple[Kernel, Tiles]] = {}
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
     def activation_format(self, rows: int) -> ActivationFormat:
         """The format that all products of a step with so many rows read."""
-        if not self.batch_invariant and rows <= self._tuning.int8_rows:
+        if not self.batch_invariant and rows <= self.tuning.int8_rows:
             return ActivationFormat("int8", 1)
-        return ActivationFormat("half", self._tuning.block_rows(rows))
+        return ActivationFormat("half", self.tuning.block_rows(rows))
 
     def route(self, rows: int, matrix: PackedMatrix) -> ProductConfig:
         """How a product with `rows` rows of activations runs."""
@@ -154,16 +154,16 @@ class Products:
         largest = max(matrices, key=lambda matrix: matrix.rows)
         choice = self._choose(rows, form, largest, sum(matrix.rows for matrix in matrices))
         forms = tuple(matrix.format for matrix in matrices)
-        tiles = self._tuning.shrunk(choice.tiles, forms)
+        tiles = self.tuning.shrunk(choice.tiles, forms)
         splits = min(choice.splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
-        dependent = self.capability >= (9, 0) and self._tuning.dependent(rows)
+        dependent = self.capability >= (9, 0) and self.tuning.dependent(rows)
         return [ProductConfig(tiles, form, splits, dependent) for _ in matrices]
 
     def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix, rows_out: int) -> Choice:
         """The choice for a matrix's format and columns, and as many rows of weights."""
         if form.kind == "int8":
-            return self._tuning.few_rows(rows, rows_out, matrix.cols, matrix.format)
-        return self._tuning.many_rows(rows, rows_out, matrix.cols, matrix.format, self.batch_invariant)
+            return self.tuning.few_rows(rows, rows_out, matrix.cols, matrix.format)
+        return self.tuning.many_rows(rows, rows_out, matrix.cols, matrix.format, self.batch_invariant)
 
     def prepare(
         self, wanted: Iterable[tuple[FragmentFormat | Forms, ProductConfig]],
@@ -197,7 +197,7 @@ class Products:
             if not isinstance(tiles, WgmmaTiles):
                 raise
             _LOG.warning("%s; mma.sync takes its place", error)
-            return self._load(forms, self._tuning.shrunk(MmaSyncTiles(tiles.rows, 2, 4, 1), forms))
+            return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.rows, 2, 4, 1), forms))
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, rows: int,

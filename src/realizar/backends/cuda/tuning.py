@@ -9,15 +9,20 @@ memory.
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from realizar.backends.cuda.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
+
+_LOG = logging.getLogger(__name__)
 
 _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
@@ -171,18 +176,47 @@ class DeviceTuning:
 
 
 def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_bytes: int) -> DeviceTuning:
-    """The tuning of a device.
+    """The tuning of a device: a table measured on this machine, else the shipped one, else rules.
 
     Args:
         name: as the driver reports it. capability: major and minor. processors: multiprocessors.
         shared_bytes: shared memory that one block may ask for.
     """
-    file = next((table for word, table in _TABLES.items() if word in name.split()), None)
-    lines = _read(file) if file is not None else ()
-    return DeviceTuning(capability == (9, 0), processors, shared_bytes, lines)
+    return DeviceTuning(capability == (9, 0), processors, shared_bytes, _own_lines(name) or _shipped_lines(name))
+
+
+def own_table(name: str) -> Path:
+    """Where a table measured on this machine lies, under XDG_DATA_HOME or ~/.local/share."""
+    root = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return root / "realizar" / "tuning" / f"{'-'.join(name.lower().split())}.json"
+
+
+def write_table(path: Path, lines: Iterable[Line]) -> None:
+    """Write the best of these lines as a table, folders included."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = ",\n".join(json.dumps(line.to_json()) for line in best_lines(lines))
+    path.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+def _own_lines(name: str) -> tuple[Line, ...]:
+    """Lines measured on this machine; a file that is not a table is passed over."""
+    path = own_table(name)
+    try:
+        return _parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        _LOG.warning("%s is no tuning table (%s): the program's own is used", path, error)
+        return ()
 
 
 @cache
-def _read(file: str) -> tuple[Line, ...]:
-    table = resources.files("realizar.backends.cuda").joinpath("tables", file).read_text(encoding="utf-8")
+def _shipped_lines(name: str) -> tuple[Line, ...]:
+    file = next((table for word, table in _TABLES.items() if word in name.split()), None)
+    if file is None:
+        return ()
+    return _parse(resources.files("realizar.backends.cuda").joinpath("tables", file).read_text(encoding="utf-8"))
+
+
+def _parse(table: str) -> tuple[Line, ...]:
     return tuple(Line.from_json(values) for values in json.loads(table))
