@@ -3,76 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-import realizar.server.web
-from realizar.server.web import web_routes
+from page_driver import ask, finished, until
 from scripted_api import Piece, Script, ScriptedApi, words
-
-FOLDER = Path(realizar.server.web.__file__).parent
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def ask(page: Any, text: str) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-
-
-def finished(page: Any, count: int = 1) -> Any:
-    """The last of so many answers, once it is whole."""
-    page.wait_for_function(
-        "count => { const all = [...document.querySelectorAll('.assistant')];"
-        " return all.length === count && all.every(node => node.getAttribute('aria-busy') === 'false'); }",
-        arg=count,
-    )
-    return page.locator(".assistant").last
-
-
-def test_files_are_served_safely(api: ScriptedApi) -> None:
-    types = {"/": "text/html", "/static/app.js": "text/javascript", "/static/style.css": "text/css"}
-    types |= {"/static/icon.svg": "image/svg+xml", "/static/theme.js": "text/javascript"}
-    with httpx.Client(base_url=api.url) as client:
-        for path, kind in types.items():
-            answer = client.get(path)
-            assert answer.status_code == 200
-            assert answer.headers["content-type"].startswith(kind)
-            assert answer.headers["x-content-type-options"] == "nosniff"
-            policy = answer.headers["content-security-policy"].split("; ")
-            assert "default-src 'none'" in policy
-            assert "script-src 'self'" in policy
-            assert "unsafe" not in str(policy)
-            again = client.get(path, headers={"if-none-match": answer.headers["etag"]})
-            assert (again.status_code, again.content) == (304, b"")
-        for path in ("../__init__.py", "__init__.py", "%2e%2e/app.py", "..%2fapp.py", "nothing.js", "", "/etc/passwd"):
-            assert client.get(f"/static/{path}").status_code == 404
-        assert client.post("/").status_code == 405
-
-
-def test_every_route_is_one_path() -> None:
-    """The server leaves these paths open to everyone, so none may hold a pattern."""
-    paths = [route.path for route in web_routes()]
-    assert "/" in paths
-    assert [path for path in paths if not re.fullmatch(r"/|/static/[a-z]+\.[a-z]+", path)] == []
-
-
-def test_nothing_is_remote_and_no_markup_is_made_of_text() -> None:
-    for path in FOLDER.iterdir():
-        if path.suffix in (".js", ".css", ".html", ".svg"):
-            text = path.read_text().replace("http://www.w3.org/2000/svg", "")
-            assert "://" not in text.replace(r"https?:\/\/", ""), path
-            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=", text), path
 
 
 def test_a_chat_streams(api: ScriptedApi, page: Any) -> None:
@@ -258,85 +194,3 @@ def test_reasoning_is_folded_away(api: ScriptedApi, page: Any) -> None:
     ask(page, "More")
     finished(page, 2)
     assert api.requests[1]["messages"][1] == {"role": "assistant", "content": "Done."}
-
-
-def test_themes(api: ScriptedApi, browser: Any) -> None:
-    for scheme, first, second in (("light", 251, 21), ("dark", 21, 251)):
-        context = browser.new_context(color_scheme=scheme)
-        page = context.new_page()
-        page.goto(api.url)
-        red = "Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
-        assert page.evaluate(red) == first
-        page.click("#theme")
-        assert page.evaluate(red) == second
-        page.reload()
-        assert page.evaluate(red) == second, "the choice is kept"
-        context.close()
-
-
-def test_fits_a_phone(api: ScriptedApi, browser: Any) -> None:
-    wide = "```\n" + "x" * 300 + "\n```\n\n" + "y" * 300 + "\n\n| a | b |\n|---|---|\n| " + "z" * 90 + " | c d |"
-    api.script = lambda body: words(wide)
-    context = browser.new_context(viewport={"width": 360, "height": 640}, is_mobile=True, has_touch=True)
-    page = context.new_page()
-    page.goto(api.url)
-    page.fill("#prompt", "w" * 200)
-    page.tap("#send")
-    finished(page)
-    assert page.evaluate("document.documentElement.scrollWidth <= 360 && scroller.scrollWidth <= 360")
-    sizes = page.evaluate(
-        "[...document.querySelectorAll('.tool, .send')].filter(n => n.offsetWidth).map(n => n.offsetWidth)"
-    )
-    assert min(sizes) >= 38, "large enough for a finger"
-    page.tap("#open-settings")
-    assert page.evaluate("settings.getBoundingClientRect().right <= 360 && settings.scrollWidth <= 360")
-    context.close()
-
-
-def test_by_keyboard_alone(api: ScriptedApi, page: Any) -> None:
-    page.goto(api.url)
-    page.wait_for_selector("#model:has-text('scripted-1b')")
-    assert page.evaluate("document.activeElement.id") == "prompt"
-    page.keyboard.type("Hi")
-    page.keyboard.press("Enter")
-    finished(page)
-    reached = set()
-    for _ in range(16):
-        page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
-        outlined = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
-        assert page.evaluate(f"['prompt', ''].includes(document.activeElement.id) || {outlined}")
-    assert {"new-chat", "theme", "open-settings", "prompt", "send", "Copy", "Regenerate"} <= reached
-    page.focus("#open-settings")
-    page.keyboard.press("Enter")
-    assert page.is_visible("#settings")
-    page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.id") == "open-settings", "focus comes back"
-
-
-def test_copy(api: ScriptedApi, browser: Any) -> None:
-    api.script = lambda body: words("Look:\n```py\na = 1\n\nb\n```")
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    page = context.new_page()
-    page.goto(api.url)
-    ask(page, "Hi")
-    answer = finished(page)
-    answer.locator(".copy-code").click()
-    page.wait_for_selector(".copy-code:has-text('Copied')")
-    assert page.evaluate("navigator.clipboard.readText()") == "a = 1\n\nb"
-    answer.locator("[aria-label=Copy]").click()
-    until(lambda: page.evaluate("navigator.clipboard.readText()") == "Look:\n```py\na = 1\n\nb\n```")
-    context.close()
-
-
-def test_scrolling_up_is_respected(api: ScriptedApi, page: Any) -> None:
-    api.script = lambda body: words("a line\n\n" * 80, wait_s=0.01)
-    page.goto(api.url)
-    ask(page, "Hi")
-    page.wait_for_function("() => scroller.scrollTop > 300")
-    page.evaluate("scroller.scrollTop = 0")
-    page.wait_for_timeout(300)
-    assert page.evaluate("scroller.scrollTop") == 0
-    page.click("#to-end")
-    finished(page)
-    assert page.evaluate("scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight") < 2

@@ -43,11 +43,11 @@ _HEADERS = {
 
 def web_routes() -> list[Route]:
     """Routes of the page at `/` and its files below `/static/`: one for each file, so no path leads anywhere else."""
-    routes = [Route("/", _serve(_FOLDER / _PAGE), methods=["GET"], name="page")]
-    for path in sorted(_FOLDER.iterdir()):
-        if path.suffix in _CONTENT_TYPES and path.name != _PAGE:
-            routes.append(Route(f"/static/{path.name}", _serve(path), methods=["GET"], name=f"page:{path.name}"))
-    return routes
+    files = [path for path in sorted(_FOLDER.iterdir()) if path.suffix in _CONTENT_TYPES and path.name != _PAGE]
+    return [
+        Route("/", _serve(_FOLDER / _PAGE), methods=["GET"], name="page"),
+        *(Route(f"/static/{path.name}", _serve(path), methods=["GET"], name=f"page:{path.name}") for path in files),
+    ]
 
 
 def _serve(path: Path) -> Callable[[Request], Awaitable[Response]]:

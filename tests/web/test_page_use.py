@@ -1,0 +1,90 @@
+"""The chat page in Chromium: themes, a phone, the keyboard, copying, scrolling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from page_driver import ask, finished, until
+from scripted_api import ScriptedApi, words
+
+
+def test_themes(api: ScriptedApi, browser: Any) -> None:
+    for scheme, first, second in (("light", 251, 21), ("dark", 21, 251)):
+        context = browser.new_context(color_scheme=scheme)
+        page = context.new_page()
+        page.goto(api.url)
+        red = "Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
+        assert page.evaluate(red) == first
+        page.click("#theme")
+        assert page.evaluate(red) == second
+        page.reload()
+        assert page.evaluate(red) == second, "the choice is kept"
+        context.close()
+
+
+def test_fits_a_phone(api: ScriptedApi, browser: Any) -> None:
+    wide = "```\n" + "x" * 300 + "\n```\n\n" + "y" * 300 + "\n\n| a | b |\n|---|---|\n| " + "z" * 90 + " | c d |"
+    api.script = lambda body: words(wide)
+    context = browser.new_context(viewport={"width": 360, "height": 640}, is_mobile=True, has_touch=True)
+    page = context.new_page()
+    page.goto(api.url)
+    page.fill("#prompt", "w" * 200)
+    page.tap("#send")
+    finished(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= 360 && scroller.scrollWidth <= 360")
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('.tool, .send')].filter(n => n.offsetWidth).map(n => n.offsetWidth)"
+    )
+    assert min(sizes) >= 38, "large enough for a finger"
+    page.tap("#open-settings")
+    assert page.evaluate("settings.getBoundingClientRect().right <= 360 && settings.scrollWidth <= 360")
+    context.close()
+
+
+def test_by_keyboard_alone(api: ScriptedApi, page: Any) -> None:
+    page.goto(api.url)
+    page.wait_for_selector("#model:has-text('scripted-1b')")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.type("Hi")
+    page.keyboard.press("Enter")
+    finished(page)
+    reached = set()
+    for _ in range(16):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
+        outlined = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+        assert page.evaluate(f"['prompt', ''].includes(document.activeElement.id) || {outlined}")
+    assert {"new-chat", "theme", "open-settings", "prompt", "send", "Copy", "Regenerate"} <= reached
+    page.focus("#open-settings")
+    page.keyboard.press("Enter")
+    assert page.is_visible("#settings")
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") == "open-settings", "focus comes back"
+
+
+def test_copy(api: ScriptedApi, browser: Any) -> None:
+    api.script = lambda body: words("Look:\n```py\na = 1\n\nb\n```")
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(api.url)
+    ask(page, "Hi")
+    answer = finished(page)
+    answer.locator(".copy-code").click()
+    page.wait_for_selector(".copy-code:has-text('Copied')")
+    assert page.evaluate("navigator.clipboard.readText()") == "a = 1\n\nb"
+    answer.locator("[aria-label=Copy]").click()
+    until(lambda: page.evaluate("navigator.clipboard.readText()") == "Look:\n```py\na = 1\n\nb\n```")
+    context.close()
+
+
+def test_scrolling_up_is_respected(api: ScriptedApi, page: Any) -> None:
+    api.script = lambda body: words("a line\n\n" * 80, wait_s=0.01)
+    page.goto(api.url)
+    ask(page, "Hi")
+    page.wait_for_function("() => scroller.scrollTop > 300")
+    page.evaluate("scroller.scrollTop = 0")
+    page.wait_for_timeout(300)
+    assert page.evaluate("scroller.scrollTop") == 0
+    page.click("#to-end")
+    finished(page)
+    assert page.evaluate("scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight") < 2
