@@ -11,7 +11,7 @@ import torch
 
 from realizar.backends.cuda.fragments import FragmentFormat, fragment_format, pack_fragments
 from realizar.backends.cuda.pack import codebook_table, pack_matrix
-from realizar.backends.cuda.pack_raw import RawMatrix, raw_format
+from realizar.backends.cuda.pack_raw import RawMatrix, pack_by_threads, raw_format
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import QUANTIZED_TYPES, Planes, random_blocks, to_planes
@@ -206,3 +206,21 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     seven = Planes(np.zeros((64, 32), np.uint8), 7, 0, 32, np.ones((64, 1), np.float32))
     with pytest.raises(UnsupportedModelError, match="7 bits"):
         fragment_format(seven)
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q3_K, GGMLType.IQ2_XS, GGMLType.Q8_0, GGMLType.TQ2_0])
+def test_threads_pack_the_same(ggml_type: GGMLType) -> None:
+    cols = max(96, ggml_type.block_size)
+    parts = [
+        RawMatrix(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(rows), 0.02), rows, cols)
+        for rows in (320, 576, 70)
+    ]
+    seen: list[int] = []
+    got = pack_by_threads(parts, "cpu", uploaded=seen.append)
+    expected = pack_matrix([to_planes(part.ggml_type, part.data, part.rows, cols) for part in parts], "cpu")
+    assert torch.equal(got.weights, expected.weights)
+    assert torch.equal(got.block_scales, expected.block_scales)
+    assert (got.table is None) == (expected.table is None)
+    assert got.table is None or torch.equal(got.table, expected.table)
+    assert (got.rows, got.cols, got.format) == (966, cols, expected.format)
+    assert sum(seen) == sum(part.data.size for part in parts)

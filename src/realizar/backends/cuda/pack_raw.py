@@ -6,23 +6,26 @@ way.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.fragments import BLOCK, FragmentFormat, fragment_format, pack_fragments
 from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import REPACKED_TYPES, repack_source
-from realizar.backends.cuda.pack import PackedMatrix, codebook_table, pack_matrix
+from realizar.backends.cuda.pack import PackedMatrix, codebook_table
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import to_planes
 
 _PIECE_BYTES = 32 << 20
+_PIECE_ROWS = 4 * BLOCK  # packed by one thread at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,53 @@ def raw_format(matrix: RawMatrix) -> FragmentFormat:
     """
     size = matrix.ggml_type.type_size
     return fragment_format(to_planes(matrix.ggml_type, np.zeros(size, np.uint8), 1, matrix.ggml_type.block_size))
+
+
+def pack_by_threads(
+    parts: Sequence[RawMatrix], device: torch.device | str, into: torch.Tensor | None = None,
+    uploaded: Callable[[int], None] | None = None,
+) -> PackedMatrix:  # fmt: skip
+    """What `Packer.pack` gives, from `Planes` of some strips at a time, by a thread for each core."""
+    first, form = parts[0], raw_format(parts[0])
+    rows = sum(part.rows for part in parts)
+    weights, scales = _allocate(form, rows, first.cols, device, into)
+    pieces = [
+        (part, start, min(_PIECE_ROWS, part.rows - start))
+        for part in parts
+        for start in range(0, part.rows, _PIECE_ROWS)
+    ]
+
+    def pack_piece(piece: tuple[RawMatrix, int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
+        part, start, count = piece
+        row_bytes = part.data.size // part.rows
+        data = part.data[start * row_bytes : (start + count) * row_bytes]
+        return *pack_fragments(to_planes(part.ggml_type, data, count, part.cols), form), data.size
+
+    at = strip = 0
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for packed, block_scales, size in pool.map(pack_piece, pieces):
+            weights[at : at + packed.size].copy_(torch.from_numpy(packed))
+            scales[strip : strip + block_scales.size].copy_(torch.from_numpy(block_scales))
+            at, strip = at + packed.size, strip + block_scales.size
+            if uploaded is not None:
+                uploaded(size)
+    return PackedMatrix(rows, first.cols, form, weights, scales, _table_of(first, device))
+
+
+def _allocate(
+    form: FragmentFormat, rows: int, cols: int, device: torch.device | str, into: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for weights and block scales."""
+    size = form.size_bytes(rows, cols)
+    weights = torch.empty(size, dtype=torch.uint8, device=device) if into is None else into
+    return weights, torch.empty(-(-rows // BLOCK), dtype=torch.float32, device=device)
+
+
+def _table_of(matrix: RawMatrix, device: torch.device | str) -> torch.Tensor | None:
+    """The codebook of a matrix's type on the device, or None."""
+    block = matrix.data[: matrix.ggml_type.type_size]
+    book = codebook_table(to_planes(matrix.ggml_type, block, 1, matrix.ggml_type.block_size))
+    return None if book is None else torch.from_numpy(book).to(device)
 
 
 class Packer:
@@ -80,23 +130,14 @@ class Packer:
         if len({(part.ggml_type, part.cols) for part in parts}) != 1 or any(p.rows % BLOCK for p in parts[:-1]):
             raise UnsupportedModelError(f"matrices merge if of one type and width and at multiples of {BLOCK} rows")
         if first.ggml_type not in REPACKED_TYPES or first.cols % BLOCK:
-            packed = pack_matrix(
-                [to_planes(p.ggml_type, p.data, p.rows, p.cols) for p in parts], self.device, into=into
-            )
-            if uploaded is not None:
-                uploaded(sum(part.data.size for part in parts))
-            return packed
+            return pack_by_threads(parts, self.device, into, uploaded)
         form = raw_format(first)
         rows = sum(part.rows for part in parts)
-        size, strips = form.size_bytes(rows, first.cols), -(-rows // BLOCK)
-        weights = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
-        scales = torch.empty(strips, dtype=torch.float32, device=self.device)
+        weights, scales = _allocate(form, rows, first.cols, self.device, into)
         strip = 0
         for part in parts:
             strip = self._pack_part(part, form, weights, scales, strip, uploaded)
-        book = codebook_table(to_planes(first.ggml_type, first.data[: first.data.size // first.rows], 1, first.cols))
-        table = None if book is None else torch.from_numpy(book).to(self.device)
-        return PackedMatrix(rows, first.cols, form, weights, scales, table)
+        return PackedMatrix(rows, first.cols, form, weights, scales, _table_of(first, self.device))
 
     def _pack_part(
         self, part: RawMatrix, form: FragmentFormat, weights: torch.Tensor, scales: torch.Tensor, strip: int,
