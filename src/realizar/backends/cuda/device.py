@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +81,18 @@ def free_bytes(device: DeviceProfile) -> int:
         return device.memory_bytes
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info(device.torch_device)[0])
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Within, an error of the device is raised as one of ours."""
+    try:
+        yield
+    except Exception as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
 
 
 def translate(error: Exception) -> RealizarError | None:

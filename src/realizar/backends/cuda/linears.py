@@ -11,6 +11,7 @@ import triton
 
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.kernel_sizes import product_type
 from realizar.backends.cuda.kernels.weights import multiply
 from realizar.backends.cuda.pack import PackedMatrix
@@ -81,27 +82,42 @@ class MergedLinear:
             self._routes[rows] = self._products.route_merged(rows, packed)
         return list(zip(packed, self._routes[rows], strict=True))
 
+    def kernels(self, rows: int) -> list[tuple[tuple[FragmentFormat, ...], ProductConfig]]:
+        """What `Products.prepare` must compile for a step of so many rows."""
+        routes = self.routes(rows)
+        if not routes:
+            return []
+        if self._all_packed:
+            return [(tuple(matrix.format for matrix, _ in routes), routes[0][1])]
+        return [((matrix.format,), config) for matrix, config in routes]
+
     def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor) -> None:
         """Write float32 partials [splits, rows, width], contiguous."""
         routes = self.routes(rows)
-        mixed = bool(self._routes) and not all(isinstance(s.matrix, PackedMatrix) for s in self.segments)
-        splits = 1 if mixed else self.splits(rows)
-        if mixed:
-            partials[1:].zero_()
+        if self._products is not None and self._all_packed:
+            matrices, config = [matrix for matrix, _ in routes], routes[0][1]
+            activations = _activations(inputs(self._form(self.segments[0], rows)))
+            self._products.launch_merged(matrices, activations, partials, rows, config)
+            return
+        splits = 1 if routes else self.splits(rows)
         if routes:
-            assert self._products is not None
-            packed = [segment for segment in self.segments if isinstance(segment.matrix, PackedMatrix)]
-            activations = _activations(inputs(self._form(packed[0], rows)))
-            matrices, columns = [matrix for matrix, _ in routes], [segment.column for segment in packed]
-            self._products.launch_merged(matrices, activations, partials, rows, routes[0][1], columns=columns)
+            partials[1:].zero_()
+        configs = iter(routes)
         for segment in self.segments:
+            source = inputs(self._form(segment, rows))
             matrix = segment.matrix
-            if isinstance(matrix, PlainMatrix):
-                _multiply_plain(
-                    matrix, inputs(self._form(segment, rows)), partials, rows, segment.column, splits, self._device
-                )
-            elif isinstance(matrix, torch.Tensor):
-                _multiply_floats(matrix, inputs(self._form(segment, rows)), partials, rows, segment.column)
+            if isinstance(matrix, PackedMatrix):
+                assert self._products is not None
+                _, config = next(configs)
+                self._products.launch(matrix, _activations(source), partials, rows, config, column=segment.column)
+            elif isinstance(matrix, PlainMatrix):
+                _multiply_plain(matrix, source, partials, rows, segment.column, splits, self._device)
+            else:
+                _multiply_floats(matrix, source, partials, rows, segment.column)
+
+    @property
+    def _all_packed(self) -> bool:
+        return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
 
     def _form(self, segment: Segment, rows: int) -> Form:
         matrix = segment.matrix

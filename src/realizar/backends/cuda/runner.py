@@ -11,7 +11,7 @@ import torch
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.device import DeviceProfile, open_device, translate
+from realizar.backends.cuda.device import DeviceProfile, device_errors, open_device
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
@@ -55,13 +55,8 @@ class CUDABackend:
         start = time.perf_counter()
         check_tensors(spec, checkpoint)
         device = self._device or open_device()
-        try:
+        with device_errors():
             self._load(spec, checkpoint, config, device)
-        except Exception as error:
-            ours = translate(error)
-            if ours is None:
-                raise
-            raise ours from error
         self._capacity = Capacity(
             block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
             max_step_tokens=config.max_step_tokens, context_length=self._context, weight_bytes=self._weights.size_bytes,
@@ -90,6 +85,7 @@ class CUDABackend:
         merger = Merger(self._weights, device, products)
         counts = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
         layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
+        self._prepare(products, layers, counts, head, row_counts(sizes.selected))
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, row_counts(sizes.selected))))
         self._kv = KVMemory(spec, config, self._context, automatic, device)
         self._bind(program, merger, config)
@@ -113,6 +109,18 @@ class CUDABackend:
         binder = Binder(self._spec, self._weights, self._space, attention, merger)
         self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
+
+    def _prepare(
+        self, products: Products | None, layers: list[MergedLinear], counts: set[int], head: list[MergedLinear],
+        head_counts: list[int],
+    ) -> None:  # fmt: skip
+        """Compile the CUDA products of every padded number of rows, side by side."""
+        if products is not None:
+            parts = (layers, counts), (head, head_counts)
+            wanted = [
+                kernel for linears, rows in parts for linear in linears for n in rows for kernel in linear.kernels(n)
+            ]
+            products.prepare(wanted, lambda done, total: self._progress("compiling products", done / max(1, total)))
 
     def _warm_up(self, layers: list[MergedLinear]) -> None:
         """Compile all that steps can need, and capture the graphs."""
@@ -157,6 +165,10 @@ class CUDABackend:
         self._finisher.close(row)
 
     def submit(self, forward_input: ForwardInput) -> CUDAStep:
+        with device_errors():
+            return self._submit(forward_input)
+
+    def _submit(self, forward_input: ForwardInput) -> CUDAStep:
         if self._pending is not None:
             self._pending.sample()
         wanted = wanted_tokens(forward_input)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput, RowOutput, StepOutput, TokenLogprobs
+from realizar.backends.cuda.device import device_errors
 from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
 from realizar.errors import RealizarError
 
@@ -93,11 +94,12 @@ class CUDAStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
-            self.sample()
-            assert self._pending is not None
-            if self._pending.done is not None:
-                self._pending.done.synchronize()
-            self._output = self._read(self._pending)
+            with device_errors():
+                self.sample()
+                assert self._pending is not None
+                if self._pending.done is not None:
+                    self._pending.done.synchronize()
+                self._output = self._read(self._pending)
         return self._output
 
     def _read(self, pending: PendingResult) -> StepOutput:

@@ -1,0 +1,172 @@
+"""Parts of the GPU backend that need neither GPU nor interpreter: merging, sizes, arrays of a step, errors, choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, RowInput  # noqa: E402
+from realizar.backends.cuda.activations import ActivationBuffers  # noqa: E402
+from realizar.backends.cuda.device import DeviceLostError, device_errors, interpreter_device, translate  # noqa: E402
+from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.linears import MergedLinear  # noqa: E402
+from realizar.backends.cuda.pack import PackedMatrix  # noqa: E402
+from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
+from realizar.backends.cuda.products import ActivationFormat, ProductConfig  # noqa: E402
+from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
+from realizar.backends.select import choose_device  # noqa: E402
+from realizar.errors import CapacityError  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class ScriptedProducts:
+    """Says two splits for everything, and notes what is launched."""
+
+    launched: list[Any] = field(default_factory=list)
+
+    def activation_format(self, rows: int) -> ActivationFormat:
+        return ActivationFormat("int8", 1) if rows < 8 else ActivationFormat("half", 8)
+
+    def route_merged(self, rows: int, matrices: list[PackedMatrix]) -> list[ProductConfig]:
+        return [ProductConfig(None, self.activation_format(rows), 2) for _ in matrices]  # type: ignore[arg-type]
+
+    def launch_merged(self, matrices: Any, activations: Any, partials: Any, rows: int, config: Any) -> None:
+        self.launched.append((len(matrices), type(activations).__name__, tuple(partials.shape), rows))
+
+    def launch(self, matrix: Any, activations: Any, partials: Any, rows: int, config: Any, column: int) -> None:
+        self.launched.append((matrix.rows, column, rows))
+        partials[:, :rows, column : column + matrix.rows] = 1.0
+
+
+def packed(rows: int, cols: int) -> PackedMatrix:
+    return PackedMatrix(rows, cols, None, torch.zeros(1), torch.zeros(1), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(3, "Int8Activations"), (9, "HalfActivations")])
+def test_packed_matrices_run_in_one_grid(rows: int, kind: str) -> None:
+    products, buffers = ScriptedProducts(), ActivationBuffers(16, CPU)
+    linear = MergedLinear([packed(64, 128), packed(32, 128)], None, interpreter_device(), products)  # type: ignore[arg-type]
+    partials = torch.zeros(linear.splits(rows), rows, linear.width)
+    linear.launch(rows, lambda form: buffers.get(form, 128), partials)
+    assert products.launched == [(2, kind, (2, rows, 96), rows)]
+    assert len(linear.forms(rows)) == 1
+
+
+def test_floats_beside_packed_matrices_fill_the_first_split() -> None:
+    products, buffers = ScriptedProducts(), ActivationBuffers(4, CPU)
+    weights = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    linear = MergedLinear([packed(8, 128), weights], None, interpreter_device(), products)  # type: ignore[arg-type]
+    assert [form.kind for form in linear.forms(2)] == ["int8", "bf16"]
+    x = buffers.get(linear.forms(2)[1], 128)
+    x.values.copy_(torch.randn(x.values.shape, generator=torch.Generator().manual_seed(2)))
+    partials = torch.full((linear.splits(2), 2, 32), float("nan"))
+    linear.launch(2, lambda form: buffers.get(form, 128), partials)
+    assert products.launched == [(8, 0, 2)]
+    expected = x.values[:2].float() @ weights.float().T
+    assert torch.equal(partials.sum(dim=0)[:, 8:], expected)
+    assert (partials[:, :, :8] == 1).all()
+
+
+def test_padded_sizes_cover_everything() -> None:
+    for most in (1, 6, 64, 300):
+        counts = row_counts(most)
+        assert counts == sorted(set(counts))
+        assert {padded_rows(n, most) for n in range(1, most + 1)} <= set(counts)
+        assert all(padded_rows(n, most) >= n for n in range(most + 1))
+    for most in (16, 48, 512, 2048, 2064):
+        assert {padded_tokens(n, most) for n in range(1, most + 1)} <= set(token_counts(most))
+        assert all(padded_tokens(n, most) >= n for n in range(1, most + 1))
+
+
+def test_arrays_of_a_step() -> None:
+    """Two decodes, one dead row and a chunk: what padding holds, tables with their stride, tiles by context."""
+    arrays = StepArrays(StepSizes(64, 4, 8, 8, 2, 40, 8), interpreter_device())
+    rows = (
+        RowInput(3, 0, 1, 70, True), RowInput(0, 1, 0, 9, False), RowInput(2, 1, 1, 5, True),
+        RowInput(1, 2, 20, 100, True),
+    )  # fmt: skip
+    ids = np.array([FROM_PREVIOUS_STEP, 8, *range(20)], np.int32)
+    slots = tuple(np.arange(22, dtype=np.int32) + 100 * group for group in range(2))
+    tables = tuple(np.arange(20, dtype=np.int32).reshape(4, 5) + 50 * group for group in range(2))
+    step = ForwardInput(ids, np.arange(22, dtype=np.int32), slots, tables, rows)
+    tiles = tiles_of(step, 8)
+    assert tiles == [(3, 16), (3, 8), (3, 0)]
+    arrays.clear()
+    arrays.send(step, StepShape(32, 4, len(tiles)), [(0, 3), (1, 2), (21, 1)])
+    assert arrays["ids"][:32].tolist() == [*ids.tolist(), *[0] * 10]
+    assert arrays["token_rows"][:3].tolist() == [3, 0, 0]
+    assert arrays.slots(1)[:32].tolist() == [*slots[1].tolist(), *[-1] * 10]
+    assert arrays["decodes"].tolist() == [0, 2, -1, -1]
+    assert arrays["contexts"].tolist() == [71, 9, 6, 120]
+    assert arrays["selected"][:3].tolist() == [0, 1, 21]
+    assert arrays["selected_rows"].tolist() == [3, 2, 1, *[-1] * 5]
+    stride = int(arrays["header"][0])
+    assert stride >= 5
+    assert arrays["tables"][(4 + 3) * stride : (4 + 3) * stride + 5].tolist() == tables[1][3].tolist()
+
+
+def test_errors_of_the_device_are_told_apart() -> None:
+    assert isinstance(translate(torch.OutOfMemoryError("CUDA out of memory. Tried")), CapacityError)
+    lost = translate(RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors"))
+    assert isinstance(lost, DeviceLostError)
+    assert "\n" not in str(lost)
+    assert translate(ValueError("CUDA error")) is None
+    with pytest.raises(DeviceLostError), device_errors():
+        raise RuntimeError("CUDA error: misaligned address")
+    with pytest.raises(ZeroDivisionError), device_errors():
+        _ = 1 / 0
+
+
+def test_a_size_whose_capture_fails_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One size, logged once; the others have their graphs."""
+
+    class Arrays:
+        def clear(self) -> None: ...
+
+    class Space:
+        arrays = Arrays()
+
+    class Device:
+        is_gpu, torch_device = True, CPU
+
+    runner = GraphRunner([], [], Space(), Device())  # type: ignore[arg-type]
+    replayed: list[int] = []
+
+    def capture(shape: StepShape) -> Any:
+        if shape.tokens == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return type("Graph", (), {"replay": lambda _self: replayed.append(shape.tokens)})()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(runner, "_capture", capture)
+    shares: list[float] = []
+    runner.capture([1, 2, 4], shares.append)
+    assert [runner.replay(rows) for rows in (1, 2, 4, 8)] == [True, False, True, False]
+    assert replayed == [1, 4]
+    assert shares[-1] == 1.0
+    assert [record.message for record in caplog.records] == [
+        "steps of 2 rows run without a graph: capture failed: operation not permitted when stream is capturing"
+    ]
+
+
+def test_the_device_is_chosen(tmp_path: Path) -> None:
+    assert not gpu_listed(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert gpu_listed(tmp_path)
+    assert choose_device("cpu") == "cpu"
+    if not torch.cuda.is_available():
+        assert choose_device("auto") == "cpu"
+        with pytest.raises(CapacityError, match="no GPU can be used"):
+            choose_device("cuda")
