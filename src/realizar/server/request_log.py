@@ -74,7 +74,7 @@ def _write_line(scope: Scope, status: int, duration_s: float) -> None:
         if name != "model"
     )
     code = state.get("error_code")
-    quiet = scope["path"] in _QUIET and status < 400
+    quiet = scope["path"] in _QUIET and status in (200, 503)  # 503 tells those who ask for readiness to ask again
     _log.log(
         logging.DEBUG if quiet else logging.INFO,
         "%s %s %s %.3fs id=%s%s%s",

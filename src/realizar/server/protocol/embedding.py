@@ -8,7 +8,7 @@ import msgspec
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of a request. `input` is a text, token ids, or a list of either."""
 
-    model: str
+    model: str | None = None
     input: str | list[str | int | list[int]]
     encoding_format: str | None = None
     dimensions: int | None = None

@@ -26,9 +26,12 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both kinds of generation take. None is not given; fields typed Any are checked in `neutral.py`."""
+    """What both kinds of generation take. None is not given; fields typed Any are checked in `neutral.py`.
 
-    model: str
+    `model` may be left out, as one server has one model.
+    """
+
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
