@@ -9,6 +9,9 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+# For functions that only kernels call: without the wrapper for Python, which takes longer to compile than many of them.
+inner = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
@@ -38,7 +41,7 @@ def load_f32(address: int, index: int) -> float:
     return carray(_pointer(address), (2 * index + 1,), np.float32)[2 * index]
 
 
-@njit
+@inner
 def clear(address: int, count: int) -> None:
     """Zero `count` float32. A plain loop: slice assignment is many times slower here."""
     values = view(address, count, np.float32)

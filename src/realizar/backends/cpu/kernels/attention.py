@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, literally, njit, types
+from numba import cfunc, literally, types
 
 from realizar.backends.cpu.attention_tile import NEVER
 from realizar.backends.cpu.formats import GROUP
@@ -32,17 +32,19 @@ from realizar.backends.cpu.kernels.attention_record import (
 )
 from realizar.backends.cpu.kernels.attention_segment import (
     Tile,
-    attend_segment,
     finish,
     join,
     keys_of,
     place_tile,
+    score_segment,
     scratch_bytes,
+    sum_segment,
+    weigh_segment,
 )
-from realizar.backends.cpu.kernels.attention_wide import attend_wide, widen_segment
+from realizar.backends.cpu.kernels.attention_wide import score_wide, sum_wide, widen_segment
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
-from realizar.backends.cpu.memory import clear, load_f32, load_i64, view
+from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
 
 __all__ = [
     "ATTEND", "ROW_FIELDS", "SEGMENT", "STEP_ROWS", "STEP_SELECTED", "STEP_SPLIT", "STEP_TERMS", "STEP_TOKENS", "TILE",
@@ -52,7 +54,7 @@ __all__ = [
 _TOGETHER = 3  # tiles of a thread from which turning a segment to float32 pays
 
 
-@njit
+@inner
 def open_tile(arguments: int, thread: int, place: int, row: int, kv_head: int, first: int, fresh: bool) -> Tile:
     """The tile of a row's queries from `first` on, with nothing attended yet where `fresh`.
 
@@ -93,7 +95,7 @@ def open_tile(arguments: int, thread: int, place: int, row: int, kv_head: int, f
     return tile
 
 
-@njit
+@inner
 def keep_segment(arguments: int, tile: Tile, token: int, head: int, first_head: int, segment: int, split: int) -> None:
     """Store a segment's result for `combine`: the tile starts at `token` and at `head` of its group."""
     heads, padded = load_i64(arguments, record.HEADS), tile.padded
@@ -111,7 +113,7 @@ def keep_segment(arguments: int, tile: Tile, token: int, head: int, first_head: 
             token, head = token + 1, 0
 
 
-@njit
+@inner
 def join_segment(tile: Tile) -> None:
     """Add a segment's result to each query's running one."""
     for i in range(tile.count):
@@ -122,7 +124,7 @@ def join_segment(tile: Tile) -> None:
         )  # fmt: skip
 
 
-@njit
+@inner
 def write_tile(arguments: int, tile: Tile, token: int, head: int, first_head: int) -> None:
     """Divide and store the outputs."""
     head_size, sinks = load_i64(arguments, record.HEAD_SIZE), load_i64(arguments, record.SINKS)
@@ -136,59 +138,57 @@ def write_tile(arguments: int, tile: Tile, token: int, head: int, first_head: in
             token, head = token + 1, 0
 
 
-@njit
-def attend_tile(
+@inner
+def attend_tiles(
     instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, thread: int, row: int, kv_head: int,
-    first: int, only_segment: int, split: int,
+    first: int, stop: int, stride: int, wide: bool, split: int, only_segment: int,
 ) -> None:  # fmt: skip
-    """All segments of a tile of queries, or, split, one of them."""
-    _ = literally(instruction_set), literally(dtype)
-    tile = open_tile(arguments, thread, 0, row, kv_head, first, True)
-    rows = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
-    token, head, first_head = load_i64(rows, 0) + first // tile.group, first % tile.group, kv_head * tile.group
-    if split > 0:
-        attend_segment(instruction_set, dtype, lanes, size, arguments, tile, only_segment)
-        keep_segment(arguments, tile, token, head, first_head, only_segment, split)
-        return
-    low, high = segments_of(load_i64(rows, 2), first, tile.count, tile.group, load_i64(arguments, record.WINDOW))
-    for segment in range(low, high + 1):
-        attend_segment(instruction_set, dtype, lanes, size, arguments, tile, segment)
-        join_segment(tile)
-    write_tile(arguments, tile, token, head, first_head)
+    """All segments of tiles first, first + stride .. below stop, at most BATCH of them; or, split, one segment.
 
-
-@njit
-def attend_batch(
-    instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, thread: int, row: int, kv_head: int,
-    first: int, stop: int, stride: int,
-) -> None:  # fmt: skip
-    """All segments of tiles first, first + stride .. below stop, at most BATCH of them: each segment widened once."""
+    Where `wide`, a segment is turned to float32 once for all of them. One function for all cases, and few levels of
+    calls: Numba optimises what a function calls again with each of its callers.
+    """
     _ = literally(instruction_set), literally(dtype)
-    step = 32 if lanes > 8 else 16
+    step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
     group = load_i64(arguments, record.HEADS) // load_i64(arguments, record.KV_HEADS)
     rows = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
     queries, computed, window = load_i64(rows, 1) * group, load_i64(rows, 2), load_i64(arguments, record.WINDOW)
     last = first + (stop - 1 - first) // stride * stride
+    end = computed + (min((last + 1) * TILE, queries) - 1) // group + 1
     lowest, _ = segments_of(computed, first * TILE, 1, group, window)
-    _, highest = segments_of(computed, last * TILE, min(TILE, queries - last * TILE), group, window)
+    highest = (end - 1) // SEGMENT
+    if split > 0:
+        lowest, highest = only_segment, only_segment
     for segment in range(lowest, highest + 1):
-        widened = False
+        begin, widened = segment * SEGMENT, False
         for place in range((last - first) // stride + 1):
-            begin = (first + place * stride) * TILE
-            low, high = segments_of(computed, begin, min(TILE, queries - begin), group, window)
-            if segment < low or segment > high:
+            query = (first + place * stride) * TILE
+            earliest, latest = segments_of(computed, query, min(TILE, queries - query), group, window)
+            if segment < earliest or segment > latest:
                 continue
-            tile = open_tile(arguments, thread, place, row, kv_head, begin, segment == low)
-            if not widened:
-                least, _ = keys_of(tile, window, segment * SEGMENT)
-                end = computed + (min((last + 1) * TILE, queries) - 1) // group + 1
-                most = min((segment + 1) * SEGMENT, end)
-                widen_segment(instruction_set, dtype, size, step, arguments, tile, segment * SEGMENT, least, most)
-                widened = True
-            attend_wide(instruction_set, lanes, step, arguments, tile, segment)
+            fresh = split > 0 or segment == earliest
+            tile = open_tile(arguments, thread, place, row, kv_head, query, fresh)
+            low, high = keys_of(tile, window, begin)
+            if wide:
+                if not widened:
+                    most = min(begin + SEGMENT, end)
+                    widen_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, most)
+                    widened = True
+                score_wide(instruction_set, step, tile, begin, low, high)
+            else:
+                score_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
+            weigh_segment(instruction_set, lanes, arguments, tile, begin)
+            if wide:
+                sum_wide(instruction_set, step, tile, begin, low, high)
+            else:
+                sum_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
+            token, head = load_i64(rows, 0) + query // group, query % group
+            if split > 0:
+                keep_segment(arguments, tile, token, head, kv_head * group, segment, split)
+                continue
             join_segment(tile)
-            if segment == high:
-                write_tile(arguments, tile, load_i64(rows, 0) + begin // group, begin % group, kv_head * group)
+            if segment == latest:
+                write_tile(arguments, tile, token, head, kv_head * group)
 
 
 def make_attend(instruction_set: int, dtype: int) -> Any:
@@ -210,27 +210,26 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
             at = load_i64(arguments, record.ROWS) + row * ROW_FIELDS * 8
             queries, computed = load_i64(at, 1) * group, load_i64(at, 2)
             tiles = (queries + TILE - 1) // TILE
+            wide = split == 0 and tiles >= least * threads
             for kv_head in range(kv_heads):
-                if split == 0 and tiles >= least * threads:
-                    own = (thread - unit) % threads
-                    for first in range(own, tiles, BATCH * threads):
-                        attend_batch(
-                            instruction_set, dtype, lanes, size, arguments, thread, row, kv_head, first,
-                            min(tiles, first + BATCH * threads), threads,
-                        )  # fmt: skip
-                    unit += tiles
-                    continue
-                for first in range(0, queries, TILE):
+                first = (thread - unit) % threads if wide else 0
+                stride = threads if wide else 1
+                together = BATCH * threads if wide else 1
+                while first < tiles:
                     low, high = 0, 0
                     if split > 0:
-                        low, high = segments_of(computed, first, min(TILE, queries - first), group, window)
+                        low, high = segments_of(
+                            computed, first * TILE, min(TILE, queries - first * TILE), group, window
+                        )
                     for segment in range(low, high + 1):
-                        if unit % threads == thread:
-                            attend_tile(
-                                instruction_set, dtype, lanes, size, arguments, thread, row, kv_head, first, segment,
-                                split,
+                        if wide or unit % threads == thread:
+                            attend_tiles(
+                                instruction_set, dtype, lanes, size, arguments, thread, row, kv_head, first,
+                                min(tiles, first + together), stride, wide, split, segment,
                             )  # fmt: skip
-                        unit += 1
+                        unit += not wide
+                    first += together
+                unit += tiles if wide else 0
 
     return attend
 

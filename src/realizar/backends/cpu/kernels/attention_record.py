@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from realizar.backends.cpu.memory import inner
 from realizar.backends.cpu.records import Record
 
 SEGMENT = 256  # keys whose softmax is computed at once
@@ -28,7 +27,7 @@ ATTEND = Record(
 STEP_TOKENS, STEP_SELECTED, STEP_ROWS, STEP_SPLIT, STEP_TERMS = range(5)
 
 
-@njit
+@inner
 def segments_of(computed: int, tile: int, count: int, group: int, window: int) -> tuple[int, int]:
     """First and last segment that any query of a tile sees."""
     first = 0

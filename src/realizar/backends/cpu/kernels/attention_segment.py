@@ -6,13 +6,13 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import literally, njit
+from numba import literally
 
 from realizar.backends.cpu.attention_tile import NEVER, add_values, padded_queries, score_keys, softmax_row
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import BATCH, SEGMENT, TILE
-from realizar.backends.cpu.memory import clear, load_f32, load_i64, view
+from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
 
 
 class Tile(NamedTuple):
@@ -64,10 +64,10 @@ def scratch_bytes(padded: int) -> int:
     return TILE * (4 * (2 * padded + SEGMENT) + 8 + 8) + 2 * segment_bytes(padded) + BATCH * tile_bytes(padded)
 
 
-computed_as, _segment_bytes, _tile_bytes = njit(padded_queries), njit(segment_bytes), njit(tile_bytes)
+computed_as, _segment_bytes, _tile_bytes = inner(padded_queries), inner(segment_bytes), inner(tile_bytes)
 
 
-@njit
+@inner
 def place_tile(
     scratch: int, place: int, count: int, group: int, padded: int, first_position: int, last_position: int, blocks: int,
     head: int,
@@ -87,7 +87,7 @@ def place_tile(
     )  # fmt: skip
 
 
-@njit
+@inner
 def join(running: Any, total: Any, maximum: float, weight: float, part: Any) -> None:
     """Join a segment (maximum, weight, part) to the running state (running = [maximum, weight], total)."""
     if running[1] == 0:  # nothing yet: what the formula gives
@@ -103,7 +103,7 @@ def join(running: Any, total: Any, maximum: float, weight: float, part: Any) -> 
     running[0] = peak
 
 
-@njit
+@inner
 def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
     """Divide by the softmax's sum, a head's sink included."""
     weight = running[1]
@@ -118,7 +118,7 @@ def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
         out[i] = total[i] * factor
 
 
-@njit
+@inner
 def score_segment(
     instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
 ) -> None:
@@ -137,7 +137,7 @@ def score_segment(
         )  # fmt: skip
 
 
-@njit
+@inner
 def weigh_segment(instruction_set: int, lanes: int, arguments: int, tile: Tile, begin: int) -> None:
     """Softmax of every query's scores; weights of keys that it does not see are zero."""
     _ = literally(instruction_set)
@@ -162,7 +162,7 @@ def weigh_segment(instruction_set: int, lanes: int, arguments: int, tile: Tile, 
         clear(row + stop * 4, SEGMENT - stop)
 
 
-@njit
+@inner
 def sum_segment(
     instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
 ) -> None:
@@ -188,22 +188,8 @@ def sum_segment(
         start += count
 
 
-@njit
+@inner
 def keys_of(tile: Tile, window: int, begin: int) -> tuple[int, int]:
     """First and last + 1 of a segment's keys that any query of a tile sees."""
     low = begin if window <= 0 else max(begin, tile.first_position - window + 1)
     return low, min(begin + SEGMENT, tile.last_position + 1)
-
-
-@njit
-def attend_segment(
-    instruction_set: int, dtype: int, lanes: int, size: int, arguments: int, tile: Tile, segment: int
-) -> None:
-    """Maximum, sum and weighted values of a tile's queries with the keys of one segment."""
-    _ = literally(instruction_set), literally(dtype)
-    step = 32 if lanes > 8 else 16  # lanes * vectors_of(lanes)
-    window, begin = load_i64(arguments, record.WINDOW), segment * SEGMENT
-    low, high = keys_of(tile, window, begin)
-    score_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
-    weigh_segment(instruction_set, lanes, arguments, tile, begin)
-    sum_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)

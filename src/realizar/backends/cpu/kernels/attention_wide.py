@@ -6,20 +6,20 @@ The arithmetic is `attention_segment`'s on the same numbers, so a query's bits d
 from __future__ import annotations
 
 import numpy as np
-from numba import literally, njit
+from numba import literally
 
 from realizar.backends.cpu.attention_tile import add_values, score_keys, widen_run
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import SEGMENT, TILE
-from realizar.backends.cpu.kernels.attention_segment import Tile, keys_of, weigh_segment
+from realizar.backends.cpu.kernels.attention_segment import Tile
 from realizar.backends.cpu.kv_layout import KV_DTYPES
-from realizar.backends.cpu.memory import clear, load_i64, view
+from realizar.backends.cpu.memory import clear, inner, load_i64, view
 
 _F32 = KV_DTYPES.index("f32")
 
 
-@njit
+@inner
 def widen_segment(
     instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
 ) -> None:
@@ -43,23 +43,27 @@ def widen_segment(
             )  # fmt: skip
 
 
-@njit
-def attend_wide(instruction_set: int, lanes: int, step: int, arguments: int, tile: Tile, segment: int) -> None:
-    """As `attend_segment`, from what `widen_segment` wrote. All TILE queries are computed; unused ones are zero."""
+@inner
+def score_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int, high: int) -> None:
+    """As `score_segment`, from what `widen_segment` wrote. All TILE queries are computed; unused ones are zero."""
     _ = literally(instruction_set)
-    window, begin, padded = load_i64(arguments, record.WINDOW), segment * SEGMENT, tile.padded
-    low, high = keys_of(tile, window, begin)
     for start in range(low // step * step, high, step):
         score_keys(
-            instruction_set, _F32, TILE, tile.queries, padded * 4, padded // GROUP,
-            tile.keys + (start - begin) * padded * 4, step * 4, 0, 0, tile.scores + (start - begin) * 4, SEGMENT * 4,
+            instruction_set, _F32, TILE, tile.queries, tile.padded * 4, tile.padded // GROUP,
+            tile.keys + (start - begin) * tile.padded * 4, step * 4, 0, 0, tile.scores + (start - begin) * 4,
+            SEGMENT * 4,
         )  # fmt: skip
-    weigh_segment(instruction_set, lanes, arguments, tile, begin)
-    clear(tile.sums, TILE * padded)
+
+
+@inner
+def sum_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int, high: int) -> None:
+    """As `sum_segment`, from what `widen_segment` wrote, for all TILE queries."""
+    _ = literally(instruction_set)
+    clear(tile.sums, TILE * tile.padded)
     first = low // step * step
-    for dimension in range(0, padded, step):
+    for dimension in range(0, tile.padded, step):
         add_values(
             instruction_set, _F32, TILE, tile.scores + (first - begin) * 4, SEGMENT * 4, high - first,
             tile.values + (dimension * SEGMENT + (first - begin) * step) * 4, step * 4, 0, 0,
-            tile.sums + dimension * 4, padded * 4,
+            tile.sums + dimension * 4, tile.padded * 4,
         )  # fmt: skip

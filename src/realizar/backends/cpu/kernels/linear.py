@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
@@ -13,7 +13,7 @@ from realizar.backends.cpu.emit import Emitter
 from realizar.backends.cpu.formats import format_at
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import load_f32, load_i64, view
+from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.tile import TileAddresses, TileEmitter
 
@@ -61,7 +61,7 @@ def tile_product(
     return signature, codegen
 
 
-@njit
+@inner
 def add_bias(bias: int, out: int, out_stride: int, tokens: int, start: int, stop: int, factor: float) -> None:
     """out[t][start:stop] += factor * bias[start:stop]: a thread finishes the rows that it computed."""
     values = view(bias, stop, np.float32)
@@ -71,7 +71,7 @@ def add_bias(bias: int, out: int, out_stride: int, tokens: int, start: int, stop
             row[i] += factor * values[i]
 
 
-@njit
+@inner
 def run_of(tokens: int, groups: int, block_bytes: int, first: int, threads: int) -> int:
     """Tokens of a block: few enough that their activations stay in the second-level cache, and about a thread's share.
 
@@ -82,7 +82,7 @@ def run_of(tokens: int, groups: int, block_bytes: int, first: int, threads: int)
     return max(1, most) * first
 
 
-@njit
+@inner
 def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, threads: int) -> Any:
     """Where a thread's part starts: block of tokens, tile, and token in the block. It ends where the next one's does.
 

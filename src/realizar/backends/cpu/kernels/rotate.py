@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import cfunc, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import F16, I16, Emitter
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
-from realizar.backends.cpu.memory import load_f32, load_i64, view
+from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
 # `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
@@ -53,7 +53,7 @@ def narrow_group(typing_context: Any, dtype: Any, source: Any, target: Any) -> A
     return types.void(dtype, types.int64, types.int64), codegen
 
 
-@njit
+@inner
 def rotate_head(x: Any, cosine: Any, sine: Any, interleaved: int) -> None:
     """Rotate the first 2 * cosine.size dimensions of one head in place."""
     half = cosine.size
@@ -67,7 +67,7 @@ def rotate_head(x: Any, cosine: Any, sine: Any, interleaved: int) -> None:
         x[second] = b * cosine[i] + a * sine[i]
 
 
-@njit
+@inner
 def quantize_kv(x: Any, first: int, codes: Any) -> float:
     """int8 codes of 32 dimensions (fewer at the end of a head) and their scale."""
     count = min(GROUP, x.size - first)
