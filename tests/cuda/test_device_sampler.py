@@ -46,10 +46,13 @@ def logits_of(rng: np.random.Generator, rows: int) -> np.ndarray:
     return values
 
 
-def test_choices_are_the_cpu_samplers() -> None:
+@pytest.mark.parametrize("top_k", [0, 3, 30])
+def test_choices_are_the_cpu_samplers(top_k: int) -> None:
+    """As listed, and with a top-k in every row but mirostat's, so that only candidates are looked at."""
     rng = np.random.default_rng(3)
-    samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate(ROWS)]
-    device = DeviceSampler(len(ROWS), VOCAB, 64, CPU)
+    listed = [{"top_k": top_k, **options} for options in ROWS if not (top_k and "top_n_sigma" in options)]
+    samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate(listed)]
+    device = DeviceSampler(len(listed), VOCAB, 64, CPU)
     rows, lengths = [], []
     for row, sampling in enumerate(samplings):
         history = rng.integers(0, 12, 9).tolist()
@@ -57,13 +60,13 @@ def test_choices_are_the_cpu_samplers() -> None:
         rows.append(RowSampler(sampling, history, 6, row % 3, VOCAB))
         lengths.append(len(history))
     for step in range(8):
-        values = logits_of(rng, len(ROWS))
-        order = rng.permutation(len(ROWS)).tolist()
+        values = logits_of(rng, len(listed))
+        order = rng.permutation(len(listed)).tolist()
         positions = [lengths[row] for row in order]
         found = device.sample(torch.from_numpy(values[order]), order, positions, {}).tolist()
         for token_id, row in zip(found, order, strict=True):
             expected = rows[row].sample(values[row], lengths[row]).token_id
-            assert token_id == expected, f"row {row} ({ROWS[row]}), step {step}"
+            assert token_id == expected, f"row {row} ({listed[row]}), step {step}"
             rows[row].accept(expected)
             lengths[row] += 1
 

@@ -17,30 +17,13 @@ from typing import Any
 import pytest
 
 from cpu_runs import Runner, load_runner
+from fidelity_rows import KEYS, TOP, Row, divergence, mean
 from realizar.backends.base import LogprobQuery
 from realizar.config import EngineConfig
 
 _DATA = Path(__file__).parents[1] / "data" / "fidelity_logprobs.json.xz"
-TOP = 20
 MIN_TOP_1 = 0.965
 MAX_SHARE_OF_PEER = {"smollm2": 1.0, "gemma3": 0.7}  # of llama.cpp's divergence; 1.15 is what must hold everywhere
-KEYS = {"smollm2": "smollm2-135m-instruct-q4_1", "gemma3": "gemma-3-270m-q4_k_m"}
-
-Row = Sequence[Sequence[float]]  # (id, log-probability), most probable first
-
-
-def divergence(exact: Row, other: Row) -> float:
-    """KL(exact || other) in nats, over the ids that both rows name and all the rest as one event."""
-    found = {int(token): logprob for token, logprob in other}
-    both = [(logprob, found[int(token)]) for token, logprob in exact if int(token) in found]
-    rest_exact = max(1.0 - math.fsum(math.exp(p) for p, _ in both), 0.0)
-    rest_other = max(1.0 - math.fsum(math.exp(q) for _, q in both), 1e-9)
-    total = math.fsum(math.exp(p) * (p - q) for p, q in both)
-    return total + (rest_exact * math.log(rest_exact / rest_other) if rest_exact > 0 else 0.0)
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def score(runner: Runner, prompts: Sequence[dict[str, Any]]) -> list[Row]:

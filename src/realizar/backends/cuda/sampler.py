@@ -174,13 +174,14 @@ class DeviceSampler:
         samplings = [state.sampling for state in states]
         mirostat = [index for index, sampling in enumerate(samplings) if sampling.mirostat]
         if not mirostat:
-            return truncation.draw(truncation.truncate(logits, samplings, acts), uniforms)
+            return truncation.draw_truncated(logits, samplings, acts, uniforms)
         choices = torch.empty(len(rows), dtype=torch.int64, device=self._device)
         others = [index for index, sampling in enumerate(samplings) if not sampling.mirostat]
         if others:
             these = torch.tensor(others, device=self._device)
-            weights = truncation.truncate(logits[these], [samplings[i] for i in others], [acts[i] for i in others])
-            choices[these] = truncation.draw(weights, uniforms[these])
+            choices[these] = truncation.draw_truncated(
+                logits[these], [samplings[i] for i in others], [acts[i] for i in others], uniforms[these]
+            )
         these = torch.tensor(mirostat, device=self._device)
         table_rows = torch.tensor([rows[i] for i in mirostat], device=self._device)
         chosen, self._mirostat_mu[table_rows] = truncation.draw_mirostat(

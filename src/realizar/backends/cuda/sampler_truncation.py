@@ -11,11 +11,13 @@ from collections.abc import Sequence
 
 import torch
 
+from realizar.backends.cuda.sampler_logprobs import largest_ordered
 from realizar.sampling_params import SamplingParams
 
 _NO_WEIGHT = -700.0  # scaled logits from here down have weight 0
 _SMALLEST = math.exp(_NO_WEIGHT)
 _NEVER = float("inf")
+_MOST_CANDIDATES = 1024
 
 
 def column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
@@ -42,6 +44,27 @@ def shortest_prefix(keys: torch.Tensor, weights: torch.Tensor, targets: torch.Te
     kept = before < targets
     kept[:, 0] = True
     return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
+def candidates(logits: torch.Tensor, samplings: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The logits that top-k can leave and their ids, ascending, int64 [rows, most]; all, and None, where that is many.
+
+    Whatever else truncates sees the same, for ids beyond the k largest have no weight.
+    """
+    most = max((s.top_k for s in samplings), default=0)
+    if most > min(_MOST_CANDIDATES, logits.shape[1] - 1) or any(s.top_k <= 0 or s.top_n_sigma > 0.0 for s in samplings):
+        return logits, None
+    ids = largest_ordered(logits, most).sort(dim=1).values
+    return logits.gather(1, ids), ids
+
+
+def draw_truncated(
+    logits: torch.Tensor, samplings: Sequence[SamplingParams], xtc: Sequence[bool], uniforms: torch.Tensor
+) -> torch.Tensor:
+    """int64 [rows]: `draw` of what `truncate` leaves."""
+    part, ids = candidates(logits, samplings)
+    found = draw(truncate(part, samplings, xtc), uniforms)
+    return found if ids is None else ids.gather(1, found[:, None])[:, 0]
 
 
 def truncate(logits: torch.Tensor, samplings: Sequence[SamplingParams], xtc: Sequence[bool]) -> torch.Tensor:
