@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-_LACKS = re.compile(r"torch|transformers|triton|cuda-bindings|chromium|lm_eval|langchain|schemathesis|opentelemetry", re.IGNORECASE)
+_LACKS = re.compile(
+    r"torch|transformers|triton|cuda-bindings|chromium|lm_eval|langchain|schemathesis|opentelemetry", re.IGNORECASE
+)
 _skipped_for_lack: list[str] = []
 
 
