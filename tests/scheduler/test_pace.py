@@ -100,12 +100,12 @@ def test_a_prompt_always_goes_on(streams: int) -> None:
     pace = Pace(2.5)
     pace.observe(0, 10, 5.0)
     pace.observe(streams, 0, 0.001)
-    assert pace.prompt_tokens(streams) == 4
+    assert pace.prompt_tokens(streams) == 2
     unseen = Pace(2.5)
     unseen.observe(0, 10, 5.0)
     asked = [unseen.prompt_tokens(streams) for _ in range(6)]
     assert 0 in asked
-    assert asked[-1] == 4
+    assert asked[-1] == 2
 
 
 @pytest.mark.parametrize("streams", range(1, 30))

@@ -77,9 +77,9 @@ def test_prompts_that_arrive_together_and_begin_alike_compute_the_beginning_once
     scheduler.add(shared("a", (*range(10), 50)))
     scheduler.add(shared("b", (*range(10), 60, 61)))
     scheduler.add(shared("c", (80, 81, 82)))
-    assert step(scheduler) == [(0, 0, 8, False)]
-    assert step(scheduler) == [(0, 8, 3, True), (1, 0, 3, True)]
-    assert step(scheduler) == [(0, 11, 1, True), (1, 3, 1, True), (2, 10, 2, True)]
+    assert step(scheduler) == [(0, 0, 5, False), (1, 0, 3, True)]
+    assert step(scheduler) == [(1, 3, 1, True), (0, 5, 6, True)]
+    assert step(scheduler) == [(0, 11, 1, True), (1, 4, 1, True), (2, 10, 2, True)]
 
 
 def test_who_waits_for_another_goes_on_when_that_one_leaves() -> None:

@@ -18,9 +18,9 @@ def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:
     assert step(scheduler) == [(0, 0, 4, True)]
     scheduler.add(request("b", 14))
     scheduler.add(request("c", 3))
-    assert step(scheduler) == [(0, 4, 1, True), (1, 0, 8, False), (2, 0, 1, False)]
-    assert step(scheduler) == [(0, 5, 1, True), (1, 8, 6, True), (2, 1, 2, True)]
-    assert step(scheduler) == [(0, 6, 1, True), (1, 14, 1, True), (2, 3, 1, True)]
+    assert step(scheduler) == [(0, 4, 1, True), (1, 0, 6, False), (2, 0, 3, True)]
+    assert step(scheduler) == [(0, 5, 1, True), (2, 3, 1, True), (1, 6, 8, True)]
+    assert step(scheduler) == [(0, 6, 1, True), (1, 14, 1, True), (2, 4, 1, True)]
     assert scheduler.counts == SchedulerCounts(running=3, waiting=0, preemptions=0, prefix_cache_queries=21)
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 TILE_TOKENS = 12  # the CPU's products take so many tokens at once; whole tiles cost least a token
-_LEAST_TOKENS = 4
+_LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _MOST_PROBES = 4
 _RATE_UP, _RATE_DOWN = 0.6, 0.2  # too long a step is felt, too short a one is not

@@ -5,8 +5,6 @@ from __future__ import annotations
 from realizar.batch import OpenedRow
 from realizar.scheduler.sequence import Sequence
 
-_LEAST_SHARE = 8  # tokens; fewer are not worth a row of their own
-
 
 class Plan:
     """Tokens per sequence, drafts among them, and the budget left.
@@ -28,7 +26,7 @@ class Plan:
     @property
     def share(self) -> int:
         """Tokens that a prompt may take while others may want some: half of what is left, so that none waits long."""
-        return max(-(-self.budget // 2), _LEAST_SHARE)
+        return -(-self.budget // 2)
 
     def add(self, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         """Schedule `count` tokens in all, of which the drafts are the last."""
