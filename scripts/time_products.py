@@ -1,0 +1,78 @@
+"""Speed of one thread's products by weight type: 10^9 multiply-adds a second, the best of many runs.
+
+    python scripts/time_products.py TYPES [INSTRUCTION_SET] [TOKENS]
+
+TYPES as Q4_K,Q6_K; TOKENS default 12, one tile's. The matrix, 2048 x 2048, and the activations stay in the cache. To
+time a forced instruction set honestly, set NUMBA_CPU_NAME (haswell for avx2) and an empty NUMBA_CPU_FEATURES.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+import numpy as np
+
+from realizar.backends.cpu import activation_layout as layout
+from realizar.backends.cpu.formats import GROUP, index_of
+from realizar.backends.cpu.instruction_set import index_of as set_index
+from realizar.backends.cpu.instruction_set import select
+from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
+from realizar.backends.cpu.pack import PackedMatrix, pack
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import random_blocks
+
+SIZE, REPEATS = 2048, 200
+
+
+def activations(tokens: int, width: int) -> np.ndarray:
+    """uint8 [blocks, groups, width, 64]: records of random codes; their sums are left at zero."""
+    shape = (-(-tokens // width), SIZE // GROUP, width, layout.RECORD_BYTES)
+    records = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
+    codes = np.random.default_rng(2).integers(-127, 128, (*shape[:3], GROUP), np.int8)
+    records[..., :GROUP] = codes.view(np.uint8)
+    records[..., layout.SCALE : layout.SCALE + 4] = np.frombuffer(np.float32(0.01).tobytes(), np.uint8)
+    return records
+
+
+def best_seconds(matrix: PackedMatrix, name: str, instruction_set: str, tokens: int) -> float:
+    """The least time of one product."""
+    instructions, form = select(instruction_set), matrix.weight_format
+    lanes = instructions.lanes
+    records = activations(tokens, instructions.tile_tokens[0])
+    out = aligned_zeros(tokens * matrix.tiles * lanes, np.float32).reshape(tokens, -1)
+    step = np.array([tokens], np.int64)
+    record = LINEAR.pack(
+        dict.fromkeys(LINEAR.names, 0)
+        | {
+            "step": address(step), "codes": address(matrix.codes), "scales": address(matrix.scales),
+            "supers": address(matrix.supers), "table": address(matrix.table), "tiles": matrix.tiles,
+            "codes_stride": form.codes_bytes(lanes, SIZE), "scales_stride": form.scales_bytes(lanes, SIZE),
+            "supers_stride": form.supers_bytes(lanes, SIZE), "groups": SIZE // GROUP, "activations": address(records),
+            "activation_groups": SIZE // GROUP, "out": address(out), "out_stride": out.strides[0],
+            "residual_scale": 1.0, "block_bytes": 1 << 20,
+        }
+    )  # fmt: skip
+    kernel = make_linear(set_index(instructions.name), index_of(name), 0).ctypes
+    argument, first, threads = ctypes.c_int64(address(record)), ctypes.c_int64(0), ctypes.c_int64(1)
+    best = float("inf")
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        kernel(argument, first, threads)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def main(types: str, instruction_set: str = "", tokens: str = "12") -> None:
+    chosen = instruction_set or select().name
+    for name in types.split(","):
+        data = random_blocks(GGMLType[name], SIZE, SIZE, np.random.default_rng(1), 0.02)
+        matrix = pack(GGMLType[name], data, SIZE, SIZE, select(chosen).lanes)
+        seconds = best_seconds(matrix, name, chosen, int(tokens))
+        print(f"{name:8} {chosen:12} {SIZE * SIZE * int(tokens) / seconds / 1e9:8.1f} G multiply-adds/s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])
