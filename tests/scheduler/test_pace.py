@@ -21,17 +21,19 @@ class Machine:
     tile_s: float
     position_s: float
     noise: float = 0.0
+    token_s: float = 0.0
 
     def step(self, streams: int, prompt_tokens: int, position: int, rng: random.Random) -> float:
         tiles = -(-(streams + prompt_tokens) // TILE_TOKENS)
         seconds = self.step_s + self.stream_s * streams + self.tile_s * tiles
-        seconds += prompt_tokens * position * self.position_s
+        seconds += prompt_tokens * (self.token_s + position * self.position_s)
         return seconds * (1.0 + self.noise * rng.random())
 
 
 SMALL_MODEL = Machine(1e-3, 1e-4, 1.5e-3, 2e-8)
 LARGE_MODEL = Machine(40e-3, 1e-3, 20e-3, 1e-7)
 DEVICE = Machine(8e-3, 1e-5, 1.2e-4, 1e-10)
+SMOLLM2 = Machine(2.8e-3, 5.5e-4, 0.0, 7e-7, token_s=5.5e-4)  # one thread, by scripts/time_operations.py
 NOISY = Machine(1e-3, 1e-4, 1.5e-3, 2e-8, noise=0.3)
 
 
@@ -61,7 +63,7 @@ def started(machine: Machine, streams: int, decodes: int) -> Pace:
     return pace
 
 
-@pytest.mark.parametrize("machine", [SMALL_MODEL, LARGE_MODEL, DEVICE, NOISY])
+@pytest.mark.parametrize("machine", [SMALL_MODEL, LARGE_MODEL, DEVICE, SMOLLM2, NOISY])
 @pytest.mark.parametrize("streams", [1, 5, 12, 40])
 @pytest.mark.parametrize("decodes", [0, 20])
 def test_no_step_is_much_longer_than_a_decode(machine: Machine, streams: int, decodes: int) -> None:
