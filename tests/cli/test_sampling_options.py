@@ -12,8 +12,16 @@ from realizar.cli.sampling_options import SamplingOptions, describe, parse_assig
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
-# What makes no sense for one answer in a terminal, or takes token ids.
-NOT_OPTIONS = {"dry_sequence_breakers", "logit_bias", "logprobs", "prompt_logprobs", "stop_token_ids", "n"}
+# What makes no sense for one answer in a terminal, takes token ids, or has options of its own.
+NOT_OPTIONS = {
+    "dry_sequence_breakers",
+    "logit_bias",
+    "logprobs",
+    "prompt_logprobs",
+    "stop_token_ids",
+    "n",
+    "structured",
+}
 
 
 def parsed(words: str) -> SamplingParams:

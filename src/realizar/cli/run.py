@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from realizar.cli.arguments import Json, Model
 from realizar.cli.loading import EngineOptions, load_model
 from realizar.cli.sampling_options import SamplingOptions
+from realizar.cli.structured_options import StructuredOptions
 from realizar.errors import ChatTemplateError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def run_command(
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
     as_json: Json = False,
     sampling: SamplingOptions | None = None,
+    structured: StructuredOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
@@ -40,8 +43,9 @@ def run_command(
         prompt = sys.stdin.read()
     if raw and system is not None:
         raise InvalidRequestError("--system needs the chat template that --raw leaves out", "system")
+    grammar = (structured or StructuredOptions()).chosen()
     with load_model(model, engine or EngineOptions()) as llm:
-        params = (sampling or SamplingOptions()).apply(llm.default_sampling)
+        params = replace((sampling or SamplingOptions()).apply(llm.default_sampling), structured=grammar)
         with _start(llm, model, prompt, params, system=system, raw=raw) as stream:
             if not as_json:
                 show(piece.text for piece in stream)

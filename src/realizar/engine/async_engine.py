@@ -41,6 +41,8 @@ from realizar.sampling_params import SamplingParams
 
 EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
 
+_STATS_PATIENCE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
@@ -194,12 +196,17 @@ class AsyncEngine:
         return Embedding(output.pooled, len(output.prompt_token_ids), output.num_cached_tokens)
 
     async def stats(self) -> EngineStats:
-        """The engine's figures, counts going on over restarts; those last known while there is no engine to ask."""
+        """The engine's figures, counts going on over restarts.
+
+        Those last known while there is no engine to ask, or where a long step keeps it from answering soon.
+        """
         if self._state in ("ready", "draining"):
             ticket, answer = self._stats_asked.ask()
             self._link.send(AskStats(ticket))
             try:
-                self._last_stats = await answer
+                self._last_stats = await asyncio.wait_for(answer, _STATS_PATIENCE_S)
+            except TimeoutError:
+                pass
             except EngineDeadError:
                 return self._earlier_stats
         return self._last_stats.plus(self._earlier_stats)

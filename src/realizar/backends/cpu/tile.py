@@ -69,6 +69,7 @@ class TileEmitter:
     ) -> list[Value]:
         e, form = self.e, self.format
         codes = e.scaled(tile.codes, g, form.vectors * self.vector_bytes)
+        e.prefetch_ahead(codes, form.vectors * self.vector_bytes)
         vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(form.vectors)]
         records = [e.scaled(base, g, tile.group_stride) for base in bases]
         parts = GROUP // form.group

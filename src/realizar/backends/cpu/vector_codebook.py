@@ -35,6 +35,7 @@ class VectorCodebookTile:
 
         def block(index: Value, sums: list[Value]) -> list[Value]:
             at = e.scaled(tile.codes, index, self.format.block_bytes * e.lanes)
+            e.prefetch_ahead(at, self.format.block_bytes * e.lanes)
             first = e.b.mul(index, e.const(_GROUPS))
             bits = self.kind.super_bits(Block(e, at, e.const(0), tile.table, self.entry))
             halves = e.b.bitcast(e.b.trunc(bits, ir.VectorType(I16, e.lanes)), ir.VectorType(F16, e.lanes))

@@ -56,6 +56,8 @@ def float_tile(
         rows = [e.scaled(source, e.const(t), source_stride) for t in range(count)]
 
         def body(i: Value, sums: list[Value]) -> list[Value]:
+            first = e.scaled(weights, i, CHAINS * lanes * size)
+            e.prefetch_ahead(first, CHAINS * lanes * size)
             for chain in range(CHAINS):
                 column = builder.add(builder.mul(i, e.const(CHAINS)), e.const(chain))
                 weight = _load_weights(e, name, e.scaled(weights, column, lanes * size))

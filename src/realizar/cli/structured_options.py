@@ -1,0 +1,63 @@
+"""What the answer must look like, as options. cyclopts and the nouns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+
+
+@Parameter(name="*", group="Structured output", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOptions:
+    """At most one grammar that the answer follows to its end.
+
+    Attributes:
+        json_object: any JSON object.
+        json_schema: JSON of this schema; @FILE reads it from a file.
+        regex: text that matches all of this expression.
+        grammar: text of this Lark grammar; @FILE reads it from a file.
+        choice: one of some texts; repeat the option for each.
+    """
+
+    json_object: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = ()
+
+    def chosen(self) -> StructuredOutput | None:
+        """The grammar that was asked for, or None.
+
+        Raises:
+            InvalidRequestError: more than one, an empty one, or a file that can't be read.
+        """
+        given: dict[str, StructuredOutput] = {}
+        if self.json_object:
+            given["--json-object"] = StructuredOutput("json_object")
+        if self.json_schema is not None:
+            given["--json-schema"] = StructuredOutput("json_schema", _text(self.json_schema, "json_schema"))
+        if self.regex is not None:
+            given["--regex"] = StructuredOutput("regex", self.regex)
+        if self.grammar is not None:
+            given["--grammar"] = StructuredOutput("lark", _text(self.grammar, "grammar"))
+        if self.choice:
+            given["--choice"] = StructuredOutput("choice", json.dumps(self.choice))
+        if len(given) > 1:
+            raise InvalidRequestError(f"only one of {', '.join(given)} can be followed", "structured")
+        return next(iter(given.values()), None)
+
+
+def _text(value: str, name: str) -> str:
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{value[1:]}: {error}", name) from error
