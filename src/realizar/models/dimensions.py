@@ -61,22 +61,7 @@ def read_dimensions(
     hidden = settings.integer(
         "embedding_length", "hidden_size", high=MAX_WIDTH, default=known.get("hidden_size", REQUIRED)
     )
-    heads = settings.integer(
-        "attention.head_count",
-        "num_attention_heads",
-        high=MAX_HEADS,
-        default=known.get("num_attention_heads", REQUIRED),
-    )
-    kv_heads = settings.integer(
-        "attention.head_count_kv",
-        "num_key_value_heads",
-        high=MAX_HEADS,
-        default=known.get("num_key_value_heads", heads),
-    )
-    if heads % kv_heads:
-        raise settings.malformed(
-            "attention.head_count_kv", "num_key_value_heads", f"{kv_heads} does not divide the {heads} heads"
-        )
+    heads, kv_heads = _read_heads(settings, known)
     layers = settings.integer(
         "block_count", "num_hidden_layers", high=MAX_LAYERS, default=known.get("num_hidden_layers", REQUIRED)
     )
@@ -103,6 +88,27 @@ def read_dimensions(
         trained_context_length=trained,
         norm_eps=settings.number(*eps_keys, high=1.0, default=known.get(eps_keys[1], REQUIRED)),
     )
+
+
+def _read_heads(settings: Settings, known: Mapping[str, Any]) -> tuple[int, int]:
+    """Heads of queries, and of keys and values, whose number divides the first."""
+    heads = settings.integer(
+        "attention.head_count",
+        "num_attention_heads",
+        high=MAX_HEADS,
+        default=known.get("num_attention_heads", REQUIRED),
+    )
+    kv_heads = settings.integer(
+        "attention.head_count_kv",
+        "num_key_value_heads",
+        high=MAX_HEADS,
+        default=known.get("num_key_value_heads", heads),
+    )
+    if heads % kv_heads:
+        raise settings.malformed(
+            "attention.head_count_kv", "num_key_value_heads", f"{kv_heads} does not divide the {heads} heads"
+        )
+    return heads, kv_heads
 
 
 def _read_head_size(settings: Settings, hidden: int, heads: int, known: Mapping[str, Any]) -> int:

@@ -101,49 +101,16 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
                     x = load_i64(arguments, _IN) + token * in_stride
                     y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
                     if block_end - token >= first:
-                        float_tile(
-                            instruction_set,
-                            weight_type,
-                            first,
-                            add,
-                            weights,
-                            columns,
-                            x,
-                            in_stride,
-                            y,
-                            out_stride,
-                            factor,
-                        )
+                        float_tile(instruction_set, weight_type, first, add, weights, columns, x, in_stride,
+                                   y, out_stride, factor)  # fmt: skip
                         token += first
                     elif block_end - token >= second:
-                        float_tile(
-                            instruction_set,
-                            weight_type,
-                            second,
-                            add,
-                            weights,
-                            columns,
-                            x,
-                            in_stride,
-                            y,
-                            out_stride,
-                            factor,
-                        )
+                        float_tile(instruction_set, weight_type, second, add, weights, columns, x, in_stride,
+                                   y, out_stride, factor)  # fmt: skip
                         token += second
                     else:
-                        float_tile(
-                            instruction_set,
-                            weight_type,
-                            third,
-                            add,
-                            weights,
-                            columns,
-                            x,
-                            in_stride,
-                            y,
-                            out_stride,
-                            factor,
-                        )
+                        float_tile(instruction_set, weight_type, third, add, weights, columns, x, in_stride,
+                                   y, out_stride, factor)  # fmt: skip
                         token += third
         if load_i64(arguments, _BIAS) != 0:
             add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT), out_stride, tokens,

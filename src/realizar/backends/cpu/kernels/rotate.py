@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
+from numba import cfunc, literally, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import F16, I16, Emitter
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels.normalize import normalize_row
-from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
+from realizar.backends.cpu.kv_layout import KV_DTYPES
 from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
@@ -80,20 +80,61 @@ def quantize_kv(x: Any, first: int, codes: Any) -> float:
     return largest / np.float32(127.0)
 
 
+@inner
+def write_codes(
+    x: Any, value: Any, keys: int, place: int, block_size: int, padded: int, plane: int, scale_bytes: int, codes: Any
+) -> None:
+    """One key and value as int8 with a scale per 32 dimensions: keys by dimension, values by token."""
+    groups = padded // GROUP
+    key_out, value_out = view(keys, padded * block_size, np.int8), view(keys + plane, padded * block_size, np.int8)
+    key_scales = view(keys + 2 * plane, groups * block_size, np.float32)
+    value_scales = view(keys + 2 * plane + scale_bytes, groups * block_size, np.float32)
+    for group in range(groups):
+        key_scales[group * block_size + place] = quantize_kv(x, group * GROUP, codes)
+        for i in range(GROUP):
+            key_out[(group * GROUP + i) * block_size + place] = codes[i]
+        value_scales[place * groups + group] = quantize_kv(value, group * GROUP, codes)
+        for i in range(GROUP):
+            value_out[place * padded + group * GROUP + i] = codes[i]
+
+
+@inner
+def write_elements(
+    dtype: int,
+    element: Any,
+    x: Any,
+    value: Any,
+    keys: int,
+    place: int,
+    block_size: int,
+    plane: int,
+    row: Any,
+    narrow: Any,
+) -> None:
+    """One key and value as floats, laid out as codes are. `row` (a padded head) and `narrow` are room to work in."""
+    _ = literally(dtype)
+    elements = view(keys, row.size * block_size, element)
+    row[: x.size] = x
+    for group in range(row.size // GROUP):
+        narrow_group(dtype, row.ctypes.data + group * GROUP * 4, narrow.ctypes.data)
+        for i in range(GROUP):
+            elements[(group * GROUP + i) * block_size + place] = narrow[i]
+    row[: x.size] = value
+    for group in range(row.size // GROUP):
+        target = keys + plane + (place * row.size + group * GROUP) * narrow.itemsize
+        narrow_group(dtype, row.ctypes.data + group * GROUP * 4, target)
+
+
 def make_rotate(dtype: int) -> Any:
     """The kernel for one KV element type. Units are (token, head), KV heads last."""
     int8 = KV_DTYPES[dtype] == "int8"
-    size_of = ELEMENT_BYTES[KV_DTYPES[dtype]]
     element = np.float32 if KV_DTYPES[dtype] == "f32" else np.uint16
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
     def rotate(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), 0)
-        heads, kv_heads, size = (
-            load_i64(arguments, _HEADS),
-            load_i64(arguments, _KV_HEADS),
-            load_i64(arguments, _HEAD_SIZE),
-        )
+        heads, kv_heads = load_i64(arguments, _HEADS), load_i64(arguments, _KV_HEADS)
+        size = load_i64(arguments, _HEAD_SIZE)
         half = load_i64(arguments, _ROTARY) // 2
         interleaved = load_i64(arguments, _INTERLEAVED)
         kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
@@ -111,19 +152,12 @@ def make_rotate(dtype: int) -> Any:
             cosine = view(load_i64(arguments, _COSINE) + token * half * 4, half, np.float32)
             sine = view(load_i64(arguments, _SINE) + token * half * 4, half, np.float32)
             if head < heads:
-                x = view(
-                    load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4,
-                    size,
-                    np.float32,
-                )
+                at = load_i64(arguments, _QUERY) + token * load_i64(arguments, _QUERY_STRIDE) + head * size * 4
                 norm, bias = load_i64(arguments, _QUERY_NORM), load_i64(arguments, _QUERY_BIAS)
             else:
-                x = view(
-                    load_i64(arguments, _KEY) + token * load_i64(arguments, _KEY_STRIDE) + (head - heads) * size * 4,
-                    size,
-                    np.float32,
-                )
+                at = load_i64(arguments, _KEY) + token * load_i64(arguments, _KEY_STRIDE) + (head - heads) * size * 4
                 norm, bias = load_i64(arguments, _KEY_NORM), load_i64(arguments, _KEY_BIAS)
+            x = view(at, size, np.float32)
             if norm != 0:
                 normalize_row(x, x, kind, eps, view(norm, size, np.float32), view(bias, size, np.float32), bias != 0)
             rotate_head(x, cosine, sine, interleaved)
@@ -141,31 +175,9 @@ def make_rotate(dtype: int) -> Any:
                 for i in range(size):
                     value[i] += rest[i]
             if int8:
-                scales = keys + 2 * plane
-                groups = padded // GROUP
-                key_out, value_out = (
-                    view(keys, padded * block_size, np.int8),
-                    view(keys + plane, padded * block_size, np.int8),
-                )
-                key_scales = view(scales, groups * block_size, np.float32)
-                value_scales = view(scales + load_i64(arguments, _SCALE_BYTES), groups * block_size, np.float32)
-                for group in range(groups):
-                    key_scales[group * block_size + place] = quantize_kv(x, group * GROUP, codes)
-                    for i in range(GROUP):
-                        key_out[(group * GROUP + i) * block_size + place] = codes[i]
-                    value_scales[place * groups + group] = quantize_kv(value, group * GROUP, codes)
-                    for i in range(GROUP):
-                        value_out[place * padded + group * GROUP + i] = codes[i]
+                scale_bytes = load_i64(arguments, _SCALE_BYTES)
+                write_codes(x, value, keys, place, block_size, padded, plane, scale_bytes, codes)
             else:
-                elements = view(keys, padded * block_size, element)
-                padded_row[:size] = x
-                for group in range(padded // GROUP):
-                    narrow_group(dtype, padded_row.ctypes.data + group * GROUP * 4, narrow.ctypes.data)
-                    for i in range(GROUP):
-                        elements[(group * GROUP + i) * block_size + place] = narrow[i]
-                padded_row[:size] = value
-                for group in range(padded // GROUP):
-                    target = keys + plane + (place * padded + group * GROUP) * size_of
-                    narrow_group(dtype, padded_row.ctypes.data + group * GROUP * 4, target)
+                write_elements(dtype, element, x, value, keys, place, block_size, plane, padded_row, narrow)
 
     return rotate
