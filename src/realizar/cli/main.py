@@ -21,6 +21,7 @@ from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
 from realizar.cli.perplexity import perplexity_command
 from realizar.cli.plan import plan_command
+from realizar.cli.profile import profile_command
 from realizar.cli.pull import pull_command
 from realizar.cli.run import run_command
 from realizar.cli.score import score_command
@@ -48,6 +49,7 @@ app.command(score_command, name="score")
 app.command(perplexity_command, name="perplexity")
 app.command(bench_command, name="bench")
 app.command(bench_serve_command, name="bench-serve")
+app.command(profile_command, name="profile")
 app.command(doctor_command, name="doctor")
 
 

@@ -66,10 +66,3 @@ class KernelLibrary:
             self._on_compile(name)
             _MADE[key] = make(*constants)
         return int(_MADE[key].address)
-
-
-def kernel_names() -> dict[int, str]:
-    """Address to name of every kernel made so far: what it does and the constants that it was made with."""
-    names = {int(made.address): " ".join(str(part) for part in key) for key, made in _MADE.items()}
-    fixed = {"normalize": normalize, "combine": combine, "select": select}
-    return names | {int(kernel.address): name for name, kernel in fixed.items()}

@@ -37,7 +37,7 @@ from realizar.backends.program import Project, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
@@ -131,6 +131,15 @@ class CPUBackend:
         """What a step walks: over all tokens, and over the rows whose logits are wanted."""
         return self._body, self._tail
 
+    def walk(self, program: BoundProgram) -> None:
+        """Walk bound operations over the arrays of the step that ran last."""
+        assert self._team is not None
+        self._team.run(program.at, program.count)
+
+    def weight_bytes(self, linear: Linear) -> int:
+        """A matrix as packed."""
+        return self._weights.matrices[linear.weight].size_bytes
+
     def capacity(self) -> Capacity:
         return self._capacity
 
@@ -148,8 +157,7 @@ class CPUBackend:
         if self._pending is not None:
             self._pending.result()
         self._describe(forward_input)
-        assert self._team is not None
-        self._team.run(self._body.at, self._body.count)
+        self.walk(self._body)
         self._pending = CPUStep(self, forward_input)
         return self._pending
 
@@ -241,8 +249,7 @@ class CPUBackend:
         space = self._workspace
         space.selected[: len(tokens)] = tokens
         space.step[STEP_SELECTED] = len(tokens)
-        assert self._team is not None
-        self._team.run(program.at, program.count)
+        self.walk(program)
 
     def shutdown(self) -> None:
         if self._team is not None:

@@ -20,6 +20,7 @@ from realizar.backends.cuda.linears import MergedLinear, Merger
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
+from realizar.backends.parts import part_of
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Program, Project, Rotate, Select
 from realizar.models.spec import Linear, ModelSpec, Norm
 
@@ -57,7 +58,7 @@ class Binder:
         head = self._merger.merge([program.tail[-1].linear])  # type: ignore[union-attr]
         return [
             Launch("final norm", self._normalize(None, norm, head, gather=True)),
-            Launch("head", self._project(head, self._spec.hidden_size, selected=True)),
+            Launch("head", self._project(head, self._spec.hidden_size, selected=True), head.weight_bytes),
             Launch("choose", self._choose(head)),
         ]
 
@@ -74,9 +75,10 @@ class Binder:
             operation = operations[at]
             at += 1
             if isinstance(operation, Normalize) and operation.source == "hidden":
+                part = part_of(operations[at])
                 linear, at = self._following(operations, at)
                 yield Launch("norm", self._normalize(branch, operation.norm, linear))
-                yield Launch("product", self._project(linear, linear.cols))
+                yield Launch(part, self._project(linear, linear.cols), linear.weight_bytes)
                 branch = None
             elif isinstance(operation, Normalize):  # of the whole row of queries or keys
                 assert linear is not None
@@ -98,7 +100,7 @@ class Binder:
                     joined = operations[at]
                     assert isinstance(joined, Normalize)
                     norm, scale, at = joined.norm, joined.add_scale, at + 1
-                yield Launch("product", self._project(linear, linear.cols))
+                yield Launch(part_of(operation), self._project(linear, linear.cols), linear.weight_bytes)
                 branch = Branch(linear, norm, float(scale or 0.0))
             else:
                 assert isinstance(operation, Select)

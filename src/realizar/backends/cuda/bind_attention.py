@@ -58,7 +58,7 @@ class AttentionBinder:
         yield Launch("rope", self._rotate(operation, linear, by_row))
 
     def bind_attend(self, operation: Attend, reader: MergedLinear) -> Iterator[Launch]:
-        yield Launch("attention", self._attend(operation))
+        yield Launch("attention", self._attend(operation), attention=operation.attention)
         yield Launch("join", self._join(operation.attention, reader))
 
     def splits(self, attention: Attention, shape: StepShape) -> int:

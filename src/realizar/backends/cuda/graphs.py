@@ -31,12 +31,14 @@ class GraphRunner:
 
     def run_eagerly(self, body: StepShape, selected: int) -> None:
         """All launches one by one; `selected` rows of logits, padded, or 0."""
-        if body.tokens:
-            for launch in self._body:
-                launch.run(body)
-        if selected:
-            for launch in self._tail:
-                launch.run(StepShape(selected, 0, 0))
+        for launch, shape in self.launches(body, selected):
+            launch.run(shape)
+
+    def launches(self, body: StepShape, selected: int) -> list[tuple[Launch, StepShape]]:
+        """What `run_eagerly` starts, in order."""
+        of_body = [(launch, body) for launch in self._body] if body.tokens else []
+        of_tail = [(launch, StepShape(selected, 0, 0)) for launch in self._tail] if selected else []
+        return of_body + of_tail
 
     def replay(self, rows: int) -> bool:
         """Run a step of so many rows, padded, from its graph; False where there is none."""

@@ -82,6 +82,10 @@ class KVMemory:
         tensors = [t for c in self.layers for t in (c.keys, c.values, c.key_scales, c.value_scales)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.numel() > 1)
 
+    def token_bytes(self, attention: Attention) -> int:
+        """Keys and values of one token in a layer, scales included."""
+        return self._block_bytes(attention) // self.block_size
+
     def _block_bytes(self, attention: Attention) -> int:
         scales = 2 * -(-attention.head_size // _GROUP) if self.dtype == "int8" else 0
         row = attention.head_size * _DTYPES[self.dtype].itemsize + scales

@@ -17,7 +17,7 @@ from realizar.backends.cuda.kernels.weights import multiply
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix
 from realizar.backends.cuda.products import HalfActivations, Int8Activations, ProductConfig, Products
-from realizar.backends.cuda.weights import Matrix, Weights
+from realizar.backends.cuda.weights import Matrix, Weights, matrix_bytes
 from realizar.backends.program import Operation, Project
 from realizar.models.spec import Linear, TensorName
 
@@ -57,6 +57,11 @@ class MergedLinear:
             self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.rows
         first = matrices[0]
         self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.cols
+
+    @property
+    def weight_bytes(self) -> int:
+        """All matrices, as packed."""
+        return sum(matrix_bytes(segment.matrix) for segment in self.segments)
 
     def forms(self, rows: int) -> tuple[Form, ...]:
         """What the input must be written as, for a step of so many rows; one, unless kinds of matrices are mixed."""

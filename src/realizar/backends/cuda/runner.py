@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -16,6 +17,7 @@ from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory
+from realizar.backends.cuda.launch import Launch, StepLaunch
 from realizar.backends.cuda.linears import MergedLinear, Merger, partial_floats, product_groups
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
@@ -25,6 +27,7 @@ from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.parts import cached_tokens_read
 from realizar.backends.program import Program, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
@@ -197,6 +200,28 @@ class CUDABackend:
         if not shape.tiles and 0 < selected <= shape.tokens and self._graphs.replay(shape.tokens):
             return
         self._graphs.run_eagerly(shape, padded_rows(selected, self._space.arrays.sizes.selected))
+
+    def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:
+        """What a step starts, in order, its arrays on the device already: for a profile. Rows are not sampled."""
+        wanted = wanted_tokens(forward_input)[: self._space.arrays.sizes.selected]
+        shape = self._shape(forward_input)
+        self._send(forward_input, shape, wanted)
+        selected = padded_rows(len(wanted), self._space.arrays.sizes.selected)
+        return [
+            StepLaunch(launch.name, partial(launch.run, of), self._bytes_read(launch, forward_input))
+            for launch, of in self._graphs.launches(shape, selected)
+        ]
+
+    def _bytes_read(self, launch: Launch, step: ForwardInput) -> int:
+        if launch.attention is None:
+            return launch.weight_bytes
+        return cached_tokens_read(launch.attention, step) * self._kv.token_bytes(launch.attention)
+
+    @property
+    def device(self) -> DeviceProfile:
+        """Where the model is."""
+        assert self._device is not None
+        return self._device
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most as many as the workspace has room for."""

@@ -1,0 +1,218 @@
+"""`realizar profile`: where the time of one step goes, part by part, against what memory can deliver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from realizar.backends.base import Backend, Capacity, ForwardInput, RowInput, Step
+from realizar.backends.machine import physical_cores
+from realizar.backends.parts import PartTime
+from realizar.backends.select import STEPS_IN_FLIGHT, Device, choose_device, make_backend
+from realizar.bench.bandwidth import read_bandwidth
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.models.registry import build_spec
+from realizar.models.spec import ModelSpec
+from realizar.sampling_params import SamplingParams
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The step to look into: `batch` rows of `tokens` tokens each, after `context` tokens; `repeats` times over."""
+
+    batch: int = 1
+    tokens: int = 1
+    context: int = 512
+    repeats: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PartProfile:
+    """The operations of one part together. Fields are those of the JSON that `realizar profile --json` promises.
+
+    Attributes:
+        part: its name. calls: operations in a step. ms: of all of them.
+        share_of_step: of the step's wall clock.
+        bytes_read: of weights and KV cache that it must read; 0 where it reads neither.
+        gb_per_s: those bytes, 10^9, in that time; 0 without any.
+        share_of_limit: of the rate at which memory can be read.
+    """
+
+    part: str
+    calls: int
+    ms: float
+    share_of_step: float
+    bytes_read: int
+    gb_per_s: float
+    share_of_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """A step taken apart.
+
+    Attributes:
+        device: `cpu` or `cuda`. batch, tokens, context: the step.
+        parts: in the order of a step.
+        sum_ms: of the parts. wall_ms: from one step's result to the next one's, in a run of steps; the best of several.
+        limit_gb_per_s: at which this machine was seen to read memory.
+    """
+
+    device: Device
+    batch: int
+    tokens: int
+    context: int
+    parts: tuple[PartProfile, ...]
+    sum_ms: float
+    wall_ms: float
+    limit_gb_per_s: float
+
+
+def profile_step(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    work: StepWork,
+    log: Callable[[str], None],
+    progress: Callable[[str, float], None] | None = None,
+) -> StepProfile:
+    """Load a model and take one of its steps apart. Keys and values of the context are whatever memory holds.
+
+    Args:
+        config: `context_length`, `max_running` and `max_step_tokens` are set to what the step needs.
+        log: told what is running. progress: told of loading.
+
+    Raises:
+        UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
+        ContextLengthError: the model's context is shorter.
+        InvalidRequestError: more rows than can be looked into at once.
+    """
+    length = work.context + work.tokens
+    spec, device = build_spec(checkpoint, length), choose_device(config.device)
+    most = work.batch * work.tokens
+    needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
+    backend = make_backend(device, progress)
+    try:
+        backend.load(spec, checkpoint, needed)
+        step = one_step(backend.capacity(), work)
+        log(f"timing steps of {most} tokens")
+        wall_s = time_steps(backend, step, work, STEPS_IN_FLIGHT[device])
+        log("timing each part alone")
+        open_rows(backend, step)
+        times = _part_times(backend, device, spec, step, work.repeats)
+        wall_s = min(wall_s, time_steps(backend, step, work, STEPS_IN_FLIGHT[device]))  # other programs come and go
+        log("measuring how fast memory can be read")
+        limit = _read_limit(backend, device, config)
+    finally:
+        backend.shutdown()
+    return summarise(device, work, times, wall_s, limit)
+
+
+def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
+    """The step: each row in blocks of its own, in order; where a window keeps few blocks they come round again."""
+    length, size = work.context + work.tokens, capacity.block_size
+    per_row = -(-length // size)
+    places = np.tile(np.arange(work.context, length, dtype=np.int32), work.batch)
+    of_row = np.repeat(np.arange(work.batch), work.tokens)
+    slots, tables = [], []
+    for count in capacity.num_blocks:
+        table = (np.arange(work.batch * per_row, dtype=np.int32) % count).reshape(work.batch, per_row)
+        tables.append(table)
+        slots.append((table[of_row, places // size] * size + places % size).astype(np.int32))
+    rows = tuple(RowInput(row, row * work.tokens, work.tokens, work.context, sample=True) for row in range(work.batch))
+    ids = np.arange(len(places), dtype=np.int32) % 100
+    return ForwardInput(ids, places, tuple(slots), tuple(tables), rows)
+
+
+def summarise(
+    device: Device, work: StepWork, times: Sequence[PartTime], wall_s: float, limit_gb_per_s: float
+) -> StepProfile:
+    """Operations of one name together, in the order in which the names first come."""
+    parts = []
+    for name in dict.fromkeys(each.part for each in times):
+        same = [each for each in times if each.part == name]
+        seconds, read = sum(each.seconds for each in same), sum(each.bytes_read for each in same)
+        rate = read / seconds / 1e9 if seconds else 0.0
+        parts.append(
+            PartProfile(name, len(same), seconds * 1e3, seconds / wall_s, read, rate, rate / limit_gb_per_s)
+        )  # fmt: skip
+    total_ms = sum(part.ms for part in parts)
+    return StepProfile(
+        device, work.batch, work.tokens, work.context, tuple(parts), total_ms, wall_s * 1e3, limit_gb_per_s
+    )
+
+
+def profile_table(profile: StepProfile) -> list[str]:
+    """For people: a line per part, then the sum against the wall clock."""
+    lines = [
+        f"{'part':<12} {'calls':>6} {'ms':>9} {'of step':>8} {'MB':>9} {'GB/s':>8} {'of limit':>9}",
+    ]
+    for part in profile.parts:
+        line = f"{part.part:<12} {part.calls:>6} {part.ms:>9.3f} {part.share_of_step:>8.1%}"
+        if part.bytes_read:
+            line += f" {part.bytes_read / 1e6:>9.2f} {part.gb_per_s:>8.1f} {part.share_of_limit:>9.0%}"
+        lines.append(line)
+    read = sum(part.bytes_read for part in profile.parts)
+    rate = read / profile.wall_ms / 1e6
+    coverage = profile.sum_ms / profile.wall_ms
+    lines.append(f"{'step':<12} {'':>6} {profile.wall_ms:>9.3f} {'':>8} {read / 1e6:>9.2f} {rate:>8.1f}"
+                 f" {rate / profile.limit_gb_per_s:>9.0%}")  # fmt: skip
+    lines.append(
+        f"the parts take {profile.sum_ms:.3f} ms, {coverage:.0%} of a step's {profile.wall_ms:.3f} ms;"
+        f" memory is read at {profile.limit_gb_per_s:.1f} GB/s at most"
+    )
+    return lines
+
+
+def open_rows(backend: Backend, step: ForwardInput) -> None:
+    """Start the step's rows anew: none has chosen anything."""
+    for row in step.rows:
+        backend.close(row.row)
+        history = [0] * (row.num_computed_tokens + row.num_tokens)
+        backend.open(row.row, _GREEDY, history, len(history), 0)
+
+
+def time_steps(backend: Backend, step: ForwardInput, work: StepWork, in_flight: int) -> float:
+    """Seconds from result to result, the best of several, with as many steps on their way as the engine sends."""
+    open_rows(backend, step)
+    backend.submit(step).result()
+    waiting: list[Step] = []
+    best, last = float("inf"), None
+    for _ in range(work.repeats + in_flight + 1):
+        waiting.append(backend.submit(step))
+        if len(waiting) == in_flight:
+            waiting.pop(0).result()
+            now = time.perf_counter()
+            best, last = best if last is None else min(best, now - last), now
+    for left in waiting:
+        left.result()
+    return best
+
+
+def _part_times(backend: Backend, device: Device, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
+    if device == "cuda":
+        from realizar.backends.cuda.profile import time_launches
+        from realizar.backends.cuda.runner import CUDABackend
+
+        assert isinstance(backend, CUDABackend)
+        return time_launches(backend, step, repeats)
+    from realizar.backends.cpu import CPUBackend
+    from realizar.backends.cpu.operation_times import time_operations
+
+    assert isinstance(backend, CPUBackend)
+    return time_operations(backend, spec, step, repeats)
+
+
+def _read_limit(backend: Backend, device: Device, config: EngineConfig) -> float:
+    if device == "cuda":
+        from realizar.backends.cuda.profile import read_limit
+        from realizar.backends.cuda.runner import CUDABackend
+
+        assert isinstance(backend, CUDABackend)
+        return read_limit(backend)
+    return read_bandwidth(config.threads or physical_cores())

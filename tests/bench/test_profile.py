@@ -1,0 +1,127 @@
+"""What a profile of a step says: names, calls, bytes counted by hand, sums, the picture."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from random_models import Recipe, random_model
+from realizar.backends.base import Capacity
+from realizar.backends.cpu import CPUBackend
+from realizar.backends.cpu.operation_times import time_operations
+from realizar.backends.parts import PartTime, cached_tokens_read
+from realizar.bench.profile import StepProfile, StepWork, one_step, profile_step, profile_table, summarise
+from realizar.bench.profile_picture import profile_svg
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import SamplingParams
+
+SVG = "{http://www.w3.org/2000/svg}"
+RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("row_norm",))
+
+
+def capacity(*num_blocks: int) -> Capacity:
+    return Capacity(32, num_blocks, 4, 512, 1024, 0, 0, 0, "f16", 0.0)
+
+
+def test_rows_of_a_step_lie_side_by_side() -> None:
+    step = one_step(capacity(100, 5), StepWork(batch=2, tokens=40, context=50))
+    assert [(row.query_start, row.num_tokens, row.num_computed_tokens) for row in step.rows] == [
+        (0, 40, 50),
+        (40, 40, 50),
+    ]
+    assert step.positions.tolist() == [*range(50, 90)] * 2
+    assert step.slot_mapping[0].tolist() == [*range(50, 90), *range(3 * 32 + 50, 3 * 32 + 90)]
+    assert step.block_tables[1].tolist() == [[0, 1, 2], [3, 4, 0]]
+    assert int(step.slot_mapping[1].max()) < 5 * 32
+
+
+def test_a_window_is_read_once_for_each_row() -> None:
+    spec, _ = random_model(RECIPE)
+    full, windowed = (layer.attention for layer in spec.layers[:2])
+    step = one_step(capacity(100, 100), StepWork(batch=2, tokens=3, context=50))
+    assert cached_tokens_read(full, step) == 2 * 53
+    assert cached_tokens_read(windowed, step) == 2 * 42
+    short = one_step(capacity(100, 100), StepWork(batch=1, tokens=3, context=7))
+    assert cached_tokens_read(windowed, short) == 10
+
+
+def test_times_of_one_part_are_added() -> None:
+    times = [PartTime("norm", 1e-3), PartTime("qkv", 2e-3, 4_000_000), PartTime("norm", 3e-3), PartTime("join", 0.0)]
+    profile = summarise("cpu", StepWork(2, 3, 4), times, 8e-3, 10.0)
+    assert [(part.part, part.calls) for part in profile.parts] == [("norm", 2), ("qkv", 1), ("join", 1)]
+    norm, qkv, join = profile.parts
+    assert (norm.ms, norm.share_of_step, norm.bytes_read) == (pytest.approx(4), pytest.approx(0.5), 0)
+    assert (qkv.gb_per_s, qkv.share_of_limit) == (pytest.approx(2), pytest.approx(0.2))
+    assert (join.ms, join.gb_per_s) == (0, 0)
+    assert (profile.sum_ms, profile.wall_ms) == (pytest.approx(6), 8)
+    lines = profile_table(profile)
+    assert lines[2].split() == ["qkv", "1", "2.000", "25.0%", "4.00", "2.0", "20%"]
+    assert lines[-2].split() == ["step", "8.000", "4.00", "0.5", "5%"]
+    assert lines[-1].startswith("the parts take 6.000 ms, 75% of a step's 8.000 ms")
+
+
+def test_every_operation_of_a_step_is_named_and_counted() -> None:
+    """Two threads: bytes are those of the packed matrices and of the cache, 2 heads of 64 in float16."""
+    spec, checkpoint = random_model(RECIPE)
+    backend, work = CPUBackend(), StepWork(batch=2, tokens=1, context=60)
+    backend.load(spec, checkpoint, EngineConfig(threads=2, context_length=64, max_running=2, max_step_tokens=32))
+    for row in range(2):
+        backend.open(row, SamplingParams(temperature=0), [0] * 61, 61, 0)
+    times = time_operations(backend, spec, one_step(backend.capacity(), work), 2)
+    layers = len(spec.layers)
+    calls = Counter(each.part for each in times)
+    per_layer = {"norm": 2, "row norm": 2, "qkv": 3, "rope": 1, "attention": 1, "join": 1, "output": 1,
+                 "gate and up": 2, "activation": 1, "down": 1}  # fmt: skip
+    once = {"select": 1, "final norm": 1, "head": 1}
+    assert calls == {part: count * layers for part, count in per_layer.items()} | once
+    read: Counter[str] = Counter()
+    for each in times:
+        read[each.part] += each.bytes_read
+        assert each.seconds >= 0
+    token_bytes = 2 * 2 * 64 * 2
+    seen = sum(2 * (61 if layer.attention.window is None else 40) for layer in spec.layers)
+    assert read["attention"] == seen * token_bytes
+    assert sum(read.values()) - read["attention"] == backend.capacity().weight_bytes
+    assert min(sum(each.seconds for each in times if each.part == part) for part in ("qkv", "head")) > 0
+    backend.shutdown()
+
+
+def test_more_rows_than_there_are_logits_for_are_refused() -> None:
+    spec, checkpoint = random_model(RECIPE)
+    backend = CPUBackend()
+    backend.load(spec, checkpoint, EngineConfig(threads=1, context_length=32, max_running=33, max_step_tokens=33))
+    with pytest.raises(InvalidRequestError, match="32 rows"):
+        time_operations(backend, spec, one_step(backend.capacity(), StepWork(33, 1, 0)), 1)
+    backend.shutdown()
+
+
+def drawn(profile: StepProfile) -> ET.Element:
+    return ET.fromstring(profile_svg(profile, "a <b> & c"))
+
+
+def test_the_picture_shows_what_the_limit_allows() -> None:
+    times = [PartTime("norm", 1e-3), PartTime("qkv", 4e-3, 20_000_000)]
+    bars = drawn(summarise("cpu", StepWork(), times, 8e-3, 10.0)).findall(f"{SVG}rect")[3:]
+    widths = [float(bar.get("width", "nan")) for bar in bars]
+    assert len(widths) == 4
+    assert widths[0] == pytest.approx(widths[2] / 4, abs=0.1)
+    assert widths[1] == 0
+    assert widths[3] == pytest.approx(widths[2] / 2, abs=0.1)
+
+
+def test_a_real_model(smollm2_path: Path) -> None:
+    work = StepWork(1, 4, 100, repeats=2)
+    told: list[str] = []
+    profile = profile_step(open_checkpoint(smollm2_path), EngineConfig(threads=1, device="cpu"), work, told.append)
+    assert [part.part for part in profile.parts][:3] == ["norm", "qkv", "rope"]
+    assert next(part.calls for part in profile.parts if part.part == "down") == 30
+    assert profile.sum_ms == pytest.approx(sum(part.ms for part in profile.parts))
+    assert np.isfinite([profile.wall_ms, profile.limit_gb_per_s]).all()
+    assert 0.2 < profile.sum_ms / profile.wall_ms < 5  # whatever else the machine does
+    assert len(told) == 3
