@@ -29,8 +29,3 @@ def test_ids_are_contiguous_with_the_removed_ones() -> None:
     live = {int(kind) for kind in GGMLType}
     assert not live & REMOVED_TYPES.keys()
     assert live | REMOVED_TYPES.keys() == set(range(43))
-
-
-def test_quantized_types_have_blocks() -> None:
-    assert GGMLType.Q4_K.is_quantized
-    assert not GGMLType.BF16.is_quantized

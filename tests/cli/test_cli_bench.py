@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from realizar.bench.throughput import Work, measure_throughput
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
 
 
 def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any], weights_only: Path) -> None:
@@ -72,6 +77,14 @@ def test_impossible_work_is_refused(
     result = realizar("bench", weights_only, *words, "--json")
     assert (result.status, result.stdout) == (1, "")
     assert message in result.error_lines[-1]
+
+
+def test_work_may_fill_the_context(weights_only: Path) -> None:
+    """Warming up takes no more of it than the work."""
+    checkpoint = open_checkpoint(weights_only)
+    short = replace(checkpoint, metadata={**checkpoint.metadata, "llama.context_length": 16})
+    [result] = measure_throughput(short, EngineConfig(threads=1), Work(10, 5, (2,), 1), log=[].append)
+    assert result.decode_tokens_per_s.median > 0
 
 
 def test_a_vocabulary_alone_is_refused(realizar: Callable[..., Any], vocabulary_only: Path) -> None:

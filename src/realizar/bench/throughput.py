@@ -80,7 +80,7 @@ def measure_throughput(
     most = max(work.batches)
     needed = replace(
         config,
-        context_length=max(work.prompt_tokens, _WARM_PROMPT_TOKENS) + max(work.gen_tokens, _WARM_GEN_TOKENS) + 1,
+        context_length=work.prompt_tokens + work.gen_tokens + 1,
         max_running=most,
         max_step_tokens=max(config.max_step_tokens, most),
     )
@@ -93,7 +93,8 @@ def measure_throughput(
 
 def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str], None]) -> BatchResult:
     log(f"batch {batch}: warming up")
-    measure(core, batch=batch, prompt_tokens=_WARM_PROMPT_TOKENS, gen_tokens=_WARM_GEN_TOKENS)
+    warm_prompt_tokens = min(work.prompt_tokens, _WARM_PROMPT_TOKENS)
+    measure(core, batch=batch, prompt_tokens=warm_prompt_tokens, gen_tokens=min(work.gen_tokens, _WARM_GEN_TOKENS))
     runs: list[PhaseTimes] = []
     for repeat in range(work.repeats):
         log(f"batch {batch}: run {repeat + 1} of {work.repeats}")

@@ -34,6 +34,7 @@ class StoredTensor:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes in the file."""
         return int(self.data.size)
 
 

@@ -60,10 +60,6 @@ class GGMLType(IntEnum):
         """Bytes of a block."""
         return _SIZES[self][1]
 
-    @property
-    def is_quantized(self) -> bool:
-        return self.block_size > 1
-
 
 _SIZES: dict[GGMLType, tuple[int, int]] = {
     GGMLType.F32: (1, 4),

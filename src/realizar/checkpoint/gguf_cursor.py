@@ -41,6 +41,7 @@ class Cursor:
         return self._end - self.position
 
     def error(self, offset: int, reason: str) -> CheckpointError:
+        """A `CheckpointError` that names the file, the byte `offset` and the reason."""
         where = f"{self.place}, offset {offset}" if self.place else f"offset {offset}"
         return CheckpointError(self.file.path, where, reason)
 
@@ -53,13 +54,16 @@ class Cursor:
         return start
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[int | float | bool, ...]:
+        """Numbers laid out as `layout`, little-endian; `what` they are is said where the file ends before them."""
         return layout.unpack_from(self.file.buffer, self.skip(layout.size, what))
 
     def u32(self, what: str) -> int:
+        """An unsigned number of 32 bits."""
         value: int = _U32.unpack_from(self.file.buffer, self.skip(4, what))[0]
         return value
 
     def u64(self, what: str) -> int:
+        """An unsigned number of 64 bits."""
         value: int = _U64.unpack_from(self.file.buffer, self.skip(8, what))[0]
         return value
 
@@ -72,6 +76,7 @@ class Cursor:
         return count
 
     def string(self, what: str) -> str:
+        """A string with its length before it. Raises `CheckpointError` where it is no UTF-8."""
         offset = self.position
         size = self.u64(f"length of {what}")
         if size > self.bytes_left:

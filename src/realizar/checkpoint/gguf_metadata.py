@@ -86,6 +86,7 @@ def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
 
 
 def count_pairs(cursor: Cursor) -> int:
+    """The number of metadata pairs, checked against the bytes left."""
     return cursor.count("metadata pairs", _SMALLEST_PAIR)
 
 

@@ -32,6 +32,7 @@ class TensorInfo:
 
 
 def count_tensors(cursor: Cursor) -> int:
+    """The number of tensors, checked against the bytes left and `MAX_TENSORS`."""
     offset = cursor.position
     count = cursor.count("tensors", _SMALLEST_TENSOR)
     if count > MAX_TENSORS:

@@ -39,6 +39,7 @@ class NewTensor:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the data, without padding."""
         return math.prod(self.shape) // self.ggml_type.block_size * self.ggml_type.type_size
 
 

@@ -42,6 +42,7 @@ class BuiltinModel:
 
     @property
     def folder_name(self) -> str:
+        """Name of its folder in the cache."""
         return self.name.replace(":", "-")
 
     @property

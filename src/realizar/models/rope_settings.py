@@ -59,6 +59,7 @@ def plain_rope(base: float, size: int, pairing: Pairing = "neox") -> Rope:
 
 
 def make_rope(frequencies: Frequencies, pairing: Pairing = "neox", magnitude: float = 1.0) -> Rope:
+    """A `Rope` of inverse frequencies in radians per position, float32 [size / 2]."""
     return Rope(pairing, tuple(frequencies.tolist()), magnitude)
 
 

@@ -163,6 +163,7 @@ class Settings:
         return self.checked_number(gguf, hf, value)
 
     def boolean(self, gguf: str | None, hf: str | None, *, default: bool) -> bool:
+        """True or false, `default` where the key is absent; raises `CheckpointError` for anything else."""
         value = self.raw(gguf, hf)
         if value is None:
             return default
@@ -171,6 +172,7 @@ class Settings:
         return value
 
     def text(self, gguf: str | None, hf: str | None, *, default: str) -> str:
+        """A text, `default` where the key is absent; raises `CheckpointError` for anything else."""
         value = self.raw(gguf, hf)
         if value is None:
             return default

@@ -71,6 +71,7 @@ class Rope:
 
     @property
     def size(self) -> int:
+        """Rotated dimensions of a head."""
         return 2 * len(self.inverse_frequencies)
 
 
@@ -170,6 +171,7 @@ class ModelSpec:
 
     @property
     def tied(self) -> bool:
+        """Whether the head is the embedding."""
         return self.head.weight == self.embedding
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:

@@ -45,10 +45,12 @@ class Planes:
 
     @property
     def rows(self) -> int:
+        """Output features."""
         return int(self.codes.shape[0])
 
     @property
     def cols(self) -> int:
+        """Input features."""
         return int(self.scales.shape[1]) * self.group_size
 
     @property

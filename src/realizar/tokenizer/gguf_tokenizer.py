@@ -34,7 +34,8 @@ class GGUFTokenizer(Tokenizer):
         self._tokens, self._types = vocabulary.tokens, special.types
         self._kinds: list[int] = special.types.tolist()  # numbers of an array are slow to take one by one
         self._model = vocabulary.model
-        self._pre = pre_tokenizer(vocabulary.pre) if vocabulary.merges or self._model in _MERGED else None
+        cuts = vocabulary.merges or self._model in _MERGED
+        self._pre = pre_tokenizer(vocabulary.pre, checkpoint.path) if cuts else None
         self._encode_piece = _build(vocabulary, special, self._pre)
         self._separator = special.ids.get("separator") if self._model == "bert" else None
         self._add_space = vocabulary.flags.get("add_space_prefix", self._model == "llama") and self._model == "llama"

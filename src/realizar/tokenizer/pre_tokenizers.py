@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from realizar.errors import TokenizerError
 
@@ -39,8 +40,8 @@ class PreTokenizer:
     prefix_words: bool = False
 
 
-def pre_tokenizer(name: str) -> PreTokenizer:
-    """The way of cutting that `tokenizer.ggml.pre` names.
+def pre_tokenizer(name: str, path: Path | None = None) -> PreTokenizer:
+    """The way of cutting that `tokenizer.ggml.pre` names, in the file at `path`.
 
     Raises:
         TokenizerError: an unknown name; guessing would give other ids.
@@ -48,7 +49,8 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise TokenizerError(f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre)") from None
+        prefix = "" if path is None else f"{path}: "
+        raise TokenizerError(f"{prefix}unknown pre-tokenizer {name!r} (tokenizer.ggml.pre)") from None
 
 
 def _ranges(text: str) -> str:
