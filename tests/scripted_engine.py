@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realizar.engine.async_engine import Embedding
@@ -32,6 +32,7 @@ class ScriptedEngine:
     Attributes:
         pieces: texts, each a token; an error among them is raised there; None waits for ever.
         refusal: what `generate` and `embed` raise.
+        num_cached: tokens of every prompt that were in the cache.
         num_closed: streams that were closed before their end.
     """
 
@@ -39,6 +40,7 @@ class ScriptedEngine:
     refusal: Exception | None = None
     state: str = "ready"
     pooling: str | None = None
+    num_cached: int = 0
     asked: list[tuple[tuple[int, ...], SamplingParams, dict[str, Any]]] = field(default_factory=list)
     num_closed: int = 0
 
@@ -89,11 +91,13 @@ class ScriptedEngine:
                 return
             reason = "stop" if place == last else None
             for choice in range(sampling.n):
-                stream.take_in(ChoiceDelta(stream.request_id, choice, piece, (65,), finish_reason=reason))
+                delta = ChoiceDelta(stream.request_id, choice, piece, (65,), finish_reason=reason)
+                stream.take_in(replace(delta, num_cached_tokens=self.num_cached))
         texts = [piece for piece in self.pieces if isinstance(piece, str)]
         whole = CompletionOutput(0, "".join(texts), (65,) * len(texts), "stop")
         timings = Timings(0.0, 0.1, 0.2, 0.3)
-        stream.end(RequestOutput(stream.request_id, None, prompt, (whole,) * sampling.n, timings))
+        outputs = (whole,) * sampling.n
+        stream.end(RequestOutput(stream.request_id, None, prompt, outputs, timings, num_cached_tokens=self.num_cached))
 
 
 class ByteTokenizer(Tokenizer):

@@ -31,6 +31,7 @@ class TokenOutput:
         num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
         pooled: float32 values [hidden_size]; with the last output of a pooled request.
         error: why the whole request ended without its output; nothing follows, of any choice.
+        out_of_memory: whether that is because a step did not fit the device's memory.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class TokenOutput:
     num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
     error: str | None = None
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class ChoiceDelta:
             could be the start of a stop string.
         finish_reason: set on the last piece of the choice.
         stop_reason: the stop string or the stop token id that ended it.
+        num_cached_tokens: prompt tokens that the first choice found in the prefix cache, as far as it is known yet.
     """
 
     request_id: str
@@ -65,6 +68,7 @@ class ChoiceDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

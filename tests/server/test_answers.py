@@ -128,6 +128,35 @@ def test_the_engine_stops_after_the_one_call() -> None:
     assert (made.calls, engine.num_closed) == ([("a", '{"x": 1}')], 2)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_the_usage_of_an_answer_that_ended_early(stream: bool) -> None:
+    pieces = cut(f"</think>{CALLS}", 20)
+    engine = ScriptedEngine(pieces=[*pieces, None], num_cached=5)
+    app = create_app(cast("Any", engine), scripted_model(THINKING), ServerSettings())
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": TOOLS,
+        "parallel_tool_calls": False,
+        "stream": stream,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True} if stream else None,
+    }
+
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post("/v1/chat/completions", json=body)
+
+    response = asyncio.run(main())
+    answers = [json.loads(event) for event in list(events_of(response.text))[:-1]] if stream else [response.json()]
+    assert answers[-1]["usage"] == {
+        "prompt_tokens": len(engine.asked[0][0]),
+        "completion_tokens": len(pieces),
+        "total_tokens": len(engine.asked[0][0]) + len(pieces),
+        "prompt_tokens_details": {"cached_tokens": 5},
+    }
+    assert all(answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 5 for answer in answers)
+    assert engine.num_closed == 1
+
+
 def test_without_tools_calls_are_text() -> None:
     engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 4))
     assert answer(engine).content == CALLS

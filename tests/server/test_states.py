@@ -19,6 +19,7 @@ from realizar.errors import (
     InvalidRequestError,
     QueueFullError,
     RealizarError,
+    StepMemoryError,
 )
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
@@ -108,6 +109,7 @@ def test_a_full_queue(path: str) -> None:
     [
         (ContextLengthError("1 and 2", "prompt"), 400, "context_length_exceeded"),
         (CapacityError("too large for the cache"), 400, "request_too_large"),
+        (StepMemoryError("the GPU is out of memory: tried 2 GiB"), 503, "out_of_memory"),
         (InvalidRequestError("bad schema", "structured"), 400, None),
         (ChatTemplateError("failed: <object at 0x7f0012345678>"), 400, "chat_template_error"),
         (EngineDeadError("died in /srv/engine.py"), 503, "engine_died"),

@@ -94,7 +94,7 @@ class OutputProcessor:
             entry.pooled = output.pooled
         if entry.first_token_s is None and (output.token_ids or output.finish_reason is not None):
             entry.first_token_s = output.produced_s
-        return self._take_in(choice, output)
+        return self._take_in(choice, output, entry.num_cached_tokens)
 
     def finished(self, request_id: str, now_s: float) -> RequestOutput | None:
         """The whole of a request whose choices have all ended, which is forgotten; else None."""
@@ -130,7 +130,7 @@ class OutputProcessor:
             pooled=entry.pooled,
         )
 
-    def _take_in(self, choice: _Choice, output: TokenOutput) -> ChoiceDelta:
+    def _take_in(self, choice: _Choice, output: TokenOutput, num_cached_tokens: int) -> ChoiceDelta:
         pieces: list[str] = []
         taken = len(output.token_ids)
         finish_reason, stop_reason = output.finish_reason, output.stop_token_id
@@ -152,6 +152,7 @@ class OutputProcessor:
             logprobs=output.logprobs[:taken],
             finish_reason=finish_reason,
             stop_reason=stop_reason if stop_string is None else stop_string,
+            num_cached_tokens=num_cached_tokens,
         )
         choice.pieces.append(delta.text)
         choice.token_ids.extend(delta.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -92,13 +92,28 @@ def _translated(message: str, record: type[msgspec.Struct]) -> ApiError:
     reason, path = (place[1], place[2]) if place else (message, "")
     path = path.replace("[...]", "")
     if unknown := _UNKNOWN.match(reason):
-        return unknown_field(path, unknown[1], record.__struct_fields__ if not path else ())
+        return unknown_field(path, unknown[1], _fields_at(record, path))
     if missing := _MISSING.match(reason):
         full = f"{path}.{missing[1]}" if path else missing[1]
         return refused(f"Missing required parameter: '{full}'", full, "missing_required_parameter")
     what = f"Invalid value for '{path}': " if path else "Invalid body: "
     text = ascii(reason)[1:-1].replace("`", "'")
     return refused(f"{what}{text}", path or None, "invalid_type" if "Expected" in reason else "invalid_value")
+
+
+def _fields_at(record: type[msgspec.Struct], path: str) -> tuple[str, ...]:
+    """The names that the record at a path has; none where there is no record."""
+    found: type[msgspec.Struct] | None = record
+    for name in re.findall(r"[A-Za-z_]\w*", path):
+        kinds = {field.encode_name: field.type for field in msgspec.structs.fields(found)} if found else {}
+        found = _record_in(kinds.get(name))
+    return found.__struct_fields__ if found else ()
+
+
+def _record_in(kind: Any) -> type[msgspec.Struct] | None:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    return next((found for part in get_args(kind) if (found := _record_in(part))), None)
 
 
 def _check_headers(request: Request, settings: ServerSettings) -> None:

@@ -24,6 +24,7 @@ from realizar.errors import (
     EngineUnavailableError,
     InvalidRequestError,
     QueueFullError,
+    StepMemoryError,
     TokenizerError,
 )
 
@@ -100,6 +101,17 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(str(error), names[known]) from None
 
 
+@contextmanager
+def about(param: str) -> Iterator[None]:
+    """Errors of requests raised inside that name no field name this one."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param is not None:
+            raise
+        raise type(error)(str(error), param) from None
+
+
 def _known(error: BaseException) -> ApiError | None:
     message = _cleaned(str(error))
     match error:
@@ -112,6 +124,8 @@ def _known(error: BaseException) -> ApiError | None:
             return refused(message, error.param)
         case ChatTemplateError():
             return refused(message, "messages", "chat_template_error")
+        case StepMemoryError():
+            return _later(503, message, "server_error", "out_of_memory", 1.0)
         case CapacityError():
             return refused(message, None, "request_too_large")
         case QueueFullError():

@@ -8,7 +8,7 @@ from typing import Any
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.server.errors import refused
+from realizar.server.errors import refused, unsupported
 from realizar.server.protocol.sampling import GenerationFields
 from realizar.server.served_model import ServedModel
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -18,6 +18,7 @@ MAX_STOP_CHARACTERS = 256
 """Every piece of text is searched for every stop string; OpenAI allows 4 of them."""
 MAX_LOGPROBS = 20
 MAX_DRY_BREAKERS = 64
+_MAX_PRIORITY = 1 << 31
 _DRY_BREAKERS = ("\n", ":", '"', "*")  # what DRY's author recommends, where a request turns it on and names none
 _SAME_NAME = (
     "n",
@@ -64,6 +65,8 @@ def build_sampling(
         InvalidRequestError, ApiError: a value out of range, named.
     """
     changes: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
+    _check_best_of(fields)
+    _check_priority(fields)
     tokenizer = model.tokenizer
     if fields.stop is not None:
         changes["stop"] = _stops(fields.stop)
@@ -99,6 +102,20 @@ def check_top(value: int | None, param: str) -> int | None:
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
         raise refused(f"{param} must be between 0 and {MAX_LOGPROBS}, not {value}", param, "invalid_value")
     return value
+
+
+def _check_best_of(fields: GenerationFields) -> None:
+    if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
+        raise unsupported("best_of", "no answers are made besides the n that are given")
+
+
+def _check_priority(fields: GenerationFields) -> None:
+    if fields.priority is not None and abs(fields.priority) > _MAX_PRIORITY:
+        raise refused(
+            f"priority must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}, not {fields.priority}",
+            "priority",
+            "invalid_value",
+        )
 
 
 def _stops(given: str | Sequence[str]) -> tuple[str, ...]:

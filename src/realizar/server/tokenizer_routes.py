@@ -9,16 +9,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.errors import InvalidRequestError
 from realizar.server.api import Api, api_of
 from realizar.server.body import read_record
-from realizar.server.errors import refused
+from realizar.server.errors import about, refused
+from realizar.server.openai.chat_plan import template_variables
 from realizar.server.openai.tools import check_tools
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 MAX_CHARACTERS = 2 << 20
-_RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
 async def tokenize(request: Request) -> Response:
@@ -40,10 +39,8 @@ async def detokenize(request: Request) -> Response:
     api = api_of(request)
     record = await read_record(request, DetokenizeRequest, api.settings)
     api.check_model(record.model)
-    try:
+    with about("tokens"):
         text = await asyncio.to_thread(api.model.tokenizer.decode, record.tokens, False)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(str(error), "tokens") from None
     return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
 
 
@@ -70,14 +67,11 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
         param = "messages" if messages else "prompt"
         raise refused(f"{param} has {len(text)} characters; at most {MAX_CHARACTERS} are tokenized", param)
     if record.prompt is not None:
-        try:
+        with about("prompt"):
             return api.model.tokenizer.encode(record.prompt, add_special=record.add_special_tokens is not False)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(str(error), "prompt") from None
     if api.model.template is None:
         raise refused("the model has no chat template; give a prompt", "messages", "no_chat_template")
-    given = record.chat_template_kwargs or {}
-    if any(name in _RESERVED or not name.isidentifier() for name in given):
-        raise refused("chat_template_kwargs holds a name that can't be set", "chat_template_kwargs", "invalid_value")
+    variables = template_variables(record.chat_template_kwargs)
     tools = list(check_tools(record.tools)) or None
-    return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **given)
+    with about("messages"):
+        return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **variables)

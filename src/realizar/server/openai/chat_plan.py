@@ -10,7 +10,7 @@ from typing import Any
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
-from realizar.server.errors import ApiError, refused, unsupported
+from realizar.server.errors import ApiError, about, refused, unsupported
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import ToolPlan, plan_tools
 from realizar.server.prompts import check_fits, keep_last
@@ -27,7 +27,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 _PROMPT_END_TOKENS = 16
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_KWARGS_CHARACTERS = 64 << 10
-_RESERVED = ("messages", "tools", "add_generation_prompt")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "self")  # the last is the template's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +76,17 @@ async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
     template = _template(api, request)
     messages = check_messages(request.messages)
     add_prompt = request.add_generation_prompt is not False
-    variables = _variables(request, template)
     shown = tools.shown
 
     def render() -> list[int]:
+        variables = _variables(request, template)
         if request.truncate_prompt_tokens is None:
             tokenizer = api.model.tokenizer
             check_fits(text_of(messages), tokenizer, max_tokens, "messages")
             check_fits(json.dumps([shown, request.documents]), tokenizer, max_tokens, "tools")
-        return template.encode(messages, shown, add_prompt, **variables)
+        find_format(template.source(shown))  # tries the template out, so not on the event loop
+        with about("messages"):
+            return template.encode(messages, shown, add_prompt, **variables)
 
     token_ids = await asyncio.to_thread(render)
     source = template.source(shown)
@@ -102,6 +104,21 @@ async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
     )
 
 
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The variables that `chat_template_kwargs` of a request set.
+
+    Raises:
+        ApiError: 400; a name that is taken or can't be one, or too much text.
+    """
+    for name in given or ():
+        if name in _RESERVED or not name.isidentifier():
+            path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
+            raise refused(f"{path} can't be set", path, "invalid_value")
+    if given and len(json.dumps(given)) > _MAX_KWARGS_CHARACTERS:
+        raise refused("chat_template_kwargs are too large", "chat_template_kwargs", "string_too_long")
+    return dict(given or {})
+
+
 def _tool_grammar(api: Api, tools: ToolPlan, template: str, prompt_end: str) -> StructuredOutput | None:
     """What forces a call, or keeps the calls of strict tools to their schemas."""
     form = find_format(template)
@@ -117,7 +134,7 @@ def _tool_grammar(api: Api, tools: ToolPlan, template: str, prompt_end: str) -> 
 
 
 def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingParams:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
     if request.stream_options is not None and not request.stream:
         raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
@@ -156,16 +173,9 @@ def _template(api: Api, request: ChatCompletionRequest) -> ChatTemplate:
 
 def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[str, Any]:
     """What a template is given besides messages and tools."""
-    given: Mapping[str, Any] = request.chat_template_kwargs or {}
-    for name in given:
-        if name in _RESERVED or not name.isidentifier():
-            path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
-            raise refused(f"{path} can't be set", path, "invalid_value")
-    if given and len(json.dumps(given)) > _MAX_KWARGS_CHARACTERS:
-        raise refused("chat_template_kwargs are too large", "chat_template_kwargs", "string_too_long")
+    variables = template_variables(request.chat_template_kwargs)
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "the chat template writes them")
-    variables = dict(given)
     source = template.source()
     if request.documents:
         if "documents" not in source:

@@ -39,18 +39,18 @@ class ChatRun:
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
         self._open = set(range(plan.sampling.n))
         self.num_completion_tokens = 0
+        self._num_cached_tokens: int | None = None
         self.output: RequestOutput | None = None
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far; those found in the cache once the engine has told."""
-        cached = None if self.output is None else self.output.num_cached_tokens
-        return make_usage(len(self._plan.token_ids), self.num_completion_tokens, cached)
+        """Tokens so far; those found in the cache once the engine has told, which it does with the first piece."""
+        return make_usage(len(self._plan.token_ids), self.num_completion_tokens, self._num_cached_tokens)
 
     @property
     def notes(self) -> dict[str, Any]:
         """Figures for the request's line in the log."""
-        cached = {} if self.output is None else {"cached": self.output.num_cached_tokens}
+        cached = {} if self._num_cached_tokens is None else {"cached": self._num_cached_tokens}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
 
     async def pieces(self) -> AsyncGenerator[ChatPiece]:
@@ -77,6 +77,7 @@ class ChatRun:
     def _take_in(self, piece: ChoiceDelta) -> ChatPiece:
         parser = self._parsers[piece.choice]
         self.num_completion_tokens += len(piece.token_ids)
+        self._num_cached_tokens = max(self._num_cached_tokens or 0, piece.num_cached_tokens)
         deltas = parser.feed(piece.text)
         finish: FinishReason | None = None
         if parser.ended:

@@ -35,15 +35,17 @@ def find_structured(
 
 
 def _of_format(given: ResponseFormat) -> StructuredOutput | None:
-    if given.type == "text":
-        return None
-    if given.type == "json_object":
-        return StructuredOutput("json_object", "")
-    if given.type != "json_schema":
+    if given.type not in ("text", "json_object", "json_schema"):
         raise refused(
             "response_format.type must be text, json_object or json_schema", "response_format.type", "invalid_value"
         )
     path = "response_format.json_schema"
+    if given.type != "json_schema" and given.json_schema is not None:
+        raise refused(f"{path} needs response_format.type to be json_schema, not {given.type}", path, "invalid_value")
+    if given.type == "text":
+        return None
+    if given.type == "json_object":
+        return StructuredOutput("json_object", "")
     if given.json_schema is None:
         raise refused(f"{path} is missing", path, "missing_required_parameter")
     if given.json_schema.schema is None:

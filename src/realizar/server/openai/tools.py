@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from realizar.server.body import unknown_field
 from realizar.server.errors import refused, unsupported
-from realizar.server.protocol.chat import ChatCompletionRequest, Tool
+from realizar.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, Tool
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -65,6 +66,10 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
         if name in seen:
             raise refused(f"{path}.function.name: two tools are called '{name}'", f"{path}.function.name")
         seen.add(name)
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object":  # the arguments of a call are an object, in every style
+            path = f"{path}.function.parameters.type"
+            raise refused(f"{path} must be 'object'", path, "invalid_value")
     return tuple(_plain(tool) for tool in given)
 
 
@@ -90,7 +95,7 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
             raise refused("tool_choice is 'required' and there are no tools", "tool_choice", "invalid_value")
         return ToolPlan(tools, required=True, parallel=parallel)
     if choice.get("type") == "function":
-        named = _named(tools, choice, "tool_choice")
+        named = _named(tools, choice, "tool_choice", ("name",))
         return ToolPlan(tools, name=named["function"]["name"], parallel=False)
     if choice.get("type") == "allowed_tools":
         return _allowed(tools, choice, parallel)
@@ -99,25 +104,36 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
 
 def _allowed(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any], parallel: bool) -> ToolPlan:
     path = "tool_choice.allowed_tools"
+    _known_only("tool_choice", choice, ("type", "allowed_tools"))
     allowed = choice.get("allowed_tools")
     if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
         raise refused(f"{path} must be an object with mode and tools", path, "invalid_value")
+    _known_only(path, allowed, ("mode", "tools"))
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
-    named = tuple(_named(tools, each, f"{path}.tools[{place}]") for place, each in enumerate(allowed["tools"]))
+    fields = FunctionDefinition.__struct_fields__  # a tool may be named by its whole definition
+    named = tuple(_named(tools, each, f"{path}.tools[{place}]", fields) for place, each in enumerate(allowed["tools"]))
     return ToolPlan(named, required=mode == "required", parallel=parallel)
 
 
-def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str) -> Mapping[str, Any]:
+def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(function, dict) or not isinstance(name, str):
         raise refused(f"{path}.function.name is missing", f"{path}.function.name", "missing_required_parameter")
+    _known_only(path, choice, ("type", "function"))
+    _known_only(f"{path}.function", function, known)
     for tool in tools:
         if tool["function"]["name"] == name:
             return tool
     raise refused(f"{path}: no tool is called {name[:80]!a}", f"{path}.function.name", "invalid_value")
+
+
+def _known_only(path: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise unknown_field(path, name, known)
 
 
 def _plain(tool: Tool) -> dict[str, Any]:

@@ -111,8 +111,8 @@ def _check_calls(where: str, calls: Any) -> None:
     for place, call in enumerate(calls):
         path = f"{where}[{place}]"
         _require(isinstance(call, dict), path, "must be an object")
-        _known_only(path, call, ("id", "type", "function", "index"))
         _require(call.get("type", "function") == "function", f"{path}.type", "must be 'function'")
+        _known_only(path, call, ("id", "type", "function", "index"))
         _require(isinstance(call.get("id", ""), str), f"{path}.id", "must be text")
         function = call.get("function")
         _require(isinstance(function, dict), f"{path}.function", "must be an object")

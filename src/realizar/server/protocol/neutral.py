@@ -23,7 +23,6 @@ def _empty(value: Any) -> bool:
 NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "allowed_token_ids": (_empty, "not supported; use logit_bias, or structured outputs"),
     "bad_words": (_empty, "not supported; use logit_bias"),
-    "best_of": (_one_of(1), "only 1 is supported"),
     "include_stop_str_in_output": (_one_of(False), "stop strings are never part of the text"),
     "kv_transfer_params": (_empty, "not supported"),
     "length_penalty": (_one_of(1, 1.0), "beam search is not supported"),

@@ -36,6 +36,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int | None = None
+    best_of: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
@@ -76,7 +77,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     allowed_token_ids: Any = None
     bad_words: Any = None
-    best_of: Any = None
     include_stop_str_in_output: Any = None
     kv_transfer_params: Any = None
     length_penalty: Any = None
