@@ -66,8 +66,8 @@ class ScheduledRow:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it computes one token beside drafts."""
-        return len(self.token_ids) - len(self.draft_ids) == 1
+        """Whether it computes one token beside drafts, and chooses after it; a chunk of a prompt may be as short."""
+        return self.sample and len(self.token_ids) - len(self.draft_ids) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +85,9 @@ class ScheduledBatch:
     def num_decode_tokens(self) -> int:
         """Tokens of rows that compute one known choice, and its drafts."""
         return sum(row.num_scheduled_tokens for row in self.rows if row.is_decode)
+
+    @property
+    def prompt_position(self) -> int:
+        """Tokens before a prompt token of this step, in the mean; 0 where it has none."""
+        chunks = [(row.num_scheduled_tokens, row.num_computed_tokens) for row in self.rows if not row.is_decode]
+        return sum(count * before for count, before in chunks) // max(sum(count for count, _ in chunks), 1)

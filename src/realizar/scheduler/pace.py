@@ -1,23 +1,29 @@
 """`Pace`: how many prompt tokens a step may read beside decodes, so that running streams keep theirs.
 
 Two things are learned from the steps' times: how long a step of decodes alone takes, by their number, and what a prompt
-token adds. While anybody decodes, a step reads as many prompt tokens as keep it under `stretch` times the former; while
-nobody does, as many as fit. What is not known yet, or was measured long ago, is measured by a step of decodes alone.
+token adds, by its position. While anybody decodes, a step reads as many prompt tokens as keep it under `stretch` times
+the former; while nobody does, as many as fit. What is not known yet, or was measured long ago, is measured by a step of
+decodes alone.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-TILE_TOKENS = 12  # the CPU's products take so many tokens at once; whole tiles cost least a token
+TILE_TOKENS = 12  # the CPU's products take so many tokens at once
+_FREE_TOKENS = 3  # a tile that lacks no more than these takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _MOST_PROBES = 4
-_RATE_UP, _RATE_DOWN = 0.6, 0.2  # too long a step is felt, too short a one is not
+_DECODE_UP, _DECODE_DOWN = 0.2, 0.3  # seldom measured: one slow step must not set the pace of the next 64
+_TOKEN_UP, _TOKEN_DOWN = 0.6, 0.4  # too long a step is felt, too short a one is not
 _MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free, where decodes left a tile half empty
 _FIRST_CHUNK_DEARER = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
+_NEAR_TOKENS = 512  # positions before this are measured together, those after it by powers of two
+_FARTHER_DEARER = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
 
 
 @dataclass(slots=True)
@@ -26,11 +32,17 @@ class _Estimate:
 
     seconds: float
     step: int
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=3))
 
-    def take_in(self, seconds: float, step: int) -> None:
-        sample = min(max(seconds, 0.5 * self.seconds), 2.0 * self.seconds)
-        self.seconds += (_RATE_UP if sample > self.seconds else _RATE_DOWN) * (sample - self.seconds)
+    def take_in(self, sample: float, step: int, up: float, down: float) -> None:
+        sample = min(max(sample, 0.5 * self.seconds), 2.0 * self.seconds)
+        self.seconds += (up if sample > self.seconds else down) * (sample - self.seconds)
         self.step = step
+
+    def take_in_middle(self, sample: float, step: int, up: float, down: float) -> None:
+        """Take in the middle one of the last three samples: one that stands alone is the machine's doing."""
+        self.recent.append(sample)
+        self.take_in(statistics.median(self.recent) if len(self.recent) == 3 else sample, step, up, down)
 
 
 class Pace:
@@ -49,11 +61,15 @@ class Pace:
         self._submitted_s: deque[float] = deque()  # of steps in flight
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
-        self._token_beside: _Estimate | None = None
+        self._token_beside: dict[int, _Estimate] = {}
 
-    def prompt_tokens(self, num_decode_tokens: int) -> int | None:
-        """Prompt tokens that the next step may read beside so many tokens of decodes; None is no limit."""
-        token_s = self._token_s()
+    def prompt_tokens(self, num_decode_tokens: int, position: int = 0) -> int | None:
+        """Prompt tokens that the next step may read beside so many tokens of decodes; None is no limit.
+
+        Args:
+            position: tokens before them; of the prompt that is farthest, where there are several.
+        """
+        token_s = self._token_s(_distance(position))
         if num_decode_tokens == 0 or token_s is None:
             return None
         decode = self._decode.get(_bucket(num_decode_tokens))
@@ -62,48 +78,75 @@ class Pace:
             return 0
         spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds
         chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + TILE_TOKENS)
-        fitting = num_decode_tokens + int(chunk)
-        whole_tiles = fitting // TILE_TOKENS * TILE_TOKENS - num_decode_tokens
-        return whole_tiles if whole_tiles >= _LEAST_TOKENS else max(int(chunk), _LEAST_TOKENS)
+        tokens = max(int(chunk), _LEAST_TOKENS)
+        lacking = -(num_decode_tokens + tokens) % TILE_TOKENS
+        return tokens + lacking if lacking <= min(_FREE_TOKENS, tokens // 3) else tokens
 
     def submitted(self, now_s: float) -> None:
         """A step is on its way."""
         self._submitted_s.append(now_s)
 
-    def ended(self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float) -> None:
+    def ended(self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0) -> None:
         """The oldest step on its way is done; it began when it was submitted, or when the one before it ended."""
         started_s = max(self._submitted_s.popleft(), self._ended_s)
         self._ended_s = now_s
-        self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s)
+        self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s, position)
 
-    def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float) -> None:
-        """A step took so long."""
+    def lost(self) -> None:
+        """The steps on their way will not end."""
+        self._submitted_s.clear()
+
+    def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float, position: int = 0) -> None:
+        """A step took so long.
+
+        Args:
+            position: tokens before those of prompts, in the mean.
+        """
         self._num_probes = 0
         if num_prompt_tokens == 0:
             bucket = _bucket(num_decode_tokens)
-            self._decode[bucket] = self._follow(self._decode.get(bucket), seconds)
+            known = self._decode.setdefault(bucket, _Estimate(seconds, self._num_steps))
+            known.take_in(seconds, self._num_steps, _DECODE_UP, _DECODE_DOWN)
         elif num_decode_tokens == 0:
-            self._token_alone = self._follow(self._token_alone, seconds / num_prompt_tokens)
+            if self._token_alone is None:
+                self._token_alone = _Estimate(seconds / num_prompt_tokens, self._num_steps)
+            self._token_alone.take_in(seconds / num_prompt_tokens, self._num_steps, _TOKEN_UP, _TOKEN_DOWN)
         else:
             self._num_steps += 1
             self._last_chunk = num_prompt_tokens
             decode = self._decode.get(_bucket(num_decode_tokens))
             if decode is not None:
-                added_s = max(seconds - decode.seconds, 0.1 * seconds) / num_prompt_tokens
-                if self._token_beside is None and self._token_alone is not None:
-                    self._token_beside = _Estimate(_FIRST_CHUNK_DEARER * self._token_alone.seconds, self._num_steps)
-                self._token_beside = self._follow(self._token_beside, added_s)
+                self._learn_token(decode.seconds, num_prompt_tokens, seconds, _distance(position))
 
-    def _token_s(self) -> float | None:
-        if self._token_beside is not None:
-            return self._token_beside.seconds
+    def _learn_token(self, decode_s: float, num_tokens: int, seconds: float, distance: int) -> None:
+        """What a step took beyond what was expected is laid to prompt tokens by their share in that.
+
+        Else a slow moment of the machine, divided by two tokens, would look like tokens ten times as dear.
+        """
+        token_s = self._token_s(distance)
+        if token_s is None:
+            token_s = max(seconds - decode_s, 0.1 * seconds) / num_tokens
+        prompt_s = num_tokens * token_s
+        share = prompt_s**2 / max(prompt_s**2 + decode_s**2, 1e-18)
+        sample = token_s + share * (seconds - decode_s - prompt_s) / num_tokens
+        known = self._token_beside.setdefault(distance, _Estimate(token_s, self._num_steps))
+        known.take_in_middle(sample, self._num_steps, _TOKEN_UP, _TOKEN_DOWN)
+
+    def _token_s(self, distance: int) -> float | None:
+        """What a prompt token adds at a distance, or is taken to add by what is known of others."""
+        known = self._token_beside
+        if distance in known:
+            return known[distance].seconds
+        if nearer := [other for other in known if other < distance]:
+            return known[max(nearer)].seconds * _FARTHER_DEARER ** (distance - max(nearer))
+        if known:
+            return known[min(known)].seconds
         return None if self._token_alone is None else _FIRST_CHUNK_DEARER * self._token_alone.seconds
 
-    def _follow(self, known: _Estimate | None, seconds: float) -> _Estimate:
-        if known is None:
-            return _Estimate(seconds, self._num_steps)
-        known.take_in(seconds, self._num_steps)
-        return known
+
+def _distance(position: int) -> int:
+    """Positions that are measured together: 0 is the first ones, and each further number twice as far."""
+    return (position // _NEAR_TOKENS).bit_length()
 
 
 def _bucket(num_decode_tokens: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from realizar.batch import OpenedRow
+from realizar.scheduler.pace import Pace
 from realizar.scheduler.sequence import Sequence
 
 
@@ -11,10 +12,13 @@ class Plan:
 
     Args:
         budget: tokens of the step.
+        pace: bounds what is read beside decodes; None reads what fits.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, pace: Pace | None = None) -> None:
         self.budget = budget
+        self._pace = pace
+        self._num_decode_tokens: int | None = None
         self.tokens: dict[Sequence, int] = {}
         self.drafts: dict[Sequence, tuple[int, ...]] = {}
         self.opened: list[OpenedRow] = []
@@ -27,6 +31,27 @@ class Plan:
     def share(self) -> int:
         """Tokens that a prompt may take while others may want some: half of what is left, so that none waits long."""
         return -(-self.budget // 2)
+
+    def start_prompts(self, position: int) -> None:
+        """The decodes are in, and prompts may follow as far as that keeps the decodes' pace.
+
+        Args:
+            position: how far the farthest prompt has come.
+        """
+        self._num_decode_tokens = self.num_tokens
+        self._limit(position, 0)
+
+    def go_farther(self, position: int) -> None:
+        """A prompt joins whose first `position` tokens are cached; dearer ones follow them, of which it gets one."""
+        if self._num_decode_tokens is not None:
+            self._limit(position, 1)
+
+    def _limit(self, position: int, least: int) -> None:
+        if self._pace is None or self._num_decode_tokens is None:
+            return
+        most = self._pace.prompt_tokens(self._num_decode_tokens, position)
+        if most is not None:
+            self.budget = min(self.budget, max(most - (self.num_tokens - self._num_decode_tokens), least))
 
     def add(self, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         """Schedule `count` tokens in all, of which the drafts are the last."""

@@ -44,3 +44,10 @@ def token_output(sequence: Sequence, gain: Gain, result: RowResult, now_s: float
         num_cached_tokens=sequence.num_cached_tokens,
         pooled=None if finish is None or result.pooled is None else tuple(result.pooled.tolist()),
     )
+
+
+def failed_output(sequence: Sequence, reason: str, now_s: float, out_of_memory: bool) -> TokenOutput:
+    """The last output of a request that can't go on because of one of its sequences."""
+    started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
+    name, choice = sequence.request.request_id, sequence.choice
+    return TokenOutput(name, choice, (), started_s, now_s, error=reason, out_of_memory=out_of_memory)

@@ -11,7 +11,7 @@ for a sequence that has ended meanwhile is dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from realizar.batch import ScheduledBatch, ScheduledRow
 from realizar.errors import QueueFullError
@@ -25,7 +25,7 @@ from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.policy import Policy
-from realizar.scheduler.results import RowResult, token_output
+from realizar.scheduler.results import RowResult, failed_output, token_output
 from realizar.scheduler.rows import RowPool
 from realizar.scheduler.sequence import Gain, Sequence
 
@@ -110,15 +110,22 @@ class Scheduler:
             if choice is None or sequence.choice == choice:
                 self._remove(sequence)
 
-    def fail(self, sequence_id: int, reason: str) -> TokenOutput | None:
+    def fail(self, sequence_id: int, reason: str, *, out_of_memory: bool = False) -> TokenOutput | None:
         """End a whole request because one of its sequences can't go on; its last output. None if it is not open."""
         sequence = self._open.get(sequence_id)
         if sequence is None:
             return None
         self.abort(sequence.request.request_id)
-        now = self._clock()
-        started = now if sequence.scheduled_s is None else sequence.scheduled_s
-        return TokenOutput(sequence.request.request_id, sequence.choice, (), started, now, error=reason)
+        return failed_output(sequence, reason, self._clock(), out_of_memory)
+
+    def lose(self, rows: Collection[ScheduledRow], reason: str) -> list[TokenOutput]:
+        """End the requests of all steps on their way, which gave nothing; what they were to compute is not found."""
+        failed = [self.fail(row.sequence_id, reason, out_of_memory=True) for row in rows]
+        self._rows.finished(row.row for row in rows)
+        self._cache.forget()
+        if self._pace is not None:
+            self._pace.lost()
+        return [output for output in failed if output is not None]
 
     def take_closed_rows(self) -> list[int]:
         """Rows that ended and that no submitted step names any more: to be closed in the backend now."""
@@ -126,7 +133,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
-        plan = Plan(self._max_step_tokens)
+        plan = Plan(self._max_step_tokens, self._pace)
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self._open.running:
@@ -141,9 +148,7 @@ class Scheduler:
                 self._schedule_decodes(decoding, plan)
         else:
             self._schedule_decodes(decoding, plan)
-            if self._pace is not None:
-                most = self._pace.prompt_tokens(plan.num_tokens)
-                plan.budget = plan.budget if most is None else min(plan.budget, most)
+            plan.start_prompts(max((sequence.num_computed_tokens for sequence in prefilling), default=0))
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)
             self._fill_up(plan)
@@ -161,7 +166,7 @@ class Scheduler:
         now = self._clock()
         if self._pace is not None:
             decodes = batch.num_decode_tokens
-            self._pace.ended(decodes, batch.num_scheduled_tokens - decodes, now)
+            self._pace.ended(decodes, batch.num_scheduled_tokens - decodes, now, batch.prompt_position)
         outputs: list[TokenOutput] = []
         for scheduled, result in zip(batch.rows, results, strict=True):
             if scheduled.row != result.row:
@@ -240,6 +245,7 @@ class Scheduler:
                 continue
             if self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
                 return  # alone, it always fits
+            plan.go_farther(prefix.num_tokens)
             row = self._row_for(sequence, prefix.num_tokens, plan)
             self._cache.adopt(row, prefix)
             sequence.num_computed_tokens = prefix.num_tokens

@@ -1,0 +1,132 @@
+"""Prompts that wait beside running streams, on a machine whose steps take what is made up here: who waits how long."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+
+from realizar.batch import ScheduledBatch, ScheduledRow
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Pace
+from realizar.scheduler.scheduler import Scheduler
+from scheduler_runs import Result
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def step_s(batch: ScheduledBatch) -> float:
+    """As long as SmolLM2's take: a share for the step, and for each token, which grows with its position."""
+    return 2.8e-3 + sum(row.num_scheduled_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
+
+
+class Run:
+    """A scheduler whose clock is moved by its steps, and when which request got tokens."""
+
+    def __init__(self, *, paced: bool = True) -> None:
+        cache = KVCacheManager(
+            (None,), [2000], block_size=16, num_rows=96, context_length=6144, max_step_tokens=512, prefix_cache=True
+        )
+        self.now_s = 0.0
+        self.scheduler = Scheduler(
+            cache,
+            max_running=96,
+            max_step_tokens=512,
+            context_length=6144,
+            pace=Pace(2.5) if paced else None,
+            clock=lambda: self.now_s,
+        )
+        self.tokens_s: dict[str, list[float]] = {}
+
+    def add(self, name: str, prompt: tuple[int, ...], max_tokens: int = 5000) -> None:
+        self.tokens_s[name] = []
+        self.scheduler.add(Request(name, prompt, GREEDY, min(max_tokens, 6144 - len(prompt)), arrival_s=0.0))
+
+    def step(self) -> tuple[ScheduledRow, ...]:
+        batch = self.scheduler.schedule()
+        self.now_s += step_s(batch)
+        for output in self.scheduler.update(batch, [Result(row.row, (7,) if row.sample else ()) for row in batch.rows]):
+            self.tokens_s[output.request_id].append(self.now_s)
+        self.scheduler.take_closed_rows()
+        return batch.rows
+
+    def started(self, streams: int) -> Run:
+        """With so many streams, which have gone some way."""
+        for number in range(streams):
+            self.add(f"stream {number}", ids(40, number))
+        while len(self.tokens_s[f"stream {streams - 1}"]) < 30:
+            self.step()
+        return self
+
+
+def ids(count: int, number: int) -> tuple[int, ...]:
+    """A prompt that begins as no other does."""
+    return (number, *range(100, 99 + count))
+
+
+def first_tokens_s(run: Run, count: int, length: int) -> list[float]:
+    """How long prompts wait for their first token that come at once."""
+    came_s = run.now_s
+    for number in range(count):
+        run.add(f"short {number}", ids(length, 1000 + number), 40)
+    while not all(run.tokens_s[f"short {number}"] for number in range(count)):
+        run.step()
+    return [run.tokens_s[f"short {number}"][0] - came_s for number in range(count)]
+
+
+@pytest.mark.parametrize("streams", [1, 8, 24])
+def test_short_prompts_that_come_at_once_wait_no_more_than_streams_are_worth(streams: int) -> None:
+    """Streams keep two fifths of the time: 64 prompts wait at most 2.5 times as long as where nobody is minded."""
+    waits = first_tokens_s(Run().started(streams), 64, 30)
+    least = first_tokens_s(Run(paced=False).started(streams), 64, 30)
+    assert max(waits) < 2.5 * max(least)
+    assert statistics.median(waits) < 2.5 * statistics.median(least)
+    assert sorted(waits) == waits  # in their order, so that none is passed over
+
+
+def test_short_prompts_do_not_wait_for_a_long_one() -> None:
+    run = Run().started(8)
+    run.add("long", ids(4000, 50), 1)
+    for _ in range(20):
+        run.step()
+    waits = first_tokens_s(run, 8, 30)
+    assert not run.tokens_s["long"]
+    assert max(waits) < 0.75
+    while not run.tokens_s["long"]:
+        run.step()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(run.tokens_s["stream 0"])]
+    assert max(gaps) < 4.0 * statistics.median(gaps)
+
+
+def test_a_prompt_with_a_long_cached_beginning_joins_with_fewer_tokens() -> None:
+    """Tokens at 3,900 take six times as long as the first ones: known from the prompt that left its blocks."""
+    run = Run().started(4)
+    run.add("long", ids(3990, 50), 1)
+    while not run.tokens_s["long"]:
+        run.step()
+    near_s = first_tokens_s(run, 4, 200)
+    assert max(near_s) < 4
+    while len(run.scheduler._open.running) > 4:
+        run.step()
+    alone_s = 2.8e-3 + 4 * (5.5e-4 + 7e-7 * 2000)
+    run.add("again", (*ids(3990, 50), *range(5000, 5200)), 1)
+    before_s = run.now_s
+    rows = run.step()
+    if len(rows) == 4:  # decodes were measured
+        before_s = run.now_s
+        rows = run.step()
+    assert len(rows) == 5
+    assert rows[-1].num_computed_tokens == 3984
+    assert run.now_s - before_s < 3.0 * alone_s
+
+
+def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:
+    """Else steps of decodes would seem longer, and be measured by numbers that no step has."""
+    row = ScheduledRow(0, 0, (5,), 100, sample=False)
+    decode = ScheduledRow(1, 1, (6,), 40, sample=True)
+    batch = ScheduledBatch((decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)))
+    assert (batch.num_decode_tokens, batch.num_scheduled_tokens, batch.prompt_position) == (1, 5, 175)
+    assert ScheduledBatch((decode,)).prompt_position == 0
