@@ -65,7 +65,6 @@ class AsyncEngine:
 
     Attributes:
         loading: what the engine does before it is ready.
-        num_restarts: engines that died and were replaced.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class AsyncEngine:
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
-        self.num_restarts = 0
 
     @property
     def state(self) -> EngineState:
@@ -113,6 +111,11 @@ class AsyncEngine:
     def num_open(self) -> int:
         """Requests that have not ended."""
         return len(self._requests)
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines that died and were replaced."""
+        return self._earlier_stats.num_restarts
 
     @property
     def error(self) -> RealizarError | None:
@@ -264,7 +267,7 @@ class AsyncEngine:
         if not restarting:
             self._die(error)
             return
-        self.num_restarts += 1
+        self._earlier_stats = self._earlier_stats.plus(EngineStats(num_restarts=1))
         self._error = error
         if self._state == "ready":
             self._set_state("starting")

@@ -20,6 +20,7 @@ class EngineStats:
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and chosen.
+        num_restarts: engines that died and were replaced; known to who keeps them, and zero in their own figures.
     """
 
     num_running: int = 0
@@ -35,6 +36,7 @@ class EngineStats:
     step_s: float = 0.0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    num_restarts: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

@@ -39,6 +39,7 @@ _COUNTERS = (
     ("generation_tokens", "Tokens generated.", "generation_tokens"),
     ("spec_decode_num_draft_tokens", "Tokens speculated.", "draft_tokens"),
     ("spec_decode_num_accepted_tokens", "Speculated tokens that were right.", "accepted_tokens"),
+    ("engine_restarts", "Engine processes that died and were replaced.", "num_restarts"),
 )
 
 
