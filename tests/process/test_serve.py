@@ -225,7 +225,9 @@ def test_a_killed_engine_is_told_to_all_and_replaced(server: Served) -> None:
     assert wait_until(lambda: httpx.get(f"{url}/ready", timeout=10).status_code == 200, 30)
     assert server.engine_pid != pid
     assert short_text(url) == before
-    restarts = re.search(r"^realizar:engine_restarts_total\{.*\} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    restarts = re.search(
+        r"^realizar:engine_restarts_total\{.*\} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE
+    )
     assert restarts is not None
     assert float(restarts.group(1)) == 1
 
