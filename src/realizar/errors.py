@@ -9,6 +9,7 @@ RealizarError
 │   └── ContextLengthError  prompt and output do not fit the context
 ├── HubError                a model that can't be found or fetched
 ├── CapacityError           not enough memory for what was asked
+│   └── StepMemoryError     a step did not fit into the device's memory: its requests ended, and others may run
 ├── KernelError             a device kernel that can't be compiled, loaded or launched
 ├── QueueFullError          as many requests wait as may; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
@@ -68,6 +69,10 @@ class HubError(RealizarError):
 
 class CapacityError(RealizarError):
     """Weights, KV cache or workspace do not fit into memory."""
+
+
+class StepMemoryError(CapacityError):
+    """A step of the engine did not fit into the device's memory: its requests ended, and others may run."""
 
 
 class KernelError(RealizarError):

@@ -164,7 +164,12 @@ class Backend(Protocol):
         """End a row and forget its sampler state."""
 
     def submit(self, forward_input: ForwardInput) -> Step:
-        """Start a step. Two may be in flight."""
+        """Start a step. Two may be in flight.
+
+        Raises:
+            CapacityError: memory does not suffice, here or in a step's `result`. All steps in flight are given up by
+                the caller; the backend takes others.
+        """
 
     def shutdown(self) -> None:
         """Free everything; idempotent."""

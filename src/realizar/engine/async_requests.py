@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from realizar.engine.async_stream import AsyncStream
+from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.process_messages import Abort, Add
 from realizar.errors import InvalidRequestError, RealizarError
@@ -109,8 +110,9 @@ class OpenRequests:
             self._end(request_id, error)
 
     def _deliver(self, output: TokenOutput, stream: AsyncStream) -> None:
-        if output.error is not None:
-            self._end(output.request_id, InvalidRequestError(output.error, "structured"))
+        error = error_of(output)
+        if error is not None:
+            self._end(output.request_id, error)
             return
         delta = self._processor.process(output)
         if delta is None:

@@ -15,9 +15,10 @@ from typing import Self
 
 from realizar.engine.core import EngineCore
 from realizar.engine.interrupts import interrupts_deferred
+from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.prepare import prepare_request
-from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
+from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
 from realizar.sampling_params import SamplingParams
 
@@ -188,9 +189,10 @@ class EngineClient:
                 stream.end(None, RealizarError(f"the tokens could not be turned into text: {error}"))
 
     def _deliver(self, output: TokenOutput, stream: RequestStream) -> None:
-        if output.error is not None:
+        error = error_of(output)
+        if error is not None:
             self._forget(stream)
-            stream.end(None, InvalidRequestError(output.error, "structured"))
+            stream.end(None, error)
             return
         delta = self._processor.process(output)
         if delta is None:

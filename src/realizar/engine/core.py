@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from realizar.backends.base import Backend, Capacity, Step
@@ -13,7 +14,7 @@ from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
 from realizar.engine.row_grammars import RowGrammars
-from realizar.errors import EngineDeadError
+from realizar.errors import CapacityError, EngineDeadError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
@@ -147,7 +148,7 @@ class EngineCore:
         self._scheduler.abort(request_id, choice)
 
     def step(self) -> list[TokenOutput]:
-        """Run one step.
+        """Run one step. If memory does not suffice for it, its requests end with an error and the engine goes on.
 
         Raises:
             EngineDeadError: the backend failed; so does every later call, and every open request is lost.
@@ -181,6 +182,13 @@ class EngineCore:
     def _step(self) -> list[TokenOutput]:
         self._close_rows()
         batch = self._scheduler.schedule()
+        try:
+            return self._run(batch)
+        except CapacityError as error:
+            _log.warning("a step was given up, and the requests in it: %s", error)
+            return self._lose_steps(batch, str(error))
+
+    def _run(self, batch: ScheduledBatch) -> list[TokenOutput]:
         if batch.rows:
             self._submit(batch)
         if not self._in_flight:
@@ -190,13 +198,30 @@ class EngineCore:
         if batch.rows and len(self._in_flight) < self._steps_in_flight:
             return []
         self._give_masks()
-        done, step = self._in_flight.popleft()
+        done, step = self._in_flight[0]
         results = step.result().rows
+        self._in_flight.popleft()
         outputs = self._fail_stuck()
         outputs.extend(self._scheduler.update(done, results))
         self._grammars.advance(done, results)
         if self._in_flight:
             self._grammars.start(self._in_flight[0][0])
+        self._close_rows()
+        return outputs
+
+    def _lose_steps(self, batch: ScheduledBatch, reason: str) -> list[TokenOutput]:
+        """Give up the steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
+        lost = []
+        for each, step in self._in_flight:
+            lost.append(each)
+            with suppress(CapacityError):
+                step.result()  # no row is closed before the backend is done with it
+        if batch.rows and not any(each is batch for each in lost):
+            lost.append(batch)
+        self._in_flight.clear()
+        self._stuck.clear()
+        self._grammars.drop()
+        outputs = self._scheduler.lose([row for each in lost for row in each.rows], reason)
         self._close_rows()
         return outputs
 

@@ -125,6 +125,12 @@ class RowGrammars:
             step.set_masks(ready)
         return stuck
 
+    def drop(self) -> None:
+        """Forget the masks on their way: their step is lost."""
+        if self._masks is not None:
+            self._masks.future.exception()  # the thread reads the rows' grammars until then
+            self._masks = None
+
     def advance(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> None:
         """Take in a step's choices."""
         for scheduled, result in zip(batch.rows, results, strict=True):

@@ -92,6 +92,13 @@ class BlockPool:
         if key not in self._blocks and block not in self._keys:
             self._keys[block], self._blocks[key] = key, block
 
+    def forget(self) -> None:
+        """Take every block's key away: what was cached is free, and nothing is found any more."""
+        self._keys.clear()
+        self._blocks.clear()
+        self._free.extend(reversed(self._cached))
+        self._cached.clear()
+
     def find(self, key: bytes) -> int | None:
         """The block with this key, in use or cached."""
         return self._blocks.get(key)

@@ -124,6 +124,11 @@ class KVCacheManager:
                 group.register(row, index, names[index])
         self._num_registered[row] = end
 
+    def forget(self) -> None:
+        """Let no block be found that was registered until now: what was to be computed may not have been."""
+        for group in self._groups:
+            group.pool.forget()
+
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """Whether a new sequence of so many tokens fits now, with one more block for each row that may still grow."""
         return all(

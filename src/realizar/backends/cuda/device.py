@@ -92,7 +92,10 @@ def device_errors() -> Iterator[None]:
         ours = translate(error)
         if ours is None:
             raise
-        raise ours from error
+        try:
+            raise ours from error
+        finally:
+            del ours  # an error whose frames hold it keeps what those frames hold, such as half a model
 
 
 def translate(error: Exception) -> RealizarError | None:

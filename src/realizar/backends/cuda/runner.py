@@ -12,7 +12,7 @@ import torch
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.device import DeviceProfile, device_errors, open_device
+from realizar.backends.cuda.device import DeviceLostError, DeviceProfile, device_errors, open_device
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
@@ -161,7 +161,8 @@ class CUDABackend:
     def open(
         self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
     ) -> None:
-        self._sampler.open(row, sampling, history, num_prompt_tokens, choice)
+        with device_errors():
+            self._sampler.open(row, sampling, history, num_prompt_tokens, choice)
 
     def close(self, row: int) -> None:
         self._sampler.close(row)
@@ -228,12 +229,21 @@ class CUDABackend:
         return self._finisher.logits(tokens)
 
     def shutdown(self) -> None:
-        if self._loaded and self._device is not None:
-            if self._device.is_gpu:
-                torch.cuda.synchronize(self._device.torch_device)
+        gpu = self._device.torch_device if self._device is not None and self._device.is_gpu else None
+        try:
+            with device_errors():
+                if gpu is not None and self._loaded:
+                    torch.cuda.synchronize(gpu)
+                self._free()
+                if gpu is not None:
+                    torch.cuda.empty_cache()
+        except DeviceLostError as error:
+            _LOG.warning("memory of the GPU is left to the end of the process: %s", error)
+
+    def _free(self) -> None:
+        """Drop all that is on the device, also what a load that failed has left."""
+        if "_graphs" in self.__dict__:
             self._graphs.close()
-            for name in ("_finisher", "_graphs", "_weights", "_space", "_ropes", "_sampler", "_kv"):
-                delattr(self, name)
-            self._loaded, self._pending = False, None
-            if self._device.is_gpu:
-                torch.cuda.empty_cache()
+        for name in ("_finisher", "_graphs", "_weights", "_space", "_ropes", "_sampler", "_kv"):
+            self.__dict__.pop(name, None)
+        self._loaded, self._pending = False, None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import ForwardInput, RowOutput, StepOutput, TokenLogprobs
 from realizar.backends.cuda.device import device_errors
 from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
-from realizar.errors import RealizarError
+from realizar.errors import CapacityError, RealizarError
 
 NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
 
@@ -83,20 +83,24 @@ class CUDAStep:
         self._finish = finish
         self._pending: PendingResult | None = None
         self._output: StepOutput | None = None
+        self._failed = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self.masks.update(masks)
 
     def sample(self) -> None:
-        """Let the rows be sampled, once; needed before another step may start."""
-        if self._pending is None:
+        """Let the rows be sampled, once, even if that fails; needed before another step may start."""
+        if self._pending is None and not self._failed:
+            self._failed = True
             self._pending = self._finish(self)
+            self._failed = False
 
     def result(self) -> StepOutput:
         if self._output is None:
             with device_errors():
                 self.sample()
-                assert self._pending is not None
+                if self._pending is None:
+                    raise CapacityError("the step's rows could not be sampled")
                 if self._pending.done is not None:
                     self._pending.done.synchronize()
                 self._output = self._read(self._pending)

@@ -1,0 +1,128 @@
+"""Memory that runs out in a step: its requests end with an error, and the engine goes on as if they had never been."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from realizar.backends.base import ForwardInput, StepOutput
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.errors import CapacityError, EngineDeadError
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = list(range(1, 30))
+
+
+class TightBackend(ScriptedBackend):
+    """Raises in the submit, or in the result, of the steps named; what such a step was to write is not written."""
+
+    def __init__(self, *, submits: Sequence[int] = (), results: Sequence[int] = (), error: Exception) -> None:
+        super().__init__(num_blocks=(64,), block_size=4)
+        self.submits, self.results, self.error = submits, results, error
+
+    def close(self, row: int) -> None:
+        self.rows.pop(row, None)
+
+    def submit(self, forward_input: ForwardInput) -> ScriptedStep:
+        number = self.num_steps + 1
+        if number in self.submits:
+            self.num_steps = number
+            raise self.error
+        if number in self.results:
+            self.num_steps = number
+            self._last = LostStep(self, self.error)  # also raises when the next submit has it sampled
+            return self._last
+        return super().submit(forward_input)
+
+
+class LostStep(ScriptedStep):
+    def __init__(self, backend: ScriptedBackend, error: Exception) -> None:
+        super().__init__(backend, [])
+        self._tight, self._error = backend, error
+
+    def result(self) -> StepOutput:
+        self._tight._last = None
+        raise self._error
+
+
+def make_core(backend: ScriptedBackend, in_flight: int) -> EngineCore:
+    config = EngineConfig(max_running=1000, max_step_tokens=16)
+    return EngineCore(backend, make_spec(backend.windows), config, steps_in_flight=in_flight)
+
+
+def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
+    outputs: dict[str, list[TokenOutput]] = defaultdict(list)
+    while core.has_work:
+        for output in core.step():
+            outputs[output.request_id].append(output)
+        core.audit()
+    return outputs
+
+
+def tokens(outputs: list[TokenOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("step", [1, 2, 5])
+@pytest.mark.parametrize("where", ["submits", "results"])
+def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: int, in_flight: int) -> None:
+    """The same prompt again: nothing that the lost step was to compute is taken from the cache."""
+    backend = TightBackend(**{where: [step]}, error=CapacityError("the GPU is out of memory: tried 2 GiB"))  # type: ignore[arg-type]
+    core = make_core(backend, in_flight)
+    core.add(Request("first", tuple(PROMPT), GREEDY, 8))
+    core.add(Request("other", tuple(PROMPT[3:9]), GREEDY, 8))
+    core.add(Request("later", tuple(PROMPT[5:20]), GREEDY, 8))
+    outputs = run(core)
+    failed = {name for name, found in outputs.items() if found[-1].error is not None}
+    assert failed
+    for name in failed:
+        assert outputs[name][-1].error == "the GPU is out of memory: tried 2 GiB"
+        assert outputs[name][-1].out_of_memory
+        assert [output.error for output in outputs[name][:-1]] == [None] * (len(outputs[name]) - 1)
+    for name, prompt in (("first", PROMPT), ("other", PROMPT[3:9]), ("later", PROMPT[5:20])):
+        if name not in failed:
+            assert tokens(outputs[name]) == expected_tokens(prompt, (None,), GREEDY, 8)
+    assert all(group.used == 0 for group in core.block_counts)
+    for name in ("again", "once more"):
+        core.add(Request(name, tuple(PROMPT), GREEDY, 8))
+        assert tokens(run(core)[name]) == expected_tokens(PROMPT, (None,), GREEDY, 8)
+    assert core.counts.prefix_cache_hits > 0  # of the last one
+
+
+def test_requests_that_were_not_in_the_step_go_on() -> None:
+    """One waits for a row while the step of all others is lost."""
+    backend = TightBackend(submits=[2], error=CapacityError("full"))
+    core = EngineCore(backend, make_spec(backend.windows), EngineConfig(max_running=2, max_step_tokens=16))
+    for name in ("a", "b", "c"):
+        core.add(Request(name, (1, 2, 3), GREEDY, 5))
+    outputs = run(core)
+    assert [outputs[name][-1].error for name in ("a", "b", "c")] == ["full", "full", None]
+    assert tokens(outputs["c"]) == expected_tokens([1, 2, 3], (None,), GREEDY, 5)
+
+
+def test_a_request_fails_once_for_all_its_choices() -> None:
+    backend = TightBackend(submits=[3], error=CapacityError("full"))
+    core = make_core(backend, 1)
+    core.add(Request("a", (1, 2, 3), SamplingParams(temperature=0.0, n=3), 5))
+    outputs = run(core)
+    assert [output.error for output in outputs["a"]].count("full") == 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: RuntimeError("CUDA error: an illegal memory access was encountered"), lambda: ValueError("a bug")]
+)
+def test_any_other_failure_ends_the_engine(make: Callable[[], Exception]) -> None:
+    core = make_core(TightBackend(submits=[2], error=make()), 2)
+    core.add(Request("a", (1, 2, 3), GREEDY, 5))
+    with pytest.raises(EngineDeadError):
+        run(core)
+    with pytest.raises(EngineDeadError):
+        core.step()
