@@ -118,8 +118,10 @@ FORMAT_NAMES: tuple[str, ...] = tuple(FORMATS)
 
 
 def format_at(index: int) -> WeightFormat:
+    """The format of an index, as kernels hold it."""
     return FORMATS[FORMAT_NAMES[index]]
 
 
 def index_of(name: str) -> int:
+    """The index of a format, for use as a compile-time constant."""
     return FORMAT_NAMES.index(name)

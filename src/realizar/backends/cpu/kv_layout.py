@@ -31,6 +31,7 @@ class KVLayout:
 
     @property
     def padded_head_size(self) -> int:
+        """Dimensions of a head, up to a whole number of groups of 32."""
         return -(-self.head_size // GROUP) * GROUP
 
     @property
@@ -45,8 +46,10 @@ class KVLayout:
 
     @property
     def head_bytes(self) -> int:
+        """Bytes of one KV head in a block: keys, values and, for int8, scales."""
         return 2 * (self.plane_bytes + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of a block in one layer."""
         return self.num_kv_heads * self.head_bytes

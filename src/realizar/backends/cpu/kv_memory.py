@@ -109,8 +109,10 @@ class KVMemory:
         return self._group[layer]
 
     def address_of(self, layer: int) -> int:
+        """Where the blocks of a layer begin."""
         return address(self._memory[layer])
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all layers."""
         return sum(memory.nbytes for memory in self._memory)

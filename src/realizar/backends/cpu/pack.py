@@ -43,6 +43,7 @@ class PackedMatrix:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of codes, scales and super-scales."""
         return int(self.codes.size + self.scales.size + self.supers.size)
 
 

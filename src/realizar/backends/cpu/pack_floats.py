@@ -39,6 +39,7 @@ class FloatMatrix:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the weights, padding included."""
         return int(self.weights.nbytes)
 
 

@@ -79,9 +79,11 @@ class Weights:
 
     @property
     def hidden_size(self) -> int:
+        """Width of the residual stream."""
         return self._spec.hidden_size
 
     def norm_weight(self, norm: Norm) -> NDArray[np.float32]:
+        """Float32 weights of a norm, its offset added."""
         return self.vector(norm.weight, norm.weight_offset)
 
     @property

@@ -49,6 +49,7 @@ def normalize_row(x: Any, y: Any, kind: int, eps: float, weight: Any, bias: Any,
 
 @njit
 def copy_record(source: int, target: int) -> None:
+    """One record of activations, as int64 words."""
     words, copied = view(source, RECORD_BYTES // 8, np.int64), view(target, RECORD_BYTES // 8, np.int64)
     for i in range(RECORD_BYTES // 8):
         copied[i] = words[i]
@@ -56,6 +57,7 @@ def copy_record(source: int, target: int) -> None:
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
 def normalize(arguments: int, thread: int, threads: int) -> None:
+    """The kernel of `NORMALIZE`; tokens are divided among threads."""
     tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
     width, kind, eps = load_i64(arguments, _WIDTH), load_i64(arguments, _KIND), load_f32(arguments, _EPS)
     weight = view(load_i64(arguments, _WEIGHT), width, np.float32)
