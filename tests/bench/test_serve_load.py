@@ -16,6 +16,7 @@ from realizar.bench.serve_client import Target
 from realizar.bench.serve_compare import compare_servers, first_model
 from realizar.bench.serve_run import LoadRun, run_load
 from realizar.bench.serve_workload import Lengths, Workload, plan_requests
+from realizar.cli.main import app, run_app
 from realizar.errors import HubError, InvalidRequestError
 from scripted_api import Piece, Script, ScriptedApi, words
 
@@ -160,3 +161,28 @@ def test_pieces_of_bytes_do_not_matter(api: ScriptedApi) -> None:
     api.script = lambda body: Script([Piece({"content": text})] * 50)
     (answered,) = load(api, work(num_requests=1)).good
     assert len(answered.pieces_s) == 50
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        ("127.0.0.1:8000", InvalidRequestError, "http://"),
+        ("ftp://127.0.0.1", InvalidRequestError, "http://"),
+        ("http://127.0.0.1:9", HubError, "^http://127.0.0.1:9 does not answer: Connection refused$"),
+    ],
+)
+def test_addresses_without_a_server(url: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        first_model(url, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("--timeout-s", "0"), "timeout-s"), (("--json", "nonesuch/a.json"), "nonesuch"), (("--picture", "no/a"), "no/a")],
+)
+def test_what_can_not_end_well_is_refused_before_the_load(
+    api: ScriptedApi, capsys: pytest.CaptureFixture[str], words: tuple[str, str], message: str
+) -> None:
+    assert run_app(app, ["bench-serve", "--url", api.url, "--requests", "1", *words]) == 1
+    assert message in capsys.readouterr().err
+    assert api.requests == []

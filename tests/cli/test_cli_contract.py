@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -110,6 +111,7 @@ def raising(error: BaseException) -> App:
             1,
             "realizar: in.jsonl: No such file or directory\n",
         ),
+        (OSError(28, "No space left on device"), 1, "realizar: No space left on device\n"),
         (MemoryError(), 1, "realizar: out of memory\n"),
         (KeyboardInterrupt(), 130, "\n"),
     ],
@@ -145,3 +147,44 @@ def test_list_names_the_two_small_models(realizar: Callable[..., Any]) -> None:
     models = json.loads(realizar("list", "--json").stdout)["models"]
     assert {"smollm2:135m", "gemma3:270m"} <= {model["name"] for model in models}
     assert "gemma3:270m" in realizar("list").stdout
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_fault(vocabulary_only: Path, closed: str) -> None:
+    command = f'exec "{sys.executable}" -m realizar tokenize "{vocabulary_only}" he {closed}'
+    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == ("" if ">&-" in closed.split() else "256\n")
+
+
+def test_words_without_quotes_are_explained(realizar: Callable[..., Any]) -> None:
+    result = realizar("run", "m", "Why", "is", "it", "blue?")
+    assert (result.status, "too many arguments: is it blue? (" in result.stderr) == (2, True)
+
+
+def test_what_is_no_number_is_shown(realizar: Callable[..., Any]) -> None:
+    assert "--top-k: not a whole number: 1.5 (" in realizar("run", "m", "hello", "--top-k", "1.5").stderr
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_prompt_is_refused(realizar: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    for words in ((), (text,)):
+        assert realizar("run", "nonesuch.gguf", *words).stderr == "realizar: the prompt is empty\n"
+
+
+def test_a_prompt_that_is_not_utf8_is_named(realizar: Callable[..., Any]) -> None:
+    text = b"caf\xe9".decode("utf-8", "surrogateescape")
+    assert realizar("run", "nonesuch.gguf", text).stderr == "realizar: the prompt is not UTF-8 at character 3\n"
+
+
+class Terminal(io.StringIO):
+    """A terminal with lines typed already."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_told_what_is_awaited(realizar: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("hello"))
+    assert "Ctrl-D" in realizar("run", "nonesuch.gguf").stderr.splitlines()[0]

@@ -176,6 +176,18 @@ def test_a_text_that_is_not_utf8_has_no_perplexity(
     assert "not UTF-8 at byte 3" in result.error_lines[0]
 
 
+def test_a_text_from_stdin_has_a_perplexity(
+    realizar: Callable[..., Any], smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "The cat sat on the mat, and the dog sat on the cat."
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    result = realizar("perplexity", smollm2_path, "-", "--json")
+    assert result.status == 0, result.stderr
+    assert result.stdout == realizar("perplexity", smollm2_path, file, "--json").stdout
+
+
 def test_doctor_reports_and_checks(realizar: Callable[..., Any]) -> None:
     result = realizar("doctor", "--json")
     record = json.loads(result.stdout)
@@ -184,3 +196,19 @@ def test_doctor_reports_and_checks(realizar: Callable[..., Any]) -> None:
     assert record["instruction_sets"]["portable"] is True
     assert [check["ok"] for check in record["checks"]] == [True, True, True]
     assert record["memory_bytes"] > 0
+
+
+class Terminal(io.StringIO):
+    """A terminal with lines typed already."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_end_of_a_typed_conversation_ends_the_line(
+    realizar: Callable[..., Any], smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    result = realizar("chat", smollm2_path)
+    assert (result.status, result.stdout) == (0, "> ")
+    assert result.stderr.endswith("/help lists the commands, Ctrl-D leaves.\n\n")

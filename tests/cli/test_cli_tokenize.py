@@ -83,3 +83,11 @@ def test_weights_without_vocabulary_are_refused(realizar: Callable[..., Any], we
     result = realizar("tokenize", weights_only, "he")
     assert result.status == 1
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_output_that_would_not_be_written_is_refused(
+    realizar: Callable[..., Any], vocabulary_only: Path, tmp_path: Path
+) -> None:
+    result = realizar("tokenize", vocabulary_only, "he", "--output", tmp_path / "out")
+    assert (result.status, result.stdout) == (1, "")
+    assert "--input" in result.stderr

@@ -13,6 +13,7 @@ from realizar.backends.base import Capacity
 from realizar.cli.loading import EngineOptions
 from realizar.cli.serve import describe
 from realizar.cli.serve_options import BatchingOptions, ServerOptions, read_keys
+from realizar.cli.serving import open_port
 from realizar.config import EngineConfig
 from realizar.engine.process_messages import EngineInfo
 from realizar.errors import InvalidRequestError, RealizarError
@@ -134,3 +135,10 @@ def test_what_was_chosen_is_said(known: EngineInfo, config: EngineConfig, line: 
         "threads: 3",
     ]
     assert describe(known, config, 2048, None)[1] == "answers: 8 at once, 32 queued"
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_ports_that_are_none(port: int) -> None:
+    """The resolver would take them modulo 65536, and the server would listen elsewhere."""
+    with pytest.raises(RealizarError, match=f"65535, not {port}"):
+        open_port("127.0.0.1", port)

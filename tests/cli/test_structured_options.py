@@ -45,7 +45,7 @@ def test_a_schema_from_a_file(realizar: Callable[..., Any], smollm2_path: Path, 
     ("words", "message"),
     [
         (("--json-object", "--regex", "a+"), "only one of --json-object, --regex"),
-        (("--regex", ""), "the regex is empty"),
+        (("--regex", ""), "--regex is empty"),
         (("--regex", "(a"), "regex"),
         (("--json-schema", "{"), "schema"),
         (("--json-schema", "@/nowhere.json"), "/nowhere.json"),
@@ -59,3 +59,20 @@ def test_what_is_no_grammar_is_refused(
     assert result.status == 1
     assert len(result.error_lines) == 1
     assert message in result.error_lines[0]
+
+
+def test_what_holds_no_grammar_is_named(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"ab\xff")
+    for words, message in (
+        (("--json-schema", f"@{tmp_path}/nonesuch"), f"{tmp_path}/nonesuch: No such file or directory"),
+        (("--grammar", f"@{tmp_path}"), f"{tmp_path}: Is a directory"),
+        (("--grammar", f"@{tmp_path}/empty"), f"{tmp_path}/empty is empty"),
+        (("--grammar", f"@{tmp_path}/binary"), f"{tmp_path}/binary: not UTF-8 at byte 2"),
+        (("--json-schema", "@"), "the file's name in --json-schema @FILE is empty"),
+        (("--grammar", ""), "--grammar is empty"),
+        (("--regex", ""), "--regex is empty"),
+        (("--choice", "a", "--choice", ""), "--choice is empty"),
+    ):
+        result = realizar("run", "nonesuch.gguf", "hello", *words)
+        assert (result.status, result.stderr) == (1, f"realizar: {message}\n")

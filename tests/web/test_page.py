@@ -194,3 +194,44 @@ def test_reasoning_is_folded_away(api: ScriptedApi, page: Any) -> None:
     ask(page, "More")
     finished(page, 2)
     assert api.requests[1]["messages"][1] == {"role": "assistant", "content": "Done."}
+
+
+CUT_SHORT = (
+    Script([Piece({"content": "half"})], finish_reason="length"),
+    Script([Piece({"content": "half"})], error="the engine died"),
+)
+UNSAID = (Script(status=400, error="too long"), Script(whole=False))
+
+
+def roles_after(api: ScriptedApi, page: Any, script: Script) -> list[tuple[str, str]]:
+    """The turns that a second question brings, after a first one was answered by a script."""
+    page.goto(api.url)
+    page.click("#new-chat")
+    api.script = lambda body: script
+    ask(page, "first")
+    finished(page)
+    api.script = lambda body: words("better")
+    ask(page, "second")
+    finished(page, 2)
+    return [(turn["role"], turn["content"]) for turn in api.requests[-1]["messages"]]
+
+
+@pytest.mark.parametrize("script", CUT_SHORT)
+def test_what_was_said_is_remembered(api: ScriptedApi, page: Any, script: Script) -> None:
+    assert roles_after(api, page, script) == [("user", "first"), ("assistant", "half"), ("user", "second")]
+
+
+@pytest.mark.parametrize("script", UNSAID)
+def test_a_question_without_an_answer_is_taken_back(api: ScriptedApi, page: Any, script: Script) -> None:
+    """Templates that want roles to alternate would refuse all that follows."""
+    assert roles_after(api, page, script) == [("user", "second")]
+
+
+def test_settings_close_over_a_wrong_value(api: ScriptedApi, page: Any) -> None:
+    page.goto(api.url)
+    page.click("#open-settings")
+    page.fill("[data-setting=temperature]", "9")
+    page.press("[data-setting=temperature]", "Enter")
+    assert page.is_visible("#settings"), "the browser says what is wrong"
+    page.click("#settings [aria-label=Close]")
+    assert not page.is_visible("#settings")

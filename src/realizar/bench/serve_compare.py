@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from http.client import HTTPException
 
 from realizar.bench.serve_client import Answered, Target, send
 from realizar.bench.serve_run import LoadRun, run_load
@@ -72,14 +73,21 @@ def first_model(url: str, api_key: str | None) -> str:
     """The name of a server's first model.
 
     Raises:
-        HubError: it does not answer, or has none.
+        InvalidRequestError: the address is none. HubError: the server does not answer, or has none.
     """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequestError(f"a server's address starts with http:// or https://, not {url}", "url")
     address = f"{url.rstrip('/').removesuffix('/v1')}/v1/models"
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=10) as answer:
             name = json.load(answer)["data"][0]["id"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        reason = f"status {error.code}" if isinstance(error, urllib.error.HTTPError) else str(error)
+    except urllib.error.HTTPError as error:
+        raise HubError(f"{address} names no model (status {error.code}); name it with --model") from None
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        text = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+        raise HubError(f"{url} does not answer: {text}") from None
+    except (ValueError, LookupError, TypeError, HTTPException) as reason:
         raise HubError(f"{address} names no model ({reason}); name it with --model") from None
     return str(name)

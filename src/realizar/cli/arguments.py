@@ -10,11 +10,28 @@ from typing import Annotated, Any
 from cyclopts import Parameter, Token
 
 from realizar.config import KVCacheDType
+from realizar.errors import InvalidRequestError
 
 
 def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
     """An integer as written: cyclopts by itself would round 1.5 to 2."""
-    return int(tokens[0].value)
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"not a whole number: {tokens[0].value}") from None
+
+
+def checked_text(text: str, what: str) -> str:
+    """A text from the command line or stdin, as it is.
+
+    Raises:
+        InvalidRequestError: it was not UTF-8: Python keeps such bytes as lone surrogates.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{what} is not UTF-8 at character {error.start}") from error
+    return text
 
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}

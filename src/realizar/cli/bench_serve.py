@@ -65,6 +65,11 @@ def bench_serve_command(
     for name, value in (("rounds", rounds), ("context-length", context_length), ("parallel", parallel or 16)):
         if value < 1:
             raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
+    if not timeout_s > 0:
+        raise InvalidRequestError(f"--timeout-s must be above 0, not {timeout_s:g}", "timeout-s")
+    for file in (json_file, picture):
+        if file is not None and not file.parent.is_dir():  # said before the load, not after it
+            raise InvalidRequestError(f"{file}: no such folder: {file.parent}")
     objectives = parse_objectives(goodput)
     work = Workload(
         num_requests=requests,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Model
+from realizar.cli.arguments import Model, checked_text
 from realizar.cli.chat_session import ChatSession, Message
 from realizar.cli.loading import EngineOptions, load_model
 from realizar.cli.run import show, statistics
@@ -70,7 +70,7 @@ class _Speaker:
 def _show(session: ChatSession, line: str) -> None:
     """Show what a line brings. What is wrong with one line does not end the conversation."""
     try:
-        show(session.handle(line))
+        show(session.handle(checked_text(line, "the line")))
     except EngineDeadError:
         raise
     except RealizarError as error:
@@ -89,6 +89,8 @@ def _lines() -> Iterator[str]:
         except EOFError:
             if kept:
                 yield kept
+            elif sys.stdin.isatty():
+                print(file=sys.stderr)  # the shell's prompt belongs on a line of its own
             return
         except KeyboardInterrupt:
             kept = ""

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from realizar import __version__
 from realizar.cli.bench import bench_command
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_app(application: App, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status; every error that is not a bug is one line on stderr."""
     try:
+        _open_standard_streams()
         # A terminal that lacks a character shows `?`; bytes that are no text are refused by what reads them.
         for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
             reconfigure = getattr(stream, "reconfigure", None)
@@ -68,6 +69,9 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
                 reconfigure(errors=errors)
         result = application(list(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
+    except UnusedCliTokensError as error:
+        words = " ".join(error.unused_tokens or ())
+        return _fail(f"too many arguments: {words} (a text of several words needs quotes; see realizar --help)", 2)
     except CycloptsError as error:
         return _fail(f"{_one_line(error)} (see realizar --help)", 2)
     except RealizarError as error:
@@ -77,13 +81,20 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else _one_line(error), 1)
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or _one_line(error), 1)
     except MemoryError:
         return _fail("out of memory", 1)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _open_standard_streams() -> None:
+    """Open what the caller closed (`<&-`) on nothing: Python has None there, and other files would take the numbers."""
+    for name, flags, mode in (("stdin", os.O_RDONLY, "r"), ("stdout", os.O_WRONLY, "w"), ("stderr", os.O_WRONLY, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def _one_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from realizar.errors import InvalidRequestError
 
 def perplexity_command(
     model: Model,
-    text_file: Annotated[Path, Parameter(help="UTF-8 text; - is stdin.")],
+    text_file: Annotated[Path, Parameter(allow_leading_hyphen=True, help="UTF-8 text; - is stdin.")],
     /,
     *,
     window: Annotated[Integer, Parameter(help="Tokens that are read at once.")] = 512,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Json, Model
+from realizar.cli.arguments import Json, Model, checked_text
 from realizar.cli.loading import EngineOptions, load_model
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.structured_options import StructuredOptions
@@ -39,10 +39,11 @@ def run_command(
     engine: EngineOptions | None = None,
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
-    if prompt is None:
-        prompt = sys.stdin.read()
     if raw and system is not None:
         raise InvalidRequestError("--system needs the chat template that --raw leaves out", "system")
+    prompt = checked_text(_typed() if prompt is None else prompt, "the prompt")
+    if not raw and not prompt.strip():
+        raise InvalidRequestError("the prompt is empty", "prompt")
     grammar = (structured or StructuredOptions()).chosen()
     with load_model(model, engine or EngineOptions()) as llm:
         params = replace((sampling or SamplingOptions()).apply(llm.default_sampling), structured=grammar)
@@ -54,6 +55,12 @@ def run_command(
             print(json.dumps(record(output), ensure_ascii=False))
         elif not quiet:
             print(statistics(llm, output), file=sys.stderr)
+
+
+def _typed() -> str:
+    if sys.stdin.isatty():
+        print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
+    return sys.stdin.read()
 
 
 def _start(

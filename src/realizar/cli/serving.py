@@ -59,6 +59,8 @@ def open_port(host: str, port: int) -> socket.socket:
     Raises:
         RealizarError: it can't be had.
     """
+    if not 0 <= port <= 65535:  # the resolver would take the port modulo 65536
+        raise RealizarError(f"--port must be between 0 and 65535, not {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

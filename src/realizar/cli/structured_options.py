@@ -42,22 +42,33 @@ class StructuredOptions:
         if self.json_object:
             given["--json-object"] = StructuredOutput("json_object")
         if self.json_schema is not None:
-            given["--json-schema"] = StructuredOutput("json_schema", _text(self.json_schema, "json_schema"))
+            given["--json-schema"] = StructuredOutput("json_schema", _text("--json-schema", self.json_schema))
         if self.regex is not None:
-            given["--regex"] = StructuredOutput("regex", self.regex)
+            given["--regex"] = StructuredOutput("regex", _filled("--regex", self.regex))
         if self.grammar is not None:
-            given["--grammar"] = StructuredOutput("lark", _text(self.grammar, "grammar"))
+            given["--grammar"] = StructuredOutput("lark", _text("--grammar", self.grammar))
         if self.choice:
-            given["--choice"] = StructuredOutput("choice", json.dumps(self.choice))
+            choices = [_filled("--choice", choice) for choice in self.choice]
+            given["--choice"] = StructuredOutput("choice", json.dumps(choices))
         if len(given) > 1:
             raise InvalidRequestError(f"only one of {', '.join(given)} can be followed", "structured")
         return next(iter(given.values()), None)
 
 
-def _text(value: str, name: str) -> str:
+def _filled(option: str, value: str) -> str:
+    if not value:
+        raise InvalidRequestError(f"{option} is empty", "structured")
+    return value
+
+
+def _text(option: str, value: str) -> str:
     if not value.startswith("@"):
-        return value
+        return _filled(option, value)
+    _filled(f"the file's name in {option} @FILE", value[1:])
+    path = Path(value[1:])
     try:
-        return Path(value[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{value[1:]}: {error}", name) from error
+        return _filled(str(path), path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}", "structured") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path}: not UTF-8 at byte {error.start}", "structured") from error

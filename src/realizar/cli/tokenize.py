@@ -32,6 +32,8 @@ def tokenize_command(
 
     if (text is None) == (lines_in is None):
         raise InvalidRequestError("tokenize takes a text or --input, one of them")
+    if lines_in is None and lines_out != Path("-"):
+        raise InvalidRequestError("--output goes with --input; a text's tokens go to stdout")
     with download_progress() as progress:
         path = resolve(model, progress)
     tokenizer = load_tokenizer(open_checkpoint(path))

@@ -81,11 +81,19 @@ function setBusy(busy) {
   speed.textContent = "";
 }
 
-/** What is sent: the system prompt, and messages that have something to say. */
+/**
+ * What is sent: the system prompt, questions, and what was said to them, were it cut short. A question that got no word
+ * is left out: many templates refuse two questions in a row.
+ */
 function conversation() {
-  const turns = messages
-    .filter((message) => message.content && !(message.role === "assistant" && message.error))
-    .map(({ role, content }) => ({ role, content }));
+  const turns = [];
+  for (const { role, content } of messages) {
+    if (role === "assistant" && !content) {
+      turns.pop();
+    } else {
+      turns.push({ role, content });
+    }
+  }
   return settings.system ? [{ role: "system", content: settings.system }, ...turns] : turns;
 }
 

@@ -15,6 +15,7 @@ export class Settings {
     }
     const drawer = byId("settings");
     byId("open-settings").addEventListener("click", () => drawer.showModal());
+    byId("close-settings").addEventListener("click", () => drawer.close());
     byId("reset-settings").addEventListener("click", () => this.reset());
     drawer.addEventListener("click", (event) => {
       if (event.target === drawer) {
