@@ -20,6 +20,12 @@ from typing import Any
 import httpx
 import pytest
 
+from realizar.cli.serve import describe
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.process_loop import EngineLoop
+from realizar.engine.process_messages import Event, Ready, Shutdown
+from scripted_backend import ScriptedBackend, make_spec
 from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.timeout(240)
@@ -188,6 +194,17 @@ def test_it_says_what_it_chose(server: Served) -> None:
     assert "answers: 4 at once, 4 queued\n" in said
     assert re.search(r"^KV cache: [\d.]+ [MG]B of f16 for \d+ tokens$", said, re.MULTILINE)
     assert re.search(r"^threads: \d+$", said, re.MULTILINE)
+
+
+def test_a_gpu_is_named_in_place_of_threads() -> None:
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig(), device="cuda")
+    events: list[Event] = []
+    loop = EngineLoop(events.append)
+    loop.post(Shutdown())
+    loop.run(lambda: core)
+    (ready,) = events
+    assert isinstance(ready, Ready)
+    assert describe(ready.info, EngineConfig(), 256, None)[-1] == "device: cuda"
 
 
 def test_models_answer_while_the_weights_load(tiny: Path) -> None:

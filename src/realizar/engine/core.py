@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 
 from realizar.backends.base import Backend, Capacity, Step
+from realizar.backends.select import Device
 from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
@@ -42,6 +43,7 @@ class EngineCore:
             it structured output is refused.
         steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile. With
             speculation every step is waited for: drafts follow a token that is known.
+        device: where the backend runs the model.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class EngineCore:
         policy: Policy | None = None,
         new_grammars: Callable[[], GrammarFactory] | None = None,
         steps_in_flight: int = 1,
+        device: Device = "cpu",
     ) -> None:
         capacity = backend.capacity()
         max_running = min(config.max_running, capacity.max_rows)
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         self._backend, self._spec, self._capacity = backend, spec, capacity
+        self.device: Device = device
         self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars)

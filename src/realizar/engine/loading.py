@@ -60,7 +60,15 @@ def load_core(
         backend.load(spec, checkpoint, config)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer)
         in_flight = STEPS_IN_FLIGHT[device]
-        return EngineCore(backend, spec, config, policy=policy, steps_in_flight=in_flight, new_grammars=new_grammars)
+        return EngineCore(
+            backend,
+            spec,
+            config,
+            policy=policy,
+            steps_in_flight=in_flight,
+            new_grammars=new_grammars,
+            device=device,
+        )
     except BaseException:
         backend.shutdown()
         raise

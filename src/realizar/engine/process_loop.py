@@ -208,4 +208,5 @@ def _describe(core: EngineCore) -> EngineInfo:
         max_running=capacity.max_rows,
         capacity=capacity,
         pid=os.getpid(),
+        device=core.device,
     )

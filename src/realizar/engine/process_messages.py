@@ -12,6 +12,7 @@ import msgspec
 
 from realizar import errors
 from realizar.backends.base import Capacity
+from realizar.backends.select import Device
 from realizar.config import EngineConfig
 from realizar.engine.metrics import EngineStats
 from realizar.outputs import TokenOutput
@@ -28,6 +29,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
         max_running: choices in one step.
         capacity: of the backend.
         pid: of the engine's process.
+        device: where the model runs.
     """
 
     architecture: str
@@ -38,6 +40,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_running: int
     capacity: Capacity
     pid: int
+    device: Device = "cpu"
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
