@@ -81,7 +81,7 @@ def test_missing_config_key_is_named(key: str) -> None:
         ("llama.rope.scaling.type", "spiral"),
         ("llama.rope.dimension_count", 2),
         ("llama.expert_count", 8),
-        ("llama.attention.causal", True),
+        ("llama.attention.causal", False),
         ("llama.attention.clamp_kqv", 8.0),
         ("llama.attention.max_alibi_bias", 8.0),
         ("llama.attention.value_length", 8),
@@ -104,6 +104,7 @@ def test_gguf_value_without_a_meaning_here_is_refused_by_name(key: str, value: A
         ("quantization_config", {"quant_method": "awq"}),
         ("num_local_experts", 8),
         ("clip_qkv", 8.0),
+        ("is_causal", False),
         ("rope_scaling", {"rope_type": "spiral", "factor": 2.0}),
         ("rope_scaling", {"type": "mrope", "mrope_section": [1, 1]}),
         ("rope_parameters", {"rope_type": "proportional", "rope_theta": 1e4}),
@@ -148,6 +149,7 @@ def test_malformed_config_value_is_named(key: str, value: Any, named: str) -> No
 def test_neutral_and_harmless_keys_are_taken() -> None:
     harmless = {
         "llama.expert_count": 0,
+        "llama.attention.causal": True,
         "llama.rope.scaling.finetuned": False,
         "llama.rope.scaling.type": "none",
         "llama.attention.head_count": [4, 4],

@@ -241,6 +241,8 @@ class Decoder:
         else:
             head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=False, split="rows")
         final_norm = self.norm(FINAL_NORM)
+        if not settings.boolean("attention.causal", "is_causal", default=True):
+            raise settings.unsupported("attention.causal", "is_causal", False)
         settings.refuse_unread()
         return ModelSpec(
             architecture=settings.architecture,
