@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Any
 
@@ -100,6 +101,20 @@ def test_echoed_logprobs_are_those_of_generating(client: openai.OpenAI, server: 
     assert scored.finish_reason == "length"
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_prompt_does_not_find_itself_in_the_cache(http: httpx.Client, stream: bool) -> None:
+    """A streamed echo with log-probabilities reads its prompt, and then goes on from there."""
+    start = 2000 if stream else 3000
+    body: dict[str, Any] = {"prompt": list(range(start, start + 40)), "echo": True, "logprobs": 0, "max_tokens": 1}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    text = http.post("/v1/completions", json=body).text
+    usage = json.loads(text.split("\n\n")[-3].removeprefix("data: ") if stream else text)["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (40, {"cached_tokens": 0})
+    plain = http.post("/v1/completions", json={"prompt": body["prompt"], "max_tokens": 1}).json()
+    assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+
+
 def test_prompt_logprobs(client: openai.OpenAI) -> None:
     choice = complete(client, extra_body={"prompt_logprobs": 1}).choices[0]
     listed = choice.model_extra["prompt_logprobs"]
@@ -139,6 +154,7 @@ def test_the_context_exactly_full(client: openai.OpenAI, http: httpx.Client) -> 
         "messages",
         "invalid_request_error",
     )
+    assert "1024" in error["message"]
     streamed = http.post("/v1/chat/completions", json={**chat, "stream": True})
     assert (streamed.status_code, streamed.json()["error"]["code"]) == (400, "context_length_exceeded")
 

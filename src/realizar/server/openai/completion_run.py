@@ -63,21 +63,22 @@ class CompletionRun:
         self._api, self._plan, self._request_id = api, plan, request_id
         self._admission = Admission(max(1, api.engine.info.max_running // plan.sampling.n))
         self.outputs: dict[int, RequestOutput] = {}
+        self._num_cached_tokens: dict[int, int] = {}
         self.num_completion_tokens = 0
 
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
-        whole = len(self.outputs) == len(self._plan.prompts)
-        cached = sum(output.num_cached_tokens for output in self.outputs.values()) if whole else None
+        found = self._num_cached_tokens
+        cached = sum(found.values()) if len(found) == len(self._plan.prompts) else None
         return make_usage(num_prompt, self.num_completion_tokens, cached)
 
     @property
     def notes(self) -> dict[str, Any]:
         """Figures for the request's line in the log; times of one prompt alone."""
         only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
-        cached = {} if only is None else {"cached": only.num_cached_tokens}
+        cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
 
     async def pieces(self) -> AsyncGenerator[CompletionPiece]:
@@ -107,7 +108,9 @@ class CompletionRun:
                 for echoed in self._echo(place, None):
                     yield echoed
             if echo_scored and plan.stream and not plan.score_only:
-                for echoed in self._echo(place, await self._score(place)):
+                scored = await self._score(place)
+                self._num_cached_tokens[place] = scored.num_cached_tokens  # what follows finds what this computed
+                for echoed in self._echo(place, scored):
                     yield echoed
             sampling = plan.sampling
             if plan.stream and not plan.score_only:
@@ -125,6 +128,7 @@ class CompletionRun:
                         piece.stop_reason,
                     )
             output = self.outputs[place] = await stream.result()
+            self._num_cached_tokens.setdefault(place, output.num_cached_tokens)
             if echo_scored and not (plan.stream and not plan.score_only):
                 for echoed in self._echo(place, output):
                     yield echoed

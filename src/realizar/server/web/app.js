@@ -81,19 +81,12 @@ function setBusy(busy) {
   speed.textContent = "";
 }
 
-/**
- * What is sent: the system prompt, questions, and what was said to them, were it cut short. A question that got no word
- * is left out: many templates refuse two questions in a row.
- */
+/** What is sent. A question that got no word is left out: many templates refuse two questions in a row. */
 function conversation() {
-  const turns = [];
-  for (const { role, content } of messages) {
-    if (role === "assistant" && !content) {
-      turns.pop();
-    } else {
-      turns.push({ role, content });
-    }
-  }
+  const said = messages.filter((message) => message.content);
+  const turns = said
+    .filter(({ role }, index) => role !== "user" || said[index + 1]?.role !== "user")
+    .map(({ role, content }) => ({ role, content }));
   return settings.system ? [{ role: "system", content: settings.system }, ...turns] : turns;
 }
 
@@ -265,7 +258,16 @@ async function connect() {
   showModel(model);
 }
 
+/** Keeps what came of an answer when the page goes away under it. */
+function leave() {
+  if (running) {
+    messages.at(-1).stopped = true;
+    saveMessages(messages);
+  }
+}
+
 function listen() {
+  window.addEventListener("pagehide", leave);
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send(prompt.value);
