@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from realizar.engine.loading import find_checkpoint, load_core
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.policy import Policy
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1)
@@ -56,6 +59,38 @@ def sharing(smollm2_path: Path) -> Iterator[EngineCore]:
 def make_core(path: Path, **options: object) -> EngineCore:
     config = EngineConfig(threads=2, context_length=512, max_running=4, max_step_tokens=64, **options)  # type: ignore[arg-type]
     return load_core(find_checkpoint(path), config)
+
+
+def test_64_streams_at_once_are_what_each_is_alone(smollm2_path: Path) -> None:
+    """Prompts of 4 to 25 tokens that come at once; all 64 run side by side before the first one ends.
+
+    Alone, on one thread: with as many processes beside, threads would wait for each other most of the time.
+    """
+    requests = [Request(str(n), (1000 + 37 * n, *TEXT[n : n + 3 + n % 22]), GREEDY, 8 + n % 5) for n in range(64)]
+    checkpoint = find_checkpoint(smollm2_path)
+    config = EngineConfig(threads=2, context_length=64, max_running=64, max_step_tokens=256)
+    together: dict[str, list[TokenOutput]] = defaultdict(list)
+    most_running = 0
+    core = load_core(checkpoint, config, policy=Policy(stretch=math.inf))
+    try:
+        for request in requests:
+            core.add(request)
+        while core.has_work:
+            for output in core.step():
+                together[output.request_id].append(output)
+            most_running = max(most_running, core.counts.running)
+            core.audit()
+    finally:
+        core.close()
+    assert most_running == 64
+    core = load_core(checkpoint, replace(config, threads=1, max_running=1, prefix_cache=False))
+    try:
+        for request in requests:
+            alone = run(core, [request])[request.request_id, 0]
+            assert tokens(together[request.request_id]) == tokens(alone)
+            assert len(tokens(alone)) == request.max_tokens or alone[-1].finish_reason == "stop"
+    finally:
+        core.close()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
