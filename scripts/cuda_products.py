@@ -20,8 +20,9 @@ import torch
 
 from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
+from realizar.backends.cuda.tune import ROW_COUNTS, Shape, sweep
 from realizar.backends.cuda.tuning import best_lines, write_table
-from realizar.backends.cuda.tuning_search import copies, replay_ms, search, written
+from realizar.backends.cuda.tuning_search import DeviceMeter, copies, replay_ms, written
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import random_blocks
 
@@ -135,7 +136,8 @@ def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
 def run_search(products: Products, ggml_type: GGMLType, row_counts: list[int], out: Path | None) -> None:
     """Print the best of each shape and number of rows, and write them."""
     started = time.monotonic()
-    lines = search(products, SHAPES.values(), row_counts, ggml_type)
+    shapes = [Shape(rows, cols, ggml_type) for rows, cols in SHAPES.values()]
+    lines = sweep(products.tuning, shapes, row_counts, DeviceMeter(products))
     for best in best_lines(lines):
         print(*best.to_json(), f"{best.cost:.5f}")
     print(f"{len(lines)} candidates in {time.monotonic() - started:.1f} s", flush=True)
@@ -148,7 +150,7 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=("check", "load", "time", "search"))
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--compact", action="store_true")
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128,256")
+    parser.add_argument("--rows", default=",".join(map(str, ROW_COUNTS)))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     products = Products("cuda")

@@ -66,6 +66,11 @@ class Line:
         return Line(rows, rows_out, cols, _KINDS[kind](*numbers), splits, ms)
 
     @property
+    def key(self) -> tuple[int, int, int, bool]:
+        """What a table has one line for: rows, shape, and whether activations are integers."""
+        return self.rows, self.rows_out, self.cols, self.tiles.kind == "matvec"
+
+    @property
     def cost(self) -> float:
         """Milliseconds with the reading of the partial sums by the kernel after it."""
         return self.ms + 4.0 * self.splits * self.rows * self.rows_out / _CONSUMER_BYTES_PER_MS
@@ -75,10 +80,16 @@ def best_lines(lines: Iterable[Line]) -> list[Line]:
     """The cheapest line of each number of rows, shape and kind of activations, in order."""
     best: dict[tuple[int, int, int, bool], Line] = {}
     for line in lines:
-        key = (line.rows, line.rows_out, line.cols, line.tiles.kind == "matvec")
-        if key not in best or line.cost < best[key].cost:
-            best[key] = line
+        if line.key not in best or line.cost < best[line.key].cost:
+            best[line.key] = line
     return [best[key] for key in sorted(best)]
+
+
+def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
+    """A table in which what was measured anew replaces what stood there of the same products."""
+    best = best_lines(new)
+    keys = {line.key for line in best}
+    return best_lines([*best, *(line for line in old if line.key not in keys)])
 
 
 @dataclass(frozen=True, slots=True)

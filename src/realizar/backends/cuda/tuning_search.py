@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from realizar.backends.cuda.fragments import BLOCK
+from realizar.backends.cuda.device import DeviceProfile, device_errors
+from realizar.backends.cuda.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
 from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
-from realizar.backends.cuda.tuning import Line
-from realizar.backends.cuda.tuning_candidates import candidates, split_counts
+from realizar.backends.cuda.tune import Shape, sweep
+from realizar.backends.cuda.tuning import Line, own_table, updated_lines, write_table
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.errors import KernelError
+from realizar.errors import CapacityError
 from realizar.quantization import random_blocks, to_planes
 
-_LOG = logging.getLogger(__name__)
 _CACHE_TIMES = 4  # matrices together are so many times the last-level cache
 
 
@@ -60,61 +60,71 @@ def replay_ms(run: Callable[[], None], repeats: int = 7) -> float:
     return statistics.median(times)
 
 
-def search(
-    products: Products, shapes: Iterable[tuple[int, int]], row_counts: Sequence[int],
-    ggml_type: GGMLType = GGMLType.Q4_K, measured: Callable[[Line], None] | None = None,
-) -> list[Line]:  # fmt: skip
-    """Time every candidate for these shapes and numbers of activation rows.
+class DeviceMeter:
+    """Times products on the device at hand; matrices of a shape together do not fit its cache.
 
     Args:
-        products: of the device to measure. shapes: rows and columns of weights. row_counts: activation rows.
-        ggml_type: of the weights.
-        measured: called with each line.
+        products: of the device.
+    """
+
+    def __init__(self, products: Products) -> None:
+        self._products = products
+        self._matrices: list[PackedMatrix] = []
+        self._inputs: dict[tuple[int, ActivationFormat], Activations] = {}
+
+    def take(self, shape: Shape) -> FragmentFormat:
+        self._matrices, self._inputs = [], {}  # freed before others are made
+        one = copies(shape.rows_out, shape.cols, 1, shape.ggml_type)[0]
+        cache = int(torch.cuda.get_device_properties(self._products.device).L2_cache_size)
+        count = max(2, _CACHE_TIMES * cache // one.size_bytes)
+        self._matrices = copies(shape.rows_out, shape.cols, count, shape.ggml_type)
+        return one.format
+
+    def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
+        form = self._matrices[0].format
+        self._products.prepare([(form, self._config(each, 1, rows)) for each in tiles])
+
+    def ms(self, rows: int, tiles: Tiles, splits: int) -> float:
+        config, first = self._config(tiles, splits, rows), self._matrices[0]
+        key = rows, config.format
+        if key not in self._inputs:
+            x = torch.randn(rows, first.cols, device=self._products.device)
+            self._inputs = {key: written(self._products, x, config.format)}
+        x_written = self._inputs[key]
+        partials = torch.empty((splits, rows, first.rows), device=self._products.device)
+
+        def run() -> None:
+            for matrix in self._matrices:
+                self._products.launch(matrix, x_written, partials, rows, config)
+
+        return replay_ms(run, 3) / len(self._matrices)
+
+    def _config(self, tiles: Tiles, splits: int, rows: int) -> ProductConfig:
+        form = ActivationFormat("int8", 1) if isinstance(tiles, MatvecTiles) else ActivationFormat("half", tiles.rows)
+        dependent = self._products.capability >= (9, 0) and self._products.tuning.dependent(rows)
+        return ProductConfig(tiles, form, splits, dependent)
+
+
+def tune_device(
+    device: DeviceProfile, shapes: Sequence[Shape], row_counts: Sequence[int], measured: Callable[[Line], None]
+) -> Path:
+    """Measure the products of a model here, and write this machine's table: what it says of others stays.
+
+    Args:
+        measured: called with each candidate's line.
 
     Returns:
-        A line per candidate that runs; `tuning.best_lines` picks from them.
+        Where the table is.
+
+    Raises:
+        CapacityError: the card runs no CUDA products, or has too little memory.
+        KernelError: no kernel compiles.
     """
-    lines: list[Line] = []
-    for rows_out, cols in shapes:
-        one = copies(rows_out, cols, 1, ggml_type)[0]
-        cache = int(torch.cuda.get_device_properties(products.device).L2_cache_size)
-        matrices = copies(rows_out, cols, max(2, _CACHE_TIMES * cache // one.size_bytes), ggml_type)
-        for rows in row_counts:
-            for line in _measure(products, matrices, rows):
-                lines.append(line)
-                if measured is not None:
-                    measured(line)
-    return lines
-
-
-def _measure(products: Products, matrices: Sequence[PackedMatrix], rows: int) -> Iterable[Line]:
-    """A line for each candidate of one shape and number of rows."""
-    first = matrices[0]
-    tried = list(candidates(rows, first.format, products.tuning))
-    products.prepare([(first.format, _config(products, tiles, 1, rows)) for tiles in tried])
-    inputs: dict[ActivationFormat, Activations] = {}
-    x = torch.randn(rows, first.cols, device=products.device)
-    chunks = first.format.chunks(first.cols)
-    for tiles in tried:
-        for splits in split_counts(tiles, rows, first.rows, chunks, products.tuning.processors):
-            config = _config(products, tiles, splits, rows)
-            if config.format not in inputs:
-                inputs[config.format] = written(products, x, config.format)
-            partials = torch.empty((splits, rows, first.rows), device=products.device)
-
-            def run(config: ProductConfig = config, partials: torch.Tensor = partials) -> None:
-                for matrix in matrices:
-                    products.launch(matrix, inputs[config.format], partials, rows, config)
-
-            try:
-                ms = replay_ms(run, 3) / len(matrices)
-            except KernelError as error:
-                _LOG.info("%s", error)
-                break
-            yield Line(rows, first.rows, first.cols, tiles, splits, ms)
-
-
-def _config(products: Products, tiles: Tiles, splits: int, rows: int) -> ProductConfig:
-    matvec = isinstance(tiles, MatvecTiles)
-    form = ActivationFormat("int8", 1) if matvec else ActivationFormat("half", tiles.rows)
-    return ProductConfig(tiles, form, splits, products.capability >= (9, 0) and products.tuning.dependent(rows))
+    if not device.has_cuda_kernels:
+        raise CapacityError(f"{device.name} runs no kernels that could be tuned: they need compute capability 8.0")
+    with device_errors():
+        products = Products(device.torch_device)
+        lines = sweep(products.tuning, shapes, row_counts, DeviceMeter(products), measured)
+    path = own_table(device.name)
+    write_table(path, updated_lines(products.tuning.lines, lines))
+    return path
