@@ -22,7 +22,8 @@ COMMANDS = tuple(name for name in app if not name.startswith("-"))
 
 def test_every_promised_command_is_there() -> None:
     reading = {"list", "inspect", "plan", "tokenize", "doctor"}
-    promised = {"run", "chat", "serve", "pull", "score", "perplexity", "bench", "bench-serve"} | reading
+    measuring = {"score", "perplexity", "bench", "bench-serve", "profile", "tune"}
+    promised = {"run", "chat", "serve", "pull"} | reading | measuring
     assert set(COMMANDS) == promised
 
 
