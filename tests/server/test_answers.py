@@ -176,3 +176,29 @@ def test_forced_and_strict_calls_reach_the_engine_as_grammars() -> None:
     assert '\\"name\\": \\"a\\"' not in grammars[1].value
     assert grammars[3] is None
     assert b"strict" not in bytes(engine.asked[4][0])  # that is between the caller and the grammar
+
+
+def test_an_answer_that_ended_early_is_in_the_figures() -> None:
+    """A named call always ends so."""
+    engine = ScriptedEngine(pieces=[f"</think>{CALLS}", None])
+    app = create_app(cast("Any", engine), scripted_model(THINKING), ServerSettings())
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "a"}},
+    }
+
+    async def main() -> str:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            for fields in ({}, {"stream": True}, {"n": 3}):
+                assert (await client.post("/v1/chat/completions", json={**body, **fields})).status_code == 200
+            return (await client.get("/metrics")).text
+
+    text = asyncio.run(main())
+    for line in (
+        'realizar:request_success_total{finished_reason="stop",model_name="scripted"} 5.0',
+        'realizar:time_to_first_token_seconds_count{model_name="scripted"} 3.0',
+        'realizar:e2e_request_latency_seconds_count{model_name="scripted"} 3.0',
+        'realizar:request_decode_time_seconds_count{model_name="scripted"} 3.0',
+    ):
+        assert line in text, line

@@ -110,16 +110,19 @@ async def pieces_of(
         enough: asked after each piece whether the rest is not wanted.
     """
     last_s: dict[int, float] = {}
+    started_s = time.monotonic()
+    first_s: float | None = None
     try:
         async for piece in stream:
             now = time.monotonic()
+            first_s = now if first_s is None else first_s
             if piece.token_ids:
                 if piece.choice in last_s:
                     metrics.tokens_came(len(piece.token_ids), now - last_s[piece.choice])
                 last_s[piece.choice] = now
             yield piece
             if enough() and not stream.done:
-                metrics.stopped()
+                metrics.stopped(len(last_s), first_s - started_s, now - started_s)
                 return
         metrics.ended(await stream.result())
     except (GeneratorExit, asyncio.CancelledError):

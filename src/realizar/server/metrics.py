@@ -102,9 +102,12 @@ class Metrics:
         for _ in range(count):
             self._between.observe(gap_s / count)
 
-    def stopped(self) -> None:
-        """Count a request that was ended because its answer was complete."""
-        self._success.labels(self._label, "stop").inc()
+    def stopped(self, num_choices: int, to_first_s: float, whole_s: float) -> None:
+        """Count a request that was ended because its answers were complete; how long it waited is not known."""
+        self._success.labels(self._label, "stop").inc(num_choices)
+        self._to_first.observe(to_first_s)
+        self._whole.observe(whole_s)
+        self._decode.observe(whole_s - to_first_s)
 
     def aborted(self) -> None:
         """Count a request whose client left."""

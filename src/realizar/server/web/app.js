@@ -258,16 +258,14 @@ async function connect() {
   showModel(model);
 }
 
-/** Keeps what came of an answer when the page goes away under it. */
-function leave() {
-  if (running) {
-    messages.at(-1).stopped = true;
-    saveMessages(messages);
-  }
-}
-
 function listen() {
-  window.addEventListener("pagehide", leave);
+  // What came of an answer is kept when the page goes away under it.
+  window.addEventListener("pagehide", () => {
+    if (running) {
+      messages.at(-1).stopped = true;
+      saveMessages(messages);
+    }
+  });
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send(prompt.value);
