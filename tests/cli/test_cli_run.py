@@ -62,6 +62,10 @@ def test_a_model_without_template_says_how_to_go_on(realizar: Callable[..., Any]
     result = realizar("run", gemma3_path, "hello")
     assert result.status == 1
     assert "--raw" in result.error_lines[0]
+    talk = realizar("chat", gemma3_path)
+    assert talk.status == 1
+    assert talk.error_lines[0].startswith(f"realizar: {gemma3_path}: ")
+    assert "run --raw" in talk.error_lines[0]
     assert realizar("run", gemma3_path, "hello", "--raw", "--system", "x").status == 1
 
 

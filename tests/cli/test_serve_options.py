@@ -85,10 +85,26 @@ def test_values_out_of_range(words: tuple[str, ...]) -> None:
 
 
 def test_origins_and_names_may_be_repeated() -> None:
-    words = ("--cors-origin", "http://a", "--allowed-origins", "http://b", "--served-model-name", "x", "--alias", "y")
-    server = parsed(*words)[0]
-    assert server.settings().cors_origins == ("http://a", "http://b")
+    origins = ("http://a", "http://[::1]:3000", "*", "null")
+    words = [word for origin in origins for word in ("--cors-origin", origin)]
+    server = parsed(*words, "--allowed-origins", "http://b", "--served-model-name", "x", "--alias", "y")[0]
+    assert server.settings().cors_origins == (*origins, "http://b")
     assert server.served_model_name == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--cors-origin", "example.org"),
+        ("--cors-origin", "https://example.org/"),
+        ("--cors-origin", ""),
+        ("--traces-endpoint", "collector:4318"),
+        ("--traces-endpoint", ""),
+    ],
+)
+def test_addresses_that_would_never_be_met(words: tuple[str, str]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{words[0]} takes .* not '{words[1]}'"):
+        parsed(*words)[0].settings()
 
 
 def test_keys_are_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -196,6 +196,18 @@ def test_reasoning_is_folded_away(api: ScriptedApi, page: Any) -> None:
     assert api.requests[1]["messages"][1] == {"role": "assistant", "content": "Done."}
 
 
+def test_a_reload_keeps_what_came_of_an_answer(api: ScriptedApi, page: Any) -> None:
+    api.script = lambda body: words("on and " * 500, wait_s=0.02)
+    page.goto(api.url)
+    ask(page, "Go")
+    page.wait_for_function("() => document.querySelector('.assistant .body')?.textContent.length > 12")
+    page.reload()
+    assert page.locator(".user .body").inner_text() == "Go"
+    answer = finished(page)
+    assert answer.locator(".body").inner_text().startswith("on and on")
+    assert "stopped" in answer.locator(".stats").inner_text()
+
+
 CUT_SHORT = (
     Script([Piece({"content": "half"})], finish_reason="length"),
     Script([Piece({"content": "half"})], error="the engine died"),

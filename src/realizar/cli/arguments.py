@@ -34,6 +34,16 @@ def checked_text(text: str, what: str) -> str:
     return text
 
 
+def check_folder(file: Path | None) -> None:
+    """Say before long work, not after it, that its result can't be written.
+
+    Raises:
+        InvalidRequestError: the file's folder is not there.
+    """
+    if file is not None and not file.parent.is_dir():
+        raise InvalidRequestError(f"{file}: no such folder: {file.parent}")
+
+
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 

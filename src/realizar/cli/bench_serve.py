@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, MaybeInteger, Threads
+from realizar.cli.arguments import Integer, MaybeInteger, Threads, check_folder
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -67,9 +67,8 @@ def bench_serve_command(
             raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
     if not timeout_s > 0:
         raise InvalidRequestError(f"--timeout-s must be above 0, not {timeout_s:g}", "timeout-s")
-    for file in (json_file, picture):
-        if file is not None and not file.parent.is_dir():  # said before the load, not after it
-            raise InvalidRequestError(f"{file}: no such folder: {file.parent}")
+    check_folder(json_file)
+    check_folder(picture)
     objectives = parse_objectives(goodput)
     work = Workload(
         num_requests=requests,

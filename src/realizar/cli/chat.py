@@ -15,7 +15,7 @@ from realizar.cli.chat_session import ChatSession, Message
 from realizar.cli.loading import EngineOptions, load_model
 from realizar.cli.run import show, statistics
 from realizar.cli.sampling_options import SamplingOptions
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.errors import ChatTemplateError, EngineDeadError, RealizarError
 
 if TYPE_CHECKING:
     from realizar.engine.llm import LLM
@@ -34,7 +34,10 @@ def chat_command(
 ) -> None:
     """Talk to a model; /help lists the commands."""
     with load_model(model, engine or EngineOptions()) as llm:
-        llm.check_chat()
+        try:
+            llm.check_chat()
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{model}: {error} (`realizar run --raw` completes a text)") from error
         speaker = _Speaker(llm)
         session = ChatSession(speaker.answer, (sampling or SamplingOptions()).apply(llm.default_sampling), system)
         if sys.stdin.isatty():

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, Json, KVCacheType, Model, Threads
+from realizar.cli.arguments import Integer, Json, KVCacheType, Model, Threads, check_folder
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
 from realizar.config import DeviceChoice, EngineConfig
@@ -40,6 +40,7 @@ def profile_command(
     for name, value, least in (("batch", batch, 1), ("tokens", tokens, 1), ("context", context, 0)):
         _at_least(name, value, least)
     work = StepWork(batch, tokens, context, _at_least("repeats", repeats, 1))
+    check_folder(svg)
     config = EngineConfig(
         threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set, device=device
     )

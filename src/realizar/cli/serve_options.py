@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -52,8 +53,17 @@ class ServerOptions:
         """The settings of the application.
 
         Raises:
-            RealizarError: the keys can't be read. InvalidRequestError: one of them is none.
+            RealizarError: the keys can't be read. InvalidRequestError: one of them, an origin or an address is none.
         """
+        for origin in self.cors_origin:
+            if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise InvalidRequestError(
+                    f"--cors-origin takes * or an origin such as https://example.org, not {origin!r}", "cors_origin"
+                )
+        if self.traces_endpoint is not None and not re.match(r"https?://[^/]", self.traces_endpoint):
+            raise InvalidRequestError(
+                f"--traces-endpoint takes an address of HTTP, not {self.traces_endpoint!r}", "traces_endpoint"
+            )
         from realizar.server.settings import ServerSettings
 
         return ServerSettings(
