@@ -35,6 +35,7 @@ from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import TokenOutput
 
 _log = logging.getLogger(__name__)
+_IDLE_S = 1.0  # without work for so long, the engine has time to look through its books
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class EngineLoop:
         self._inbox: deque[Command | _Compiled] = deque()
         self._news = threading.Condition()
         self._step_started_s: float | None = None
-        self._num_steps = 0
+        self._num_steps = self._num_audited_steps = 0
         self._step_s = 0.0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -96,17 +97,27 @@ class EngineLoop:
 
     def _obey(self, core: EngineCore) -> None:
         while True:
-            with self._news:
-                while not self._inbox and not core.has_work:
-                    self._news.wait()
-                commands = list(self._inbox)
-                self._inbox.clear()
-            for command in commands:
+            for command in self._next_commands(core):
                 if isinstance(command, Shutdown):
                     return
                 self._handle(core, command)
             if core.has_work:
                 self._step(core)
+
+    def _next_commands(self, core: EngineCore) -> list[Command | _Compiled]:
+        """What has come; waits where there is nothing to do. The books are audited once in every idle time."""
+        while True:
+            audited = self._num_audited_steps == self._num_steps
+            with self._news:
+                if not self._inbox and not core.has_work:
+                    self._news.wait(None if audited else _IDLE_S)
+                if self._inbox or core.has_work or audited:
+                    commands = list(self._inbox)
+                    self._inbox.clear()
+                    return commands
+            self._num_audited_steps = self._num_steps
+            if (fault := _audit(core)) is not None:
+                _log.critical("the engine's books are wrong: %s", fault)
 
     def _step(self, core: EngineCore) -> None:
         started_s = self._step_started_s = time.monotonic()

@@ -1,0 +1,61 @@
+"""The loop around the core, without a process: what it does with its idle time, and what it loads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from realizar.config import EngineConfig
+from realizar.engine import process
+from realizar.engine.core import EngineCore
+from realizar.engine.process_loop import EngineLoop
+from realizar.engine.process_messages import Add, Load, Outputs, Shutdown
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from scripted_backend import ScriptedBackend, make_spec
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every idle time: a block that got lost is told, and not for ever again."""
+    monkeypatch.setattr("realizar.engine.process_loop._IDLE_S", 0.02)
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    audits: list[float] = []
+    honest = core.audit
+
+    def audit() -> None:
+        audits.append(time.monotonic())
+        honest()
+
+    monkeypatch.setattr(core, "audit", audit)
+    ended = threading.Semaphore(0)
+    loop = EngineLoop(lambda event: ended.release() if isinstance(event, Outputs) else None)
+    thread = threading.Thread(target=loop.run, args=(lambda: core,))
+    thread.start()
+    try:
+        for number in range(2):
+            loop.post(Add(Request(str(number), (number, 5), GREEDY, 1)))
+            assert ended.acquire(timeout=10)
+            time.sleep(0.3)
+            assert len(audits) == number + 1
+            assert ("books are wrong" in caplog.text) is (number > 0)
+            core._cache._groups[0].pool._free.pop()
+    finally:
+        loop.post(Shutdown())
+        thread.join(10)
+
+
+def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[EngineConfig] = []
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    monkeypatch.setattr(core, "read_vocabulary", lambda: None)
+    monkeypatch.setattr(process, "find_checkpoint", lambda _: None)
+    monkeypatch.setattr(process, "load_core", lambda _, config, **__: configs.append(config) or core)
+    for device in ("cuda", "cpu"):
+        monkeypatch.setattr(process, "choose_device", lambda _, device=device: device)
+        for fit_running in (True, False):
+            process.load_model(Load("model", EngineConfig(), fit_running=fit_running), lambda *_: None)
+    assert [config.max_running for config in configs] == [256, 64, 64, 64]
