@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from number_text import NumberText
 from realizar.backends.base import ForwardInput, StepOutput
 from realizar.config import EngineConfig
+from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.async_link import ThreadLink
+from realizar.engine.client import EngineClient
 from realizar.engine.core import EngineCore
-from realizar.errors import CapacityError, EngineDeadError
+from realizar.errors import CapacityError, EngineDeadError, StepMemoryError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
-from realizar.sampling_params import SamplingParams
-from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.grammar import GrammarFactory
+from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(1, 30))
@@ -126,3 +132,55 @@ def test_any_other_failure_ends_the_engine(make: Callable[[], Exception]) -> Non
         run(core)
     with pytest.raises(EngineDeadError):
         core.step()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("where", ["submits", "results"])
+def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> None:
+    """Masks that were on their way to a lost step are not given to the next one."""
+    letters = [bytes((0x20 + index,)) for index in range(94)] + [b"<end>", b"<control>"]
+    grammars = GrammarFactory(letters, (95,), (94,), VOCAB_SIZE)
+    for step in range(1, 7):
+        backend = TightBackend(**{where: [step]}, error=CapacityError("full"))  # type: ignore[arg-type]
+        core = EngineCore(
+            backend, make_spec((None,)), EngineConfig(), steps_in_flight=in_flight, new_grammars=lambda: grammars
+        )
+        for name in ("lost", "next"):
+            sampling = SamplingParams(stop_token_ids=(94,), structured=StructuredOutput("choice", '["abracadabra"]'))
+            core.add(Request(name, (1, 2, 3), sampling, 20))
+            outputs = run(core)[name]
+            if name == "lost":
+                assert outputs[-1].error == "full"
+            else:
+                assert b"".join(letters[token_id] for token_id in tokens(outputs)) == b"abracadabra<end>"
+        core.close()
+
+
+def test_who_waits_hears_of_it() -> None:
+    backend = TightBackend(submits=[3], error=CapacityError("the GPU is out of memory"))
+    client = EngineClient(make_core(backend, 1), NumberText, ())
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+    with pytest.raises(StepMemoryError, match="the GPU is out of memory"):
+        client.submit([1, 2], sampling).result()
+    assert len(client.submit([1, 2], sampling).result().outputs[0].token_ids) == 6
+    client.close()
+
+
+def test_a_stream_of_the_server_hears_of_it() -> None:
+    backend = TightBackend(submits=[3], error=CapacityError("the GPU is out of memory"))
+    sampling = SamplingParams(temperature=0.0, max_tokens=6)
+
+    async def main() -> None:
+        engine = AsyncEngine(ThreadLink(lambda _progress: make_core(backend, 1)), NumberText)
+        await engine.start()
+        try:
+            await asyncio.wait_for(engine.wait_ready(), 10)
+            with pytest.raises(StepMemoryError, match="the GPU is out of memory"):
+                await (await engine.generate([1, 2], sampling)).result()
+            assert engine.state == "ready"
+            output = await (await engine.generate([1, 2], sampling)).result()
+            assert len(output.outputs[0].token_ids) == 6
+        finally:
+            await engine.close()
+
+    asyncio.run(main())

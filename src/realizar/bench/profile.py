@@ -41,7 +41,7 @@ class PartProfile:
         share_of_step: of the step's wall clock.
         bytes_read: of weights and KV cache that it must read; 0 where it reads neither.
         gb_per_s: those bytes, 10^9, in that time; 0 without any.
-        share_of_limit: of the rate at which memory can be read.
+        share_of_limit: of the rate at which memory can be read; above 1 where caches hold some of it from step to step.
     """
 
     part: str

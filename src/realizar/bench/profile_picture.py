@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 from realizar.bench.profile import PartProfile, StepProfile
 
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW = 760, 110, 150, 64, 24
+_WIDTH, _LEFT, _RIGHT, _TOP, _ROW = 760, 110, 200, 64, 24
 _BAR, _BOUND = "#a9c8dc", "#2a6f97"
 
 
