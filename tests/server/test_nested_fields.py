@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -28,9 +29,10 @@ def tool(name: str = "a", **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-def ask(path: str, body: Any, template: str = TEMPLATE) -> tuple[httpx.Response, ScriptedEngine]:
+def ask(path: str, body: Any, template: str = TEMPLATE, **model: Any) -> tuple[httpx.Response, ScriptedEngine]:
     engine = ScriptedEngine()
-    app = create_app(cast("Any", engine), scripted_model(template), ServerSettings(embeddings="last"))
+    served = replace(scripted_model(template), **model)
+    app = create_app(cast("Any", engine), served, ServerSettings(embeddings="last"))
 
     async def main() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
@@ -204,6 +206,16 @@ def test_every_sampling_field_reaches_the_engine(path: str) -> None:
     _, sampling, options = engine.asked[0]
     assert (sampling.stop, sampling.stop_token_ids, dict(sampling.logit_bias)) == (("x", "y"), (7, 8), {9: 1.5})
     assert (sampling.max_tokens, options["priority"], options["cache_salt"]) == (5, 3, "s")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_request_goes_before_the_models_own_values(path: str) -> None:
+    own = SamplingParams(temperature=0.3, top_k=5, top_p=0.7, stop_token_ids=(9,), repetition_penalty=1.2)
+    fields = {"temperature": 0.0, "top_k": 0, "top_p": None}
+    _, engine = ask(path, {**BODIES[path], **fields}, default_sampling=own)
+    sampling = engine.asked[0][1]
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 0.7)
+    assert (sampling.stop_token_ids, sampling.repetition_penalty) == ((9,), 1.2)
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -260,17 +260,25 @@ def test_no_text_of_a_user_becomes_control(text: str) -> None:
     assert model.decode(ids).replace("\ue000", "") == (text + text).replace("\ue000", "")
 
 
-@pytest.mark.parametrize(("source", "count"), [(CHATML, 1), ("{{ bos_token }}" + CHATML, 1), ("x", 1)])
-def test_one_bos(source: str, count: int) -> None:
-    ids = ChatTemplate(tokenizer(source, tokenizer__ggml__add_bos_token=True)).encode(user("x"))
-    starts = 0
-    for index in ids:
-        if index != 1:
-            break
-        starts += 1
-    assert starts >= count
-    without = ChatTemplate(tokenizer("x", tokenizer__ggml__add_bos_token=False)).encode(user("x"))
-    assert 1 not in without
+@pytest.mark.parametrize(
+    ("source", "adds", "count"),
+    [
+        ("x", True, 1),
+        ("x", False, 0),
+        ("{{ bos_token }}x", True, 1),
+        ("{{ bos_token }}x", False, 1),
+        ("{{ bos_token }}{{ messages[0].content }}", True, 1),
+        ("{{ bos_token }}{{ bos_token }}x", True, 2),
+        ("<|im_start|>x", True, 1),
+        ("{{ bos_token }}<|im_start|>x", True, 1),
+    ],
+)
+def test_one_bos(source: str, adds: bool, count: int) -> None:
+    """One where the model wants one, and never one more than the template wrote."""
+    metadata = {"tokenizer__ggml__bos_token_id": 2, "tokenizer__ggml__add_bos_token": adds}
+    ids = ChatTemplate(tokenizer(source, **metadata)).encode(user("<|im_end|>"))
+    assert ids[:count] == [2] * count
+    assert ids.count(2) == count
 
 
 def test_real_template_of_a_vocabulary(tokenizer_of: Callable[[str], Tokenizer]) -> None:
