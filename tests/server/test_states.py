@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 from typing import Any, cast
 
 import httpx
@@ -169,6 +170,22 @@ def test_templates_of_requests_where_allowed() -> None:
     engine = ScriptedEngine()
     assert ask(engine, "/v1/chat/completions", body, allow_request_templates=True).status_code == 200
     assert bytes(engine.asked[0][0]) == b"Hi!"
+
+
+@pytest.mark.parametrize("effort", [None, "none"])
+def test_templates_are_tried_out_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch, effort: str | None) -> None:
+    """Trying one out takes as long as a template may take; other requests' answers must not wait for it."""
+    threads: list[threading.Thread] = []
+
+    def tried(source: str) -> bool:
+        threads.append(threading.current_thread())
+        return False
+
+    monkeypatch.setattr("realizar.tokenizer.parsers.choose.template_takes_tools", tried)
+    body = {**CHAT, "chat_template": f"{{# never seen before: {effort} #}}x", "reasoning_effort": effort}
+    assert ask(ScriptedEngine(), "/v1/chat/completions", body, allow_request_templates=True).status_code == 200
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_models_not_made_for_embeddings() -> None:
