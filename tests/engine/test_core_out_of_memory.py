@@ -151,6 +151,8 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
             outputs = run(core)[name]
             if name == "lost":
                 assert outputs[-1].error == "full"
+                core.add(Request("plain", (4, 5), GREEDY, 6))
+                assert tokens(run(core)["plain"]) == expected_tokens([4, 5], (None,), GREEDY, 6)
             else:
                 assert b"".join(letters[token_id] for token_id in tokens(outputs)) == b"abracadabra<end>"
         core.close()
