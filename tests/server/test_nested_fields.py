@@ -111,15 +111,27 @@ SCHEMA = {"name": "x", "schema": {"type": "integer"}}
         ("/tokenize", {"messages": [HI], "tools": [tool(parameters={"type": 5})]}, "tools[0].function.parameters.type"),
         *((path, {"n": 2, "best_of": count}, "best_of") for path in BODIES for count in (1, 3, "2", True)),
         *((path, {"best_of": 2}, "best_of") for path in BODIES),
+        *((path, {"logit_bias": {"5": 1, "05": 2}}, "logit_bias") for path in BODIES),
+        ("/tokenize", {"messages": [HI], "add_special_tokens": True}, "add_special_tokens"),
+        (CHAT, {"messages": [HI] * 4097}, "messages"),
         *((path, {"priority": sign * 2**31 + sign}, "priority") for path in BODIES for sign in (-1, 1)),
         *((path, {"priority": 2**70}, "priority") for path in BODIES),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:80],
 )
 def test_refused_by_name(path: str, fields: dict[str, Any], param: str) -> None:
     response, engine = ask(path, {**BODIES.get(path, {}), **fields})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
     assert not engine.asked
+
+
+def test_tokens_are_told_as_a_chat_would_have_them() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson if tools }}{{ x }}"
+    body = {"messages": [HI], "tools": [tool(strict=True, description="y")], "chat_template_kwargs": {"x": "z"}}
+    _, engine = ask(CHAT, body, template)
+    told, _ = ask("/tokenize", body, template)
+    assert tuple(told.json()["tokens"]) == engine.asked[0][0]
+    assert b"strict" not in bytes(told.json()["tokens"])
 
 
 @pytest.mark.parametrize(

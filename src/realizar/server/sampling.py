@@ -128,13 +128,14 @@ def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _bias_id(key: str, tokenizer: Tokenizer) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < tokenizer.vocab_size):
+    token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
+    if str(token_id) != key or not 0 <= token_id < tokenizer.vocab_size:  # "07" would be a second name of 7
         raise refused(
             f"logit_bias: {key[:40]!a} is no token id; the vocabulary has 0 to {tokenizer.vocab_size - 1}",
             "logit_bias",
             "invalid_value",
         )
-    return int(key)
+    return token_id
 
 
 def _breaker_ids(breakers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from realizar.server.api import Api, api_of
 from realizar.server.body import read_record
-from realizar.server.errors import about, refused
+from realizar.server.errors import about, refused, unsupported
 from realizar.server.openai.chat_plan import template_variables
-from realizar.server.openai.tools import check_tools
+from realizar.server.openai.tools import check_tools, shown_tools
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -72,6 +72,8 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
     if api.model.template is None:
         raise refused("the model has no chat template; give a prompt", "messages", "no_chat_template")
     variables = template_variables(record.chat_template_kwargs)
-    tools = list(check_tools(record.tools)) or None
+    if record.add_special_tokens:
+        raise unsupported("add_special_tokens", "the chat template writes them")
+    tools = shown_tools(check_tools(record.tools))
     with about("messages"):
         return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **variables)

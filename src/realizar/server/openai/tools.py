@@ -36,7 +36,12 @@ class ToolPlan:
     @property
     def shown(self) -> list[dict[str, Any]] | None:
         """The tools as the template shows them: `strict` is ours to know, not the model's."""
-        return [_without_strict(tool) for tool in self.tools] or None
+        return shown_tools(self.tools)
+
+
+def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Checked tools as the template shows them; None where there are none."""
+    return [_without_strict(tool) for tool in tools] or None
 
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:

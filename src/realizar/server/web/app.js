@@ -219,7 +219,7 @@ function follow() {
 }
 
 function scrollToEnd() {
-  scroller.scrollTop = scroller.scrollHeight;
+  scroller.scrollTop = messages.length ? scroller.scrollHeight : 0; // the welcome is read from its top
 }
 
 function fitPrompt() {
@@ -259,8 +259,7 @@ async function connect() {
 }
 
 function listen() {
-  // What came of an answer is kept when the page goes away under it.
-  window.addEventListener("pagehide", () => {
+  window.addEventListener("pagehide", () => { // what came of an answer is kept
     if (running) {
       messages.at(-1).stopped = true;
       saveMessages(messages);
@@ -274,6 +273,7 @@ function listen() {
   byId("new-chat").addEventListener("click", () => {
     stop();
     dropFrom(0);
+    scrollToEnd();
     prompt.focus();
   });
   byId("to-end").addEventListener("click", () => {
