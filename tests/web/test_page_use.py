@@ -41,6 +41,22 @@ def test_fits_a_phone(api: ScriptedApi, browser: Any) -> None:
     context.close()
 
 
+def test_the_welcome_is_read_from_its_top(api: ScriptedApi, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 320, "height": 480})
+    page = context.new_page()
+    page.goto(api.url)
+    page.wait_for_selector("#model:has-text('scripted-1b')")
+    assert page.evaluate("scroller.scrollHeight > scroller.clientHeight"), "it is longer than this screen"
+    assert page.evaluate("scroller.scrollTop") == 0
+    api.script = lambda body: words("a line\n\n" * 30)
+    ask(page, "Hi")
+    finished(page)
+    assert page.evaluate("scroller.scrollTop") > 0
+    page.click("#new-chat")
+    assert page.evaluate("scroller.scrollTop") == 0
+    context.close()
+
+
 def test_by_keyboard_alone(api: ScriptedApi, page: Any) -> None:
     page.goto(api.url)
     page.wait_for_selector("#model:has-text('scripted-1b')")
