@@ -116,6 +116,17 @@ CASES: dict[str, Case] = {
             },
         },
     ),
+    "gemma3-caps": Case(
+        "Gemma3",
+        {
+            "sliding_window": 8,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+        forms=("safetensors",),
+    ),
     "phi3": Case("Phi3", {"sliding_window": 8}),
     "phi3-short": Case("Phi3", {"rope_parameters": _LONGROPE}, num_tokens=16, context_length=16),
     "phi3-long": Case("Phi3", {"rope_parameters": _LONGROPE}),

@@ -136,6 +136,14 @@ def test_gemma2_assumes_windows_and_caps() -> None:
     assert spec.logit_soft_cap is None
 
 
+def test_gemma3_has_a_cap_on_its_logits_alone() -> None:
+    spec = build_spec(config_checkpoint({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}))
+    assert spec.logit_soft_cap == 30.0
+    assert build_spec(gguf_checkpoint({"gemma3.final_logit_softcapping": 30.0}, "gemma3")).logit_soft_cap == 30.0
+    with pytest.raises(UnsupportedModelError, match="attn_logit_softcapping"):
+        build_spec(gguf_checkpoint({"gemma3.attn_logit_softcapping": 50.0}, "gemma3"))
+
+
 def test_mistral_window_is_assumed_only_where_the_key_is_missing() -> None:
     config = config_checkpoint({"model_type": "mistral", "max_position_embeddings": 8192}).metadata["config"]
     for change, window in (({}, 4096), ({"sliding_window": None}, None), ({"sliding_window": 12}, 12)):

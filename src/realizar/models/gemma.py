@@ -57,8 +57,9 @@ def build_gemma3(settings: Settings) -> ModelSpec:
     everywhere = read_rope(settings, sizes, default_base=1_000_000.0)
     local = _read_local_rope(settings, sizes)
     scale = _read_scale(settings, sizes, is_scaled_by_width=sizes.num_layers == 62)
-    soft_cap = _read_soft_cap(settings, "attn_logit_softcapping", None)
-    layers = _layers(decoder, [local if flag else everywhere for flag in is_local], windows, scale, soft_cap, "head")
+    # Attention has no cap: norms of Q and K took its place. transformers knows the configuration's key and does not
+    # apply it; converters to GGUF refuse it.
+    layers = _layers(decoder, [local if flag else everywhere for flag in is_local], windows, scale, None, "head")
     final_soft_cap = _read_soft_cap(settings, "final_logit_softcapping", None)
     return decoder.spec(
         layers,
