@@ -67,14 +67,18 @@ ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools
 @pytest.mark.parametrize("choice", ["required", NAMED, ALLOWED], ids=["required", "named", "allowed"])
 def test_forced_calls(client: openai.OpenAI, choice: Any) -> None:
     fields = {"parallel_tool_calls": False}
-    answer = call(client, choice, **fields).choices[0]
+    whole = call(client, choice, **fields)
+    answer, answer_usage = whole.choices[0], whole.usage
     assert answer.finish_reason == "tool_calls"
     (made,) = answer.message.tool_calls
     check(made.function.name, made.function.arguments)
     assert answer.message.content is None
     if choice != "required":
         assert made.function.name == "time"
-    chunks = list(call(client, choice, stream=True, **fields))
+    chunks = list(call(client, choice, stream=True, stream_options={"include_usage": True}, **fields))
+    usage = chunks.pop().usage  # of an answer that was ended when its one call was complete
+    assert usage.prompt_tokens == answer_usage.prompt_tokens
+    assert usage.prompt_tokens_details.cached_tokens >= 32
     assert [(each["name"], each["arguments"]) for each in joined(chunks)] == [
         (made.function.name, made.function.arguments)
     ]
