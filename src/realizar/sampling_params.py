@@ -114,7 +114,7 @@ class SamplingParams:
             if not right_kind:
                 raise InvalidRequestError(f"{name} must be {meaning}, not {value!r}", name)
             if not low <= value <= high:  # nor is NaN
-                raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, not {value}", name)
+                raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", name)
         for name in ("top_p", "typical_p", "repetition_penalty"):
             if getattr(self, name) <= 0:
                 raise InvalidRequestError(f"{name} must be above 0, not {getattr(self, name)}", name)
@@ -137,7 +137,7 @@ class SamplingParams:
 
 _OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
 _INTEGERS = _OPTIONAL | {"min_tokens", "top_k", "dry_allowed_length", "dry_penalty_last_n", "n"}
-_INFINITE = float(1 << 53)
+_INFINITE = 1 << 53
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, _INFINITE),
     ("min_tokens", 0, _INFINITE),

@@ -1,22 +1,16 @@
-"""JSON from files of unknown origin: bounded in size and depth, no NaN, no duplicate keys. Standard library only."""
+"""JSON objects from files of unknown origin, bounded in size; what is wrong is told with its offset."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError
+from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 
 MAX_CONTAINERS = 300_000
 MAX_VALUES = 1 << 20
-"""Brackets, and commas, that a text may hold: what parsing costs in time and memory hangs on these, not on its size."""
-
-
-class _RefusedError(ValueError):
-    """JSON that Python would take and we do not."""
+"""Brackets, and commas, that a file may hold."""
 
 
 def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
@@ -29,22 +23,16 @@ def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
         CheckpointError: not UTF-8, not JSON, not an object, nested too deep, too many values, NaN or an infinity, a
             duplicate key.
     """
-    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS or data.count(b",") > MAX_VALUES:
+    if is_too_large(data, MAX_CONTAINERS, MAX_VALUES):
         raise CheckpointError(path, f"offset {base}", "bad JSON: too many values")
     try:
         text = str(data, "utf-8")
-        value = json.loads(
-            text, object_pairs_hook=_distinct, parse_constant=_refuse_constant, parse_float=_parse_finite
-        )
+        value = parse_strictly(text)
     except UnicodeDecodeError as error:
         raise CheckpointError(path, f"offset {base + error.start}", "the JSON is not valid UTF-8") from error
-    except json.JSONDecodeError as error:
-        offset = base + len(text[: error.pos].encode("utf-8"))
-        raise CheckpointError(path, f"offset {offset}", f"bad JSON: {error.msg}") from error
-    except RecursionError:
-        raise CheckpointError(path, f"offset {base}", "bad JSON: nested too deep") from None
-    except ValueError as error:  # A refusal of ours, or an integer of thousands of digits.
-        raise CheckpointError(path, f"offset {base}", f"bad JSON: {error}") from None
+    except StrictJSONError as error:
+        offset = base + len(text[: error.position or 0].encode("utf-8"))
+        raise CheckpointError(path, f"offset {offset}", f"bad JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(path, f"offset {base}", "bad JSON: not an object")
     return value
@@ -71,26 +59,3 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise CheckpointError(path, f"offset {max_bytes}", f"the file is over its limit of {max_bytes} bytes")
     return data
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) == len(pairs):
-        return values
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise _RefusedError(f"duplicate key {shown(key)}")
-        seen.add(key)
-    return values
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _RefusedError(f"{name} is not a JSON number")
-
-
-def _parse_finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise _RefusedError(f"the number {digits[:40]} overflows")
-    return value
