@@ -10,7 +10,6 @@ from realizar.errors import InvalidRequestError
 
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
-MAX_SPECULATIVE_TOKENS = 16
 _LEAST = {
     "threads": 1,
     "context_length": 1,
@@ -23,6 +22,7 @@ _LEAST = {
     "prompt_lookup_max": 1,
     "prompt_lookup_min": 1,
 }
+_MOST = {"max_running": 65_536, "speculative_tokens": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class EngineConfig:
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
         context_length: tokens a request may hold, prompt and output; None takes the model's.
-        max_running: requests that may be in one step.
+        max_running: requests that may be in one step; at most 65,536.
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
         kv_cache_bytes: memory for the KV cache; None derives it from max_running and context_length, bounded by free
@@ -76,11 +76,9 @@ class EngineConfig:
                 raise InvalidRequestError(f"{name} must be an integer, not {value!r}", name)
             if value is not None and value < least:
                 raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
-        if self.speculative_tokens > MAX_SPECULATIVE_TOKENS:
-            raise InvalidRequestError(
-                f"speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, not {self.speculative_tokens}",
-                "speculative_tokens",
-            )
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise InvalidRequestError(f"{name} must be at most {most}, not {getattr(self, name)}", name)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidRequestError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, above prompt_lookup_max {self.prompt_lookup_max}",

@@ -26,3 +26,9 @@ def test_integers_of_numpy_are_integers() -> None:
 def test_unknown_cache_type_lists_the_known() -> None:
     with pytest.raises(InvalidRequestError, match="auto, f16, bf16, int8"):
         EngineConfig(kv_cache_dtype="fp8")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_running", 65_537), ("speculative_tokens", 17)])
+def test_numbers_that_no_machine_could_serve(name: str, value: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{name} must be at most {value - 1}, not {value}$"):
+        EngineConfig(**{name: value})
