@@ -33,7 +33,7 @@ class Machine:
 SMALL_MODEL = Machine(1e-3, 1e-4, 1.5e-3, 2e-8)
 LARGE_MODEL = Machine(40e-3, 1e-3, 20e-3, 1e-7)
 DEVICE = Machine(8e-3, 1e-5, 1.2e-4, 1e-10)
-SMOLLM2 = Machine(2.8e-3, 5.5e-4, 0.0, 7e-7, token_s=5.5e-4)  # one thread, by scripts/time_operations.py
+SMOLLM2 = Machine(2.8e-3, 5.5e-4, 0.0, 7e-7, token_s=5.5e-4)  # one thread, by realizar profile
 NOISY = Machine(1e-3, 1e-4, 1.5e-3, 2e-8, noise=0.3)
 
 
@@ -156,7 +156,7 @@ def test_a_dearer_prompt_is_felt_soon_and_a_cheaper_one_with_care() -> None:
     dear = chunks_beside(pace, alone, 4e-4, 0, 60)
     cheap = chunks_beside(pace, alone, 1e-4, 0, 60)
     assert sum(seconds > 3.0 * alone for seconds in dear) <= 4
-    assert all(seconds < 3.0 * alone for seconds in (*dear[4:], *cheap))
+    assert all(seconds < 3.0 * alone for seconds in (*dear[8:], *cheap))
     assert cheap[-1] > 1.7 * alone
 
 
@@ -174,6 +174,19 @@ def test_distances_are_learned_apart() -> None:
         times = chunks_beside(pace, alone, token_s, position, 5)
         assert max(times) < 2.6 * alone
         assert all(seconds > 1.7 * alone or seconds == alone for seconds in times)  # one may read nothing
+
+
+def test_a_machine_that_slows_down_for_good_goes_on_reading() -> None:
+    """Eight times slower at once, decodes and prompts alike: within 100 steps a step reads half as much as before."""
+    rng, pace = random.Random(4), started(SMOLLM2, 8, 20)
+    chunks = []
+    for slower in (1.0, 8.0):
+        for _ in range(100):
+            tokens = pace.prompt_tokens(8, 1000)
+            assert tokens is not None
+            chunks.append(tokens)
+            pace.observe(8, tokens, slower * SMOLLM2.step(8, tokens, 1000, rng), 1000)
+    assert statistics.median(chunks[-20:]) >= statistics.median(chunks[:100]) / 2
 
 
 @pytest.mark.parametrize("streams", [1, 4, 16])
@@ -196,7 +209,7 @@ def test_slow_moments_of_the_machine_do_not_set_the_pace(streams: int) -> None:
         asked.append(seconds)
         pace.observe(streams, tokens, seconds * moment(), position)
         position += tokens
-    assert max(asked) < 4.0 * alone
+    assert statistics.quantiles(asked, n=50)[-1] < 4.0 * alone  # all but one in fifty
     assert statistics.fmean(asked) > 1.8 * alone
 
 

@@ -17,8 +17,9 @@ TILE_TOKENS = 12  # the CPU's products take so many tokens at once
 _FREE_TOKENS = 3  # a tile that lacks no more than these takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
+_STALE_STEPS_OF_LEAST = 8  # where next to nothing is read, decodes may have become slower, and not prompts dearer
 _MOST_PROBES = 4
-_DECODE_UP, _DECODE_DOWN = 0.2, 0.3  # seldom measured: one slow step must not set the pace of the next 64
+_DECODE_UP, _DECODE_DOWN = 0.4, 0.4  # seldom measured; the middle one of three, as a slow one would last 64 steps
 _TOKEN_UP, _TOKEN_DOWN = 0.6, 0.4  # too long a step is felt, too short a one is not
 _MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free, where decodes left a tile half empty
 _FIRST_CHUNK_DEARER = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
@@ -73,11 +74,12 @@ class Pace:
         if num_decode_tokens == 0 or token_s is None:
             return None
         decode = self._decode.get(_bucket(num_decode_tokens))
-        if (decode is None or self._num_steps - decode.step > _STALE_STEPS) and self._num_probes < _MOST_PROBES:
-            self._num_probes += 1
-            return 0
         spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds
         chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + TILE_TOKENS)
+        stale_steps = _STALE_STEPS if chunk >= 2 * _LEAST_TOKENS else _STALE_STEPS_OF_LEAST
+        if (decode is None or self._num_steps - decode.step > stale_steps) and self._num_probes < _MOST_PROBES:
+            self._num_probes += 1
+            return 0
         tokens = max(int(chunk), _LEAST_TOKENS)
         lacking = -(num_decode_tokens + tokens) % TILE_TOKENS
         return tokens + lacking if lacking <= min(_FREE_TOKENS, tokens // 3) else tokens
@@ -106,7 +108,7 @@ class Pace:
         if num_prompt_tokens == 0:
             bucket = _bucket(num_decode_tokens)
             known = self._decode.setdefault(bucket, _Estimate(seconds, self._num_steps))
-            known.take_in(seconds, self._num_steps, _DECODE_UP, _DECODE_DOWN)
+            known.take_in_middle(seconds, self._num_steps, _DECODE_UP, _DECODE_DOWN)
         elif num_decode_tokens == 0:
             if self._token_alone is None:
                 self._token_alone = _Estimate(seconds / num_prompt_tokens, self._num_steps)
