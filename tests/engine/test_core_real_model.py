@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -112,22 +111,17 @@ def test_a_hit_changes_nothing(plain: EngineCore, sharing: EngineCore, sampling:
     }
 
 
-def test_a_cached_prefix_of_1000_tokens_is_felt(smollm2_path: Path) -> None:
-    """The first token comes at least five times sooner; forty times on a machine that does nothing else."""
+def test_a_cached_prefix_of_1000_tokens_is_not_read_again(smollm2_path: Path) -> None:
+    """What that brings in time: `scripts/time_scheduling.py smollm2:135m prefix`."""
     beginning = tuple(1000 + 7 * index % 40_000 for index in range(1000))
     core = load_core(find_checkpoint(smollm2_path), EngineConfig(threads=2, context_length=1024, max_running=2))
-    seconds = []
     try:
-        run(core, [Request("compiled", TEXT, GREEDY, 1)])
-        for end in ((1, 2), (3, 4)):
-            start_s = time.perf_counter()
-            (output,) = run(core, [Request("a", (*beginning, *end), GREEDY, 1)])["a", 0]
-            seconds.append(time.perf_counter() - start_s)
-        assert output.num_cached_tokens >= 960
-        assert core.counts.prefix_cache_hits == output.num_cached_tokens
+        (first,) = run(core, [Request("a", (*beginning, 1, 2), GREEDY, 1)])["a", 0]
+        (second,) = run(core, [Request("b", (*beginning, 3, 4), GREEDY, 1)])["b", 0]
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 992)
+        assert core.counts.prefix_cache_hits == 992
     finally:
         core.close()
-    assert seconds[1] < seconds[0] / 5
 
 
 def test_choices_share_the_prompt(plain: EngineCore, sharing: EngineCore) -> None:
