@@ -175,7 +175,7 @@ def test_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedApi(script=lambda body: Script(status=500, error="broken")) as api:
         assert run_app(app, ["bench-serve", "--url", api.url]) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("realizar:")]
-    for word, line in zip(("--url", "--model-file", "--model", "broken"), errors, strict=True):
+    for word, line in zip(("--url", "--model-file", "does not answer", "broken"), errors, strict=True):
         assert word in line
 
 

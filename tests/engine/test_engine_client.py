@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -194,6 +195,15 @@ def test_text_that_fails_costs_only_its_own_request() -> None:
     assert good.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 8))
 
 
+@pytest.fixture
+def python_handler() -> Iterator[None]:
+    """Python's own handler of interrupts, which a shell that starts tests in the background leaves out."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handler")
 def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     steps = []
 

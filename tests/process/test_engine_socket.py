@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 import subprocess
@@ -171,12 +172,15 @@ def test_what_is_no_command_ends_it_with_a_reason(data: bytes, reason: str) -> N
 
 
 @pytest.mark.parametrize("part", [b"", b"\0\0\0\x09abc"], ids=["clean", "mid-frame"])
-@pytest.mark.parametrize("when", ["loading", "stepping"])
+@pytest.mark.parametrize("when", ["loading", "stepping", "unread"])
 def test_it_ends_when_the_socket_closes(part: bytes, when: str) -> None:
+    """Silently; also where tokens were not read, which makes of the end a reset connection."""
     with raw_engine(step_s=0.02) as engine:
-        if when == "stepping":
+        if when != "loading":
             engine.start()
             engine.send(request("a", 5, 200))
+        if when == "unread":
+            select.select([engine.socket], [], [], 10)
         engine.socket.sendall(part)
         engine.socket.close()
         assert engine.last_words() == (1, "")

@@ -77,6 +77,8 @@ class EngineProcess:
                     self._sort(command)
         except FrameError as error:
             _log.critical("the server sent what is no command: %s", error)
+        except ConnectionResetError:
+            pass  # it left with events unread
         except OSError as error:
             _log.critical("the server can't be heard: %s", error)
         os._exit(1)  # nobody is left to work for, whatever the step is doing
