@@ -44,7 +44,7 @@ def drive(server: RunningServer, path: str, mode: GenerationMode, examples: int)
                 body = {**body, **NAMED}
             if path in ("/v1/chat/completions", "/v1/completions"):
                 body = {**body, "max_tokens": 2} if mode is GenerationMode.POSITIVE else body
-        with httpx.Client(base_url=server.url, timeout=20) as client:
+        with httpx.Client(base_url=server.url, timeout=60) as client:  # some may generate all that fits
             if "{" in path:
                 name = (case.path_parameters or {}).get("name", "x")
                 response = client.get(f"/v1/models/{name}")
