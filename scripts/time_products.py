@@ -39,19 +39,17 @@ def activations(tokens: int, width: int) -> np.ndarray:
 
 def best_seconds(matrix: PackedMatrix, name: str, instruction_set: str, tokens: int) -> float:
     """The least time of one product."""
-    instructions, form = select(instruction_set), matrix.weight_format
+    instructions = select(instruction_set)
     lanes = instructions.lanes
     records = activations(tokens, instructions.tile_tokens[0])
     out = aligned_zeros(tokens * matrix.tiles * lanes, np.float32).reshape(tokens, -1)
     step = np.array([tokens], np.int64)
     record = LINEAR.pack(
         dict.fromkeys(LINEAR.names, 0)
+        | matrix.fields(lanes)
         | {
-            "step": address(step), "codes": address(matrix.codes), "scales": address(matrix.scales),
-            "supers": address(matrix.supers), "table": address(matrix.table), "tiles": matrix.tiles,
-            "codes_stride": form.codes_bytes(lanes, SIZE), "scales_stride": form.scales_bytes(lanes, SIZE),
-            "supers_stride": form.supers_bytes(lanes, SIZE), "groups": SIZE // GROUP, "activations": address(records),
-            "activation_groups": SIZE // GROUP, "out": address(out), "out_stride": out.strides[0],
+            "step": address(step), "activations": address(records), "activation_groups": SIZE // GROUP,
+            "out": address(out), "out_stride": out.strides[0],
             "residual_scale": 1.0, "block_bytes": 1 << 20,
         }
     )  # fmt: skip

@@ -113,7 +113,7 @@ def run_linear(
     out: NDArray[np.float32] | None = None, residual_scale: float = 1.0, bias: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:  # fmt: skip
     """The kernel's result for the first `tokens`, [tokens, rows]; added to `out` if that is given."""
-    lanes, form, cols = lanes_of(instruction_set), matrix.weight_format, matrix.cols
+    lanes = lanes_of(instruction_set)
     result = aligned_zeros(tokens * matrix.tiles * lanes, np.float32).reshape(tokens, -1)
     if out is not None:
         result[:, : matrix.rows] = out
@@ -121,14 +121,11 @@ def run_linear(
     records = blocked(x.records, INSTRUCTION_SETS[isa_index(instruction_set)].tile_tokens[0])
     record = LINEAR.pack(
         dict.fromkeys(LINEAR.names, 0)
+        | matrix.fields(lanes)
         | {
-            "step": address(step), "codes": address(matrix.codes), "scales": address(matrix.scales),
-            "supers": address(matrix.supers), "table": address(matrix.table), "tiles": matrix.tiles,
-            "codes_stride": form.codes_bytes(lanes, cols), "scales_stride": form.scales_bytes(lanes, cols),
-            "supers_stride": form.supers_bytes(lanes, cols), "groups": cols // GROUP,
-            "activations": address(records), "activation_groups": cols // GROUP, "out": address(result),
-            "out_stride": result.strides[0], "residual_scale": residual_scale, "block_bytes": 384 * 1024,
-            "bias": address(bias),
+            "step": address(step), "activations": address(records), "activation_groups": matrix.cols // GROUP,
+            "out": address(result), "out_stride": result.strides[0], "residual_scale": residual_scale,
+            "block_bytes": 384 * 1024, "bias": address(bias),
         }
     )  # fmt: skip
     run = kernel(instruction_set, name, int(out is not None))

@@ -150,14 +150,8 @@ class Binder:
         self, matrix: PackedMatrix, shared: dict[str, int | float], records: RecordBuffer | None
     ) -> NDArray[np.int64]:
         assert records is not None  # the workspace has them for every buffer that products read
-        lanes, form = self.instructions.lanes, matrix.weight_format
-        return self._pack(
-            LINEAR, **shared, codes=address(matrix.codes), scales=address(matrix.scales),
-            supers=address(matrix.supers), table=address(matrix.table), tiles=matrix.tiles,
-            codes_stride=form.codes_bytes(lanes, matrix.cols), scales_stride=form.scales_bytes(lanes, matrix.cols),
-            supers_stride=form.supers_bytes(lanes, matrix.cols), groups=matrix.cols // GROUP, activations=records.at,
-            activation_groups=records.groups,
-        )  # fmt: skip
+        own = matrix.fields(self.instructions.lanes)
+        return self._pack(LINEAR, **shared, **own, activations=records.at, activation_groups=records.groups)
 
     def _normalize(self, operation: Normalize, following: tuple[Operation, ...]) -> NDArray[np.int64]:
         source, target = self.workspace.buffers[operation.source], self.workspace.buffers[operation.target]

@@ -8,6 +8,7 @@ import numpy as np
 
 from realizar.backends.cpu.kv_layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import ModelSpec
@@ -41,7 +42,7 @@ class KVSizes:
     def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
         if config.block_size % BLOCK_MULTIPLE:
             raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
-        self.dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.dtype = element_type(config, automatic)
         self.block_size = config.block_size
         self.context_length = context_length
         self.layouts = [
@@ -49,12 +50,7 @@ class KVSizes:
             for layer in spec.layers
         ]
         self.groups = spec.cache_groups()
-        self.blocks_per_request = []
-        for group in self.groups:
-            tokens = context_length
-            if group.window is not None:
-                tokens = min(tokens, group.window + config.max_step_tokens + config.block_size)
-            self.blocks_per_request.append(-(-tokens // config.block_size) + 1)
+        self.blocks_per_request = blocks_per_request(self.groups, config, context_length)
         self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
 
     @property
@@ -68,11 +64,7 @@ class KVSizes:
         Raises:
             CapacityError: not even one request fits.
         """
-        if self.request_bytes > limit_bytes:
-            raise CapacityError(
-                f"the KV cache of one request of {self.context_length} tokens takes {self.request_bytes >> 20} MiB and"
-                f" {limit_bytes >> 20} MiB may be used: lower the context length"
-            )
+        check_one_fits(self.request_bytes, limit_bytes, self.context_length)
         requests = min(max_running, limit_bytes // self.request_bytes)
         share = min(float(max_running), limit_bytes / self.request_bytes)
         return tuple(max(count * requests, int(count * share)) for count in self.blocks_per_request)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.formats import FORMATS, WeightFormat, index_of
+from realizar.backends.cpu.formats import FORMATS, GROUP, WeightFormat, index_of
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.repack import make_repack
 from realizar.backends.cpu.vector_codebook_tables import codebook_table
@@ -45,6 +45,16 @@ class PackedMatrix:
     def size_bytes(self) -> int:
         """Bytes of codes, scales and super-scales."""
         return int(self.codes.size + self.scales.size + self.supers.size)
+
+    def fields(self, lanes: int) -> dict[str, int]:
+        """Those of a product's record that tell where the matrix lies, by the names in `kernels.linear.LINEAR`."""
+        form, cols = self.weight_format, self.cols
+        return {
+            "codes": address(self.codes), "scales": address(self.scales), "supers": address(self.supers),
+            "table": address(self.table), "tiles": self.tiles, "groups": cols // GROUP,
+            "codes_stride": form.codes_bytes(lanes, cols), "scales_stride": form.scales_bytes(lanes, cols),
+            "supers_stride": form.supers_bytes(lanes, cols),
+        }  # fmt: skip
 
 
 def allocate(name: str, rows: int, cols: int, lanes: int) -> PackedMatrix:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
+from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import Attention, ModelSpec
@@ -48,24 +49,15 @@ class KVMemory:
         size = config.block_size
         if size < 16 or size & (size - 1):
             raise CapacityError(f"blocks of {size} tokens: the GPU takes powers of two from 16 on")
-        self.dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.dtype = element_type(config, automatic)
         self.block_size = size
         groups = spec.cache_groups()
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
-        per_request = []
-        for group in groups:
-            tokens = context_length
-            if group.window is not None:
-                tokens = min(tokens, group.window + config.max_step_tokens + size)
-            per_request.append(-(-tokens // size) + 1)
+        per_request = blocks_per_request(groups, config, context_length)
         block_bytes = [sum(self._block_bytes(spec.layers[i].attention) for i in group.layers) for group in groups]
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
         limit = kv_limit_bytes(config, free_bytes(device))
-        if request_bytes > limit:
-            raise CapacityError(
-                f"the KV cache of one request of {context_length} tokens takes {request_bytes >> 20} MiB and"
-                f" {limit >> 20} MiB may be used: lower the context length"
-            )
+        check_one_fits(request_bytes, limit, context_length)
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
         self.layers = [

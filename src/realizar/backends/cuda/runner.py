@@ -27,6 +27,7 @@ from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.kv_blocks import element_type
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.program import Program, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -78,7 +79,7 @@ class CUDABackend:
         self._load_weights(checkpoint, body + tail)
         products = Products(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
         automatic = "f32" if self._weights.are_float32(linears) else "bf16"
-        kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        kv_dtype = element_type(config, automatic)
         compute = compute_type(kv_dtype, device)
         sizes = step_sizes(spec, config, self._context, tile_tokens(spec, compute))
         parts = attention_parts(spec, row_counts(sizes.rows), self._context, device, config.batch_invariant)
