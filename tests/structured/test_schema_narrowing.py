@@ -17,7 +17,7 @@ FIRST_BYTE = 2  # of the ids of single bytes
 def accepts(schema: dict[str, Any], text: str) -> bool:
     matcher = FACTORY.compile(StructuredOutput("json_schema", json.dumps(schema))).start()
     matcher.advance([FIRST_BYTE + byte for byte in text.encode()])
-    return matcher.error is None and bool(matcher.library.is_accepting())
+    return matcher.error is None and bool(matcher.llmatcher.is_accepting())
 
 
 def matching(pattern: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class GrammarMatcher:
         self.error: str | None = None
 
     @property
-    def library(self) -> LLMatcher:
+    def llmatcher(self) -> LLMatcher:
         return self._matcher
 
     @property
@@ -121,7 +121,7 @@ class GrammarFactory:
             text = grammar_text(structured)
         except ValueError as error:
             raise _refusal(structured, str(error)) from None
-        matcher = LLMatcher(self._vocabulary.library, text, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._vocabulary.lltokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _refusal(structured, matcher.get_error())
         for warning in matcher.get_grammar_warnings():
@@ -147,9 +147,9 @@ class GrammarFactory:
             if row.ended:
                 masks[start] = self._end_mask
             elif row.error is None and drafts:
-                drafted.append((row.library, start, list(drafts)))
+                drafted.append((row.llmatcher, start, list(drafts)))
             elif row.error is None:
-                plain.append((row.library, start))
+                plain.append((row.llmatcher, start))
         where = masks.ctypes.data, self.num_words * 4, len(masks)
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, *where)

@@ -42,16 +42,16 @@ class GrammarVocabulary:
         self.eos_token_id = min(end_ids)
         self._encode = encode
         wrapper: Any = self
-        self.library = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=sorted(end_ids))
+        self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=sorted(end_ids))
 
     def __call__(self, text: str) -> list[int]:
         """Ids whose bytes are those of a text."""
         head = text[:_LONGEST_ENCODED]
         ids = self._encoded(head)
         if ids is None:
-            return list(self.library.greedy_tokenize(text))
+            return list(self.lltokenizer.greedy_tokenize(text))
         rest = text[_LONGEST_ENCODED:]
-        return [*ids, *self.library.greedy_tokenize(rest)] if rest else ids
+        return [*ids, *self.lltokenizer.greedy_tokenize(rest)] if rest else ids
 
     def _encoded(self, text: str) -> list[int] | None:
         """Ids of a text, without the space that the tokenizer may put before it; None where they don't spell it."""

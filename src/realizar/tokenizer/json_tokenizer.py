@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.tokenizer.byte_alphabet import spelled_bytes
-from realizar.tokenizer.library_models import BYTE_TOKENS, SPACE, library_ids
 from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
 from realizar.tokenizer.tokenizer import Tokenizer
+from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import TokenizerError
-from realizar.tokenizer.library_models import BYTE_TOKENS, SPACE, Encode, library_encoder
 from realizar.tokenizer.score_merges import merge_by_score, ranked_merges
 from realizar.tokenizer.special_tokens import SpecialTokens
+from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode, library_encoder
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
 # Above this many tokens the part for Latin text is built first.

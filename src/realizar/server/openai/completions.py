@@ -92,11 +92,7 @@ async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPla
             "invalid_value",
         )
     if record.truncate_prompt_tokens is not None:
-        cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
-        prompts = [
-            prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
-            for prompt, ids in zip(prompts, cut, strict=True)
-        ]
+        prompts = [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     return CompletionPlan(
         prompts=prompts,
         sampling=sampling,
@@ -109,6 +105,12 @@ async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPla
         cache_salt=record.cache_salt,
         structured_field="structured" if found is None else found[0],
     )
+
+
+def _shortened(prompt: Prompt, asked: int, most: int) -> Prompt:
+    """The prompt's last tokens; without its text where any are left out."""
+    ids = keep_last(prompt.token_ids, asked, most)
+    return prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
 
 
 class _AnswerMaker:
