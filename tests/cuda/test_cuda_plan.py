@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 import torch
 
 from realizar.backends.cuda.device import interpreter_device
-from realizar.backends.cuda.kernel_sizes import MAX_SPLITS, tile_tokens
+from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.pack import pack_matrix
 from realizar.backends.cuda.plan import matrix_bytes, plan_memory
@@ -49,7 +49,7 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
     compute = torch.float16  # of an int8 cache, on a GPU
     sizes = step_sizes(spec, config, 3000, tile_tokens(spec, compute))
-    assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_SPLITS).size_bytes
+    assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     heads = sum(layer.attention.num_kv_heads * (layer.attention.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 
-from realizar.backends.cuda.activations import CHUNK, ActivationBuffer
+from realizar.backends.cuda.activations import CHUNK, ActivationBuffer, Form
+from realizar.backends.cuda.decode_attention import BLOCKS_PER_PROCESSOR, DecodeAttention
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
     KEYS,
@@ -28,6 +30,7 @@ from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.linears import MergedLinear
+from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights import Weights
@@ -37,6 +40,16 @@ from realizar.models.spec import Attention, Norm
 
 _NORM_KINDS = {"rms": 1, "layer": 2}
 _FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDecode:
+    """Attention of single tokens in one layer: `linear` made queries, keys and values, `reader` takes the result."""
+
+    operation: Attend
+    rotation: Rotate
+    linear: MergedLinear
+    reader: MergedLinear
 
 
 class AttentionBinder:
@@ -53,6 +66,14 @@ class AttentionBinder:
         self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
         self._device, self._context, self._fixed = device, context_length, fixed_splits
         self._none = torch.zeros(1, device=device.torch_device)
+        self._native = DecodeAttention(device.torch_device) if device.has_cuda_kernels else None
+        self._bound: list[BoundDecode] = []
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Compile the CUDA kernels that decodes of these steps need."""
+        if self._native is not None:
+            steps = [shape for shape in shapes if shape.decodes]
+            self._native.prepare(self._kernel(decode, shape) for decode in self._bound for shape in steps)
 
     def bind_rotate(self, operation: Rotate, linear: MergedLinear) -> Iterator[Launch]:
         by_row = operation.attention.qk_norm_axis == "row"
@@ -64,8 +85,9 @@ class AttentionBinder:
         self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear
     ) -> Iterator[Launch]:
         """`linear` made queries, keys and values, which `rotation` turns; `reader` takes the result."""
-        attend = self._attend(operation, rotation, linear, reader)
-        yield Launch("attention", attend, attention=operation.attention)
+        decode = BoundDecode(operation, rotation, linear, reader)
+        self._bound.append(decode)
+        yield Launch("attention", self._attend(decode), attention=operation.attention)
         yield Launch("join", self._convert(operation.attention, reader))
 
     def parts(self, attention: Attention, shape: StepShape) -> int:
@@ -150,14 +172,15 @@ class AttentionBinder:
 
         return run
 
-    def _attend(
-        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    def _attend(self, decode: BoundDecode) -> Callable[[StepShape], None]:
         def run(shape: StepShape) -> None:
             if shape.decodes:
-                self._attend_decodes(operation, rotation, linear, reader, shape)
+                if self._native is not None and self._native.ready(self._kernel(decode, shape)):
+                    self._start_native(self._native, decode, shape)
+                else:
+                    self._start_decodes(decode, shape)
             if shape.tiles:
-                self._attend_tiles(operation, shape)
+                self._attend_tiles(decode.operation, shape)
 
         return run
 
@@ -170,25 +193,68 @@ class AttentionBinder:
             "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[self._space.query.dtype], "KEYS": KEYS,
         }  # fmt: skip
 
-    def _attend_decodes(
-        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear, shape: StepShape
-    ) -> None:
-        attention, space = operation.attention, self._space
+    def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:
+        """The CUDA kernel for the decodes of a step."""
+        attention, rope = decode.operation.attention, decode.operation.attention.rope
+        summed = attention.qk_norm_axis == "row"
+        norm = None if summed else attention.q_norm or attention.k_norm
+        target = self._direct(attention, decode.reader, shape)
+        form = target.form if target is not None and target.form.kind in ("int8", "half") else Form("f32")
+        return AttendKernel(
+            head=attention.head_size, group=attention.num_heads // attention.num_kv_heads,
+            splits=1 if summed else decode.linear.splits(shape.tokens),
+            bias=not summed and decode.linear.bias is not None, norm=_NORM_KINDS[norm.kind] if norm else 0,
+            norm_bias=bool(norm and norm.bias), rotary=rope.size if rope else 0,
+            interleaved=bool(rope and rope.pairing == "interleaved"), element=self._kv.dtype,
+            block_size=self._kv.block_size, out=form.kind, block_rows=form.block_rows,
+        )  # fmt: skip
+
+    def _start_native(self, native: DecodeAttention, decode: BoundDecode, shape: StepShape) -> None:
+        attention, space, layer = decode.operation.attention, self._space, decode.operation.layer
+        arrays, kernel = space.arrays, self._kernel(decode, shape)
+        target = self._direct(attention, decode.reader, shape)
+        if target is None:
+            written, stride = [space.attended, None, None], space.attended.stride(0)
+        else:
+            values = target.codes if kernel.out == "int8" else target.values
+            written, stride = [values, target.scales, target.terms], target.cols
+        (
+            (partials, *strides, bias, positions, cosine, sine, q_norm, k_norm, q_bias, k_bias, eps, key_at, value_at),
+            _,
+        ) = self._turned(decode.rotation, decode.linear, shape)
+        tensors = [
+            partials, bias, positions, cosine, sine, q_norm, k_norm, q_bias, k_bias, *self._cache(layer),
+            arrays.slots(self._kv.group_of(layer)), self._sinks(attention) if attention.sinks else None,
+            space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["starts"],
+            arrays["contexts"], arrays["tables"], arrays["header"], *written,
+        ]  # fmt: skip
+        numbers = [eps, float(attention.scale), float(attention.soft_cap or 0.0)]
+        integers = [
+            *strides, key_at, value_at, attention.num_kv_heads, attention.window or 0,
+            self._kv.group_of(layer) * arrays.sizes.rows, stride,
+        ]  # fmt: skip
+        fitting = BLOCKS_PER_PROCESSOR * self._device.processors // (shape.decodes * attention.num_kv_heads)
+        parts = self.parts(attention, shape)
+        grid = shape.decodes, attention.num_kv_heads, parts if self._fixed else max(1, min(parts, fitting))
+        native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])
+
+    def _start_decodes(self, decode: BoundDecode, shape: StepShape) -> None:
+        attention, space = decode.operation.attention, self._space
         arrays, parts = space.arrays, self.parts(attention, shape)
-        target = self._direct(attention, reader, shape)
+        target = self._direct(attention, decode.reader, shape)
         if target is None:
             written, form = (space.attended, space.attended.stride(0), *[self._none] * 3), _FLOAT_ROWS
         else:
             written, form = target.pointers(), target.constants()
-        pointers, constants = self._turned(rotation, linear, shape)
-        group = attention.num_heads // attention.num_kv_heads
+        pointers, constants = self._turned(decode.rotation, decode.linear, shape)
+        group, layer = attention.num_heads // attention.num_kv_heads, decode.operation.layer
         attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
-            *pointers, *self._cache(operation.layer), arrays.slots(self._kv.group_of(operation.layer)),
+            *pointers, *self._cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._sinks(attention), space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"],
             arrays["starts"], arrays["contexts"], arrays["tables"], arrays["header"], float(attention.scale),
             float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
             SHARED=shared_heads(attention), PARTS=parts, JOINED=triton.next_power_of_2(group) * padded_head(attention),
-            **constants, **self._shared(operation), **form, **space.launching(shape.tokens),
+            **constants, **self._shared(decode.operation), **form, **space.launching(shape.tokens),
         )  # fmt: skip
 
     def _attend_tiles(self, operation: Attend, shape: StepShape) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
 from realizar.backends.cuda.fragments import BLOCK, fragment_format
-from realizar.backends.cuda.kernel_sizes import MAX_SPLITS, tile_tokens
+from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.workspace import Workspace
@@ -56,7 +56,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, 1, _EVERYTHING)
     compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
     sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
-    workspace = Workspace(spec, sizes, device, compute, MAX_SPLITS).size_bytes
+    workspace = Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     limit = kv_limit_bytes(config, max(free - weight_bytes - embedding - workspace, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
     caches = {length: KVMemory(spec, alone, length, automatic, device) for length in planned_lengths(context)}

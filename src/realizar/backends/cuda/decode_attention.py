@@ -1,0 +1,62 @@
+"""`DecodeAttention`: the CUDA kernel for attention of single tokens: compiled at load, launched by each layer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from realizar.backends.cuda.native.attend_source import AttendKernel
+from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.errors import KernelError
+
+_LOG = logging.getLogger(__name__)
+_THREADS = 128  # as in attend.cu
+_SIZES = "p" * 26 + "fff" + "i" * 8
+BLOCKS_PER_PROCESSOR = 3  # that registers allow at 128 dimensions and four queries a KV head
+
+
+class DecodeAttention:
+    """The kernels of one device. A kernel that fails to compile is told once; `ready` says no, and Triton serves."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        capability = torch.cuda.get_device_capability(device)
+        self._arch, self.has_dependent_launch = architecture(capability), capability >= (9, 0)
+        self._kernels: dict[AttendKernel, Kernel | None] = {}
+
+    def prepare(self, wanted: Iterable[AttendKernel]) -> None:
+        """Compile and load kernels, in parallel where they are not on disk yet."""
+        missing = [kernel for kernel in dict.fromkeys(wanted) if kernel not in self._kernels and kernel.supported]
+        try:
+            compile_sources([kernel.source() for kernel in missing], self._arch)
+        except KernelError as error:
+            _LOG.debug("a kernel of attention does not compile: %s", error)  # the loop says which one
+        for kernel in missing:
+            source = kernel.source()
+            try:
+                self._kernels[kernel] = Kernel(compile_source(source, self._arch), source.name, 0)
+            except KernelError as error:
+                _LOG.warning("%s; Triton's takes its place", error)
+                self._kernels[kernel] = None
+
+    def ready(self, kernel: AttendKernel) -> bool:
+        """Whether it was prepared, and compiled."""
+        return self._kernels.get(kernel) is not None
+
+    def launch(
+        self, kernel: AttendKernel, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor | None],
+        numbers: Sequence[float], integers: Sequence[int], dependent: bool,
+    ) -> None:  # fmt: skip
+        """Start a kernel; arguments in the order of attend.cu, None for an address that is not read.
+
+        Raises:
+            KernelError: the launch is refused.
+        """
+        loaded = self._kernels[kernel]
+        assert loaded is not None
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        stream = int(torch.cuda.current_stream(self._device).cuda_stream)
+        loaded.launch(grid, _THREADS, [*addresses, *numbers, *integers], _SIZES, stream, dependent)
