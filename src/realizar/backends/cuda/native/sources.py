@@ -186,7 +186,8 @@ def _entry(name: str, count: int, tiles: Tiles) -> str:
     parameters.append("int rows, int chunks, int splits, int row_stride, int split_stride")
     lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
-    lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride, {squares, parts, inverse_width, eps}};")
+    lines.append("  const Norm norm{squares, parts, inverse_width, eps};")
+    lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride, norm};")
     for i in reversed(range(count)):
         condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}}}"
