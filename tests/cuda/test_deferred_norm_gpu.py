@@ -96,7 +96,7 @@ def test_chains_agree_with_exact_arithmetic(model: Model, rows: int) -> None:
     exact = model.exact_stream(start, first)
     found = model.stream(start, first, dependent=False)
     errors = (found.double() - exact).norm(dim=1) / exact.norm(dim=1)
-    assert float(errors.nan_to_num(torch.inf).max()) < (2e-2 if rows <= 2 else 1e-3)
+    assert float(errors.nan_to_num(torch.inf).max()) < (3e-2 if rows <= 2 else 2e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 64, 128])

@@ -20,7 +20,8 @@ before it waits for the kernel before it, and lets the kernel after it start ear
 `launch_pdl=True`; launched plainly it need do nothing. A product reads activations and writes partials only after its
 own wait, so it may follow any kernel.
 
-Formats of activations: `pack_activations`. Layout of weights: `fragments`.
+Formats of activations: `pack_activations`. Layout of weights: `fragments`. A product may finish the RMSNorm that its
+input comes from, with one factor per row: `deferred_norm`.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   // Consumers find their rows' scales while the first stage is on its way; they too may write only after the wait.
   wait_for_previous();
   for (int i = threadIdx.x; i < ROWS; i += GROUPS * 128) scales[i] = row_scale(row_scales, shape, blockIdx.z * ROWS + i);
+  __syncwarp();
   const int group = warp / 4, tile = warp % 4, g = lane >> 2, t = lane & 3;
   float c[STRIPS][ROWS / 2];
 #pragma unroll
