@@ -79,10 +79,12 @@ def run_backend(recipes: list[str], forms: int) -> None:
     linears.product_type = lambda device: tl.float16
     plain_forms = linears.MergedLinear.forms
     plain_launch = linears.MergedLinear.launch
+    packed = linears.MergedLinear.all_packed
     for kv, recipe in ((name, RECIPES[name]) for name in recipes):
         for form in FORMS[:forms]:
             linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
-            linears.MergedLinear.launch = plain_launch if form is None else (lambda self, rows, inputs, partials: None)
+            linears.MergedLinear.launch = plain_launch if form is None else (lambda *_: None)
+            linears.MergedLinear.all_packed = packed if form is None else True
             kv_dtype: Any = "auto" if kv == "f32" else kv
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
             made = GPURunner(*random_model(recipe), config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.native.sources import REPACKED_TYPES, MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
 from realizar.backends.cuda.pack_activations import half_activations, int8_activations
@@ -21,6 +23,8 @@ from realizar.quantization import QUANTIZED_TYPES, random_blocks, to_planes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)
+NORM_ROWS = (1, 2, 7, 8, 33, 64, 130)
+FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
 COMPACT = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)
 CASES = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in COMPACT]
 _TOLERANCE = 1e-3  # weights rounded to halves: about 3e-4
@@ -67,15 +71,25 @@ def written(products: Products, x: torch.Tensor, form: ActivationFormat) -> Acti
     return products.to_int8(x) if form.kind == "int8" else products.to_half(x, form.block_rows)
 
 
+def random_norm(rows: int, parts: int) -> DeferredNorm:
+    """Of rows of very different size; beyond them there is nothing to read."""
+    squares = torch.rand((rows + 1, parts), device="cuda") + 0.1
+    squares *= 10.0 ** torch.arange(-3, rows - 2, device="cuda").remainder(7)[:, None]
+    squares[rows] = torch.nan
+    return DeferredNorm(squares, 1234, 1e-2)
+
+
 def relative_error(
-    products: Products, matrix: PackedMatrix, exact: torch.Tensor, rows: int, config: ProductConfig
-) -> float:
+    products: Products, matrix: PackedMatrix, exact: torch.Tensor, rows: int, config: ProductConfig,
+    norm: DeferredNorm | None = None,
+) -> float:  # fmt: skip
     """Of the summed splits, for a fresh input; nothing beside the output's place may be written."""
     x = torch.randn(rows, matrix.cols, device="cuda")
     beside = 4 if rows % 2 else 1  # output rows that begin at 16 bytes, and others
     place = slice(beside, beside + matrix.rows)
     partials = torch.full((config.splits, rows + 1, matrix.rows + 2 * beside), torch.nan, device="cuda")
-    products.launch(matrix, written(products, x, config.format), partials, rows, config, column=beside)
+    activations = replace(written(products, x, config.format), norm=norm)
+    products.launch(matrix, activations, partials, rows, config, column=beside)
     inside = partials[:, :rows, place].clone()
     partials[:, :rows, place] = torch.nan
     assert bool(torch.isnan(partials).all())
@@ -84,6 +98,10 @@ def relative_error(
         scale = groups.abs().amax(2, keepdim=True) / 127
         x = (torch.round(groups / scale) * scale).reshape(rows, -1)
     reference = x.double() @ exact.T
+    if norm is not None:
+        reference /= (norm.squares[:rows].double().sum(1, keepdim=True) / norm.width + norm.eps).sqrt()
+        errors = (inside.double().sum(0) - reference).norm(dim=1) / reference.norm(dim=1)
+        return float(errors.nan_to_num(torch.inf).max())
     return float((inside.double().sum(0) - reference).norm() / reference.norm())
 
 
@@ -96,6 +114,22 @@ def test_every_kernel_multiplies(products: Products, ggml_type: GGMLType, compac
     for rows, config in wanted:
         error = relative_error(products, matrix, exact, rows, config)
         assert error < _TOLERANCE, (rows, config)  # NaN where something was not written
+
+
+@pytest.mark.parametrize("parts", [8, 16, 40])
+@pytest.mark.parametrize("ggml_type", FAMILIES, ids=lambda ggml_type: ggml_type.name)
+def test_every_kernel_finishes_a_norm(products: Products, ggml_type: GGMLType, parts: int) -> None:
+    """Each row's own factor; also by fewer warps than rows, and where outputs leave through shared memory."""
+    matrix, exact = random_matrix(ggml_type, 256, 512, 9, False)
+    wanted = [(rows, config) for rows in NORM_ROWS for config in kernels(products, rows)]
+    wanted.append((7, ProductConfig(MatvecTiles(7, 4, 1, 1, 1), ActivationFormat("int8", 1), 2)))
+    if products.capability == (9, 0):
+        half, tiles = ActivationFormat("half", 128), (WgmmaTiles(128, 2, 2, 4, 1, 1), WgmmaTiles(128, 1, 1, 3, 2, 1))
+        wanted += [(rows, ProductConfig(tile, half, 1, True)) for rows in (128, 131) for tile in tiles]
+    products.prepare([(matrix.format, config) for _, config in wanted])
+    for rows, config in wanted:
+        error = relative_error(products, matrix, exact, rows, config, random_norm(rows, parts))
+        assert error < _TOLERANCE, (rows, config)
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from realizar.backends.cuda import products as products_module
+from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
@@ -111,9 +113,22 @@ def test_arguments_of_one_matrix(kernel: type[RecordingKernel], monkeypatch: pyt
     assert weights.table is not None
     assert arguments == [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.table.data_ptr(),
-        partials.data_ptr() + 4 * 64, 320, 0, x.codes.data_ptr(), x.terms.data_ptr(), 2, 16, config.splits, 400, 800,
+        partials.data_ptr() + 4 * 64, 320, 0, x.codes.data_ptr(), x.terms.data_ptr(), 0, 0, 0.0, 0.0, 2, 16,
+        config.splits, 400, 800,
     ]  # fmt: skip
-    assert sizes == "ppppii" + "ppiiiii"
+    assert sizes == "ppppii" + "pp" + "piff" + "iiiii"
+
+
+def test_a_deferred_norm_goes_with_its_rows(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    products, weights = products_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
+    norm = DeferredNorm(torch.zeros(16, 8), 1024, 1e-6)
+    for rows, x in ((2, int8(2, 1024)), (8, half(1, 8, 1024))):
+        config = products.route(rows, weights)
+        products.launch(weights, replace(x, norm=norm), torch.empty((config.splits, rows, 320)), rows, config, stream=0)
+        arguments, sizes = kernel.launches[-1][3:5]
+        assert isinstance(arguments, list)
+        assert arguments[8:13] == [norm.squares.data_ptr(), 8, 1 / 1024, 1e-6, rows]
+        assert sizes == "ppppii" + "pp" + "piff" + "iiiii"
 
 
 def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +148,7 @@ def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: 
     assert isinstance(arguments, list)
     assert arguments[3:6] == [partials.data_ptr(), 640, 0]
     assert arguments[9:12] == [partials.data_ptr() + 4 * 640, 200, first]
-    assert sizes == "ppppii" * 2 + "ppiiiii"
+    assert sizes == "ppppii" * 2 + "pp" + "piff" + "iiiii"
 
 
 def test_a_kernel_that_fails_is_replaced_and_said_once(

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.gpu
 RECIPES = {
     "q4_0-64-gqa2": Recipe(),
     "q4_k-80-gqa4-sinks": Recipe(80, 16, 4, weights="Q4_K", windows=(None, 270), parts=("sinks", "biases")),
+    "q4_k-64-gqa4-wide": Recipe(
+        64, 16, 4, hidden_size=1024, feed_forward_size=1536, weights="Q4_K", windows=(None,) * 3
+    ),
     "q6_k-96-gqa1-cap": Recipe(96, 8, 8, weights="Q6_K", parts=("soft_cap", "qk_norm", "post_norms")),
     "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("row_norm",)),
     "iq4_nl-256-gqa3": Recipe(256, 3, 1, weights="IQ4_NL", parts=("partial_rope", "interleaved")),
@@ -89,9 +92,10 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -
     runner.close()
 
 
-def test_batch_invariant() -> None:
+@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa4-wide"])
+def test_batch_invariant(name: str) -> None:
     """A row's logits have the same bits alone and in any batch."""
-    recipe = RECIPES["q4_0-64-gqa2"]
+    recipe = RECIPES[name]
     config = EngineConfig(max_running=8, max_step_tokens=640, kv_cache_bytes=64 << 20, batch_invariant=True)
     runner = GPURunner(*random_model(recipe), config)
     prompts = [random_tokens(recipe, 100, seed) for seed in range(8)]

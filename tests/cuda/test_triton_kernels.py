@@ -119,17 +119,19 @@ def test_normalize_joins_a_branch() -> None:
     vectors = [torch.from_numpy(rng.standard_normal(COLS).astype(np.float32)) for _ in range(4)]
     bias, branch_weight, weight, norm_bias = vectors
     product, stream = (torch.from_numpy(values.astype(np.float32)) for values in (parts, hidden))
-    out, none = torch.full((ROWS, COLS), float("nan")), torch.zeros(1)
+    out, squares, none = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan")), torch.zeros(1)
     normalize[(ROWS,)](
         product, product.stride(0), product.stride(1), bias, branch_weight, none, 1e-5, 0.5, stream, COLS, none,
-        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, SPLITS=3, PRODUCT_BIAS=True, BRANCH_NORM=1,
-        BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_ROWS=1, CHUNKS=1, DEPENDENT=False,
-        BLOCK=256,
+        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, squares, SPLITS=3, PRODUCT_BIAS=True,
+        BRANCH_NORM=1, BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_ROWS=1, CHUNKS=1,
+        DEPENDENT=False, PARTS=8, BLOCK=256,
     )  # fmt: skip
     branch = parts.sum(axis=0) + bias.numpy()
     branch *= branch_weight.numpy() / np.sqrt((branch**2).mean(axis=1, keepdims=True) + 1e-5)
     expected = hidden + 0.5 * branch
     np.testing.assert_allclose(stream.numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(squares[:, 0].numpy(), (expected**2).sum(axis=1), rtol=1e-5)
+    assert (squares[:, 1:] == 0).all()
     centred = expected - expected.mean(axis=1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(out.numpy(), normed * weight.numpy() + norm_bias.numpy(), rtol=1e-4, atol=1e-4)

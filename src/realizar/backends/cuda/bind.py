@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_row
-from realizar.backends.cuda.kernels import activation as formats
+from realizar.backends.cuda.bind_norm import Branch, NormBinder
+from realizar.backends.cuda.deferred_norm import DeferredNorm
+from realizar.backends.cuda.kernel_sizes import activation_blocks
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
-from realizar.backends.cuda.kernels.normalize import normalize
 from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.linears import MergedLinear, Merger
@@ -22,20 +21,10 @@ from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import part_of
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Program, Project, Rotate, Select
-from realizar.models.spec import Linear, ModelSpec, Norm
+from realizar.models.spec import Linear, ModelSpec
 
-_NORM_KINDS = {"rms": 1, "layer": 2}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _EMBED_BLOCK = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A product whose output is to be added to the residual stream, through a norm or not."""
-
-    linear: MergedLinear
-    norm: Norm | None
-    add_scale: float
 
 
 class Binder:
@@ -46,6 +35,7 @@ class Binder:
     ) -> None:
         self._spec, self._weights, self._space = spec, weights, workspace
         self._attention, self._merger = attention, merger
+        self._norms = NormBinder(spec, weights, workspace)
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
     def bind_body(self, program: Program) -> list[Launch]:
@@ -57,7 +47,7 @@ class Binder:
         norm = next(op.norm for op in program.tail if isinstance(op, Normalize))
         head = self._merger.merge([program.tail[-1].linear])  # type: ignore[union-attr]
         return [
-            Launch("final norm", self._normalize(None, norm, head, gather=True)),
+            Launch("final norm", self._norms.bind_selected(norm, head)),
             Launch("head", self._project(head, self._spec.hidden_size, selected=True), head.weight_bytes),
             Launch("choose", self._choose(head)),
         ]
@@ -65,7 +55,7 @@ class Binder:
     def bind_pool(self, program: Program) -> list[Launch]:
         """Final hidden states of the selected rows, float32, into `pooled`."""
         norm = next(op.norm for op in program.tail if isinstance(op, Normalize))
-        return [Launch("final norm", self._normalize(None, norm, None, gather=True, pooled=True))]
+        return [Launch("final norm", self._norms.bind_selected(norm, None))]
 
     def _bind(self, operations: list[Operation]) -> Iterator[Launch]:
         branch: Branch | None = None
@@ -78,8 +68,9 @@ class Binder:
             if isinstance(operation, Normalize) and operation.source == "hidden":
                 part = part_of(operations[at])
                 linear, at = self._following(operations, at)
-                yield Launch("norm", self._normalize(branch, operation.norm, linear))
-                yield Launch(part, self._project(linear, linear.cols), linear.weight_bytes)
+                normalize, deferred = self._norms.bind(branch, operation.norm, linear)
+                yield Launch("norm", normalize)
+                yield Launch(part, self._project(linear, linear.cols, norm=deferred), linear.weight_bytes)
                 branch = None
             elif isinstance(operation, Normalize):  # of the whole row of queries or keys
                 assert linear is not None
@@ -109,7 +100,7 @@ class Binder:
             else:
                 assert isinstance(operation, Select)
         if branch is not None:
-            yield Launch("norm", self._normalize(branch, None, None))
+            yield Launch("norm", self._norms.bind_last(branch))
 
     def _following(self, operations: list[Operation], at: int) -> tuple[MergedLinear, int]:
         """The products that start at an operation and share their input, merged, and where they end."""
@@ -142,67 +133,16 @@ class Binder:
 
         return run
 
-    def _normalize(
-        self,
-        branch: Branch | None,
-        norm: Norm | None,
-        reader: MergedLinear | None,
-        gather: bool = False,
-        pooled: bool = False,
-    ) -> Callable[[StepShape], None]:
-        """Add the branch to the residual stream, norm it, and write what the reader reads, or `pooled`, or nothing."""
-        space, cols, cut = self._space, self._spec.hidden_size, whole_row(self._spec.hidden_size)
-        own = self._norm_arguments(norm)
-        joined = self._norm_arguments(branch.norm if branch else None)
-        kind = _NORM_KINDS[norm.kind] if norm else 0
-        selected = space.arrays["selected"]
-
-        def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
-            rows = shape.tokens
-            splits = added.linear.splits(rows) if added else 0
-            partials = space.partials(splits, rows, cols) if added else self._none.view(1, 1, 1)
-            bias = added.linear.bias if added else None
-            if target:
-                pointers, constants = target.pointers(), target.constants()
-            else:
-                pointers = (space.pooled, cols, self._none, self._none, self._none)
-                form = formats.PLAIN if pooled else formats.NOTHING
-                constants = {"FORMAT": form.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
-            normalize[(rows,)](
-                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, *joined,
-                added.add_scale if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
-                SPLITS=splits, PRODUCT_BIAS=bias is not None,
-                BRANCH_NORM=_NORM_KINDS[added.norm.kind] if added and added.norm else 0,
-                BRANCH_BIAS=bool(added and added.norm and added.norm.bias), NORM=kind,
-                NORM_BIAS=bool(norm and norm.bias), GATHER=gather, BLOCK=cut.block, num_warps=cut.warps, **constants,
-                **space.launching(shape.tokens),
-            )  # fmt: skip
-
-        def run(shape: StepShape) -> None:
-            added = branch
-            for form in reader.forms(shape.tokens) if reader else ():
-                start(shape, added, self._buffer(form, cols, gather))
-                added = None
-            if reader is None:
-                start(shape, added, None)
-
-        return run
-
-    def _norm_arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Weight, bias and epsilon."""
-        if norm is None:
-            return self._none, self._none, 0.0
-        bias = self._weights.vector(norm.bias) if norm.bias else self._none
-        return self._weights.norm_weight(norm), bias, float(norm.eps)
-
     def _buffer(self, form: Form, cols: int, selected: bool = False) -> ActivationBuffer:
         rows = self._space.arrays.sizes.selected if selected else None
         return self._space.activations.get(form, cols, rows)
 
-    def _project(self, linear: MergedLinear, cols: int, selected: bool = False) -> Callable[[StepShape], None]:
+    def _project(
+        self, linear: MergedLinear, cols: int, selected: bool = False, norm: DeferredNorm | None = None
+    ) -> Callable[[StepShape], None]:
         def run(shape: StepShape) -> None:
             partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
-            linear.launch(shape.tokens, lambda form: self._buffer(form, cols, selected), partials)
+            linear.launch(shape.tokens, lambda form: self._buffer(form, cols, selected), partials, norm)
 
         return run
 

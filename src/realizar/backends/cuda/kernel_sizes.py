@@ -37,6 +37,17 @@ def row_in_blocks(cols: int) -> RowCut:
     return RowCut(256, -(-_padded(cols) // 256), 2)
 
 
+def norm_blocks(cols: int) -> RowCut:
+    """A row of the residual stream, whatever the number of rows: a row's bits must not depend on it."""
+    block = 256 if cols <= 2048 else 512
+    return RowCut(block, -(-_padded(cols) // block), block // 128)
+
+
+def square_parts(cols: int) -> int:
+    """Shares of a row's sum of squares: a block's each, up to a power of two that is a multiple of 8."""
+    return max(8, int(triton.next_power_of_2(norm_blocks(cols).blocks)))
+
+
 def activation_blocks(cols: int, rows: int) -> RowCut:
     """The same for the widest rows: larger blocks where there are many rows."""
     return row_in_blocks(cols) if rows < 16 else RowCut(1024, -(-_padded(cols) // 1024), 4)

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from realizar.backends.cuda.activations import ActivationBuffer, Form
+from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.kernel_sizes import product_type
@@ -92,16 +93,16 @@ class MergedLinear:
         routes = self.routes(rows)
         if not routes:
             return []
-        if self._all_packed:
+        if self.all_packed:
             return [(tuple(matrix.format for matrix, _ in routes), routes[0][1])]
         return [((matrix.format,), config) for matrix, config in routes]
 
-    def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor) -> None:
-        """Write float32 partials [splits, rows, width], contiguous."""
+    def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor, norm: DeferredNorm | None = None) -> None:
+        """Write float32 partials [splits, rows, width], contiguous; finish `norm`, where all matrices are packed."""
         routes = self.routes(rows)
-        if self._products is not None and self._all_packed:
+        if self._products is not None and self.all_packed:
             matrices, config = [matrix for matrix, _ in routes], routes[0][1]
-            activations = _activations(inputs(self._form(self.segments[0], rows)))
+            activations = _activations(inputs(self._form(self.segments[0], rows)), norm)
             self._products.launch_merged(matrices, activations, partials, rows, config)
             return
         splits = 1 if routes else self.splits(rows)
@@ -121,7 +122,8 @@ class MergedLinear:
                 _multiply_floats(matrix, source, partials, rows, segment.column)
 
     @property
-    def _all_packed(self) -> bool:
+    def all_packed(self) -> bool:
+        """Whether the CUDA products alone read the input, in one launch; they can finish a norm."""
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
 
     def _form(self, segment: Segment, rows: int) -> Form:
@@ -177,10 +179,10 @@ def _token_tile(rows: int) -> int:
     return min(64, max(16, int(triton.next_power_of_2(rows))))
 
 
-def _activations(source: ActivationBuffer) -> Int8Activations | HalfActivations:
+def _activations(source: ActivationBuffer, norm: DeferredNorm | None = None) -> Int8Activations | HalfActivations:
     if source.form.kind == "int8":
-        return Int8Activations(source.codes, source.terms)
-    return HalfActivations(source.values, source.scales)
+        return Int8Activations(source.codes, source.terms, norm)
+    return HalfActivations(source.values, source.scales, norm)
 
 
 def _multiply_plain(

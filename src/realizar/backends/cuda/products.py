@@ -20,7 +20,8 @@ before it waits for the kernel before it, and lets the kernel after it start ear
 `launch_pdl=True`; launched plainly it need do nothing. A product reads activations and writes partials only after its
 own wait, so it may follow any kernel.
 
-Formats of activations: `pack_activations`. Layout of weights: `fragments`.
+Formats of activations: `pack_activations`. Layout of weights: `fragments`. A product may finish the RMSNorm that its
+input comes from, with one factor per row: `deferred_norm`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from realizar.backends.cuda.deferred_norm import NO_NORM, DeferredNorm
 from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
@@ -77,10 +79,12 @@ class Int8Activations:
     Attributes:
         codes: int8 [>= rows, padded_cols], contiguous, 16-byte aligned.
         terms: float32 [>= rows, padded_cols / 16, 2], contiguous.
+        norm: what the product must still do to the rows.
     """
 
     codes: torch.Tensor
     terms: torch.Tensor
+    norm: DeferredNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +94,12 @@ class HalfActivations:
     Attributes:
         values: float16 [blocks, padded_cols / 64, 8, block_rows / 8, 8, 8], contiguous, 128-byte aligned.
         row_scales: float32 [blocks * block_rows].
+        norm: what the product must still do to the rows.
     """
 
     values: torch.Tensor
     row_scales: torch.Tensor
+    norm: DeferredNorm | None = None
 
 
 Activations = Int8Activations | HalfActivations
@@ -238,7 +244,7 @@ class Products:
         kernel, tiles = self._kernels[forms, config.tiles]
         handle = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
         row_blocks = 1 if config.format.kind == "int8" else -(-rows // tiles.rows)
-        arguments: list[int] = []
+        arguments: list[int | float] = []
         blocks = column = 0
         grid = (0, 0, 0)
         for index, matrix in enumerate(matrices):
@@ -252,9 +258,10 @@ class Products:
             arguments += [activations.codes.data_ptr(), activations.terms.data_ptr()]
         else:
             arguments += [activations.values.data_ptr(), activations.row_scales.data_ptr()]
+        arguments += activations.norm.arguments() if activations.norm else NO_NORM
         chunks = matrices[0].format.chunks(matrices[0].cols)
         arguments += [rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
-        sizes = "ppppii" * len(matrices) + "ppiiiii"
+        sizes = "ppppii" * len(matrices) + "pp" + "piff" + "iiiii"
         kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
 
     def to_int8(self, x: torch.Tensor) -> Int8Activations:

@@ -6,6 +6,7 @@ import torch
 
 from realizar.backends.cuda.activations import ActivationBuffers
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernel_sizes import square_parts
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.models.spec import ModelSpec
 
@@ -31,6 +32,7 @@ class Workspace:
         self.arrays = StepArrays(sizes, device)
         self.activations = ActivationBuffers(sizes.tokens, where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
+        self.squares = torch.zeros((2, sizes.tokens, square_parts(spec.hidden_size)), device=where)
         self.query = torch.zeros((sizes.tokens, width), dtype=compute, device=where)
         self.attended = torch.zeros((sizes.tokens, width), device=where)
         self.partial_sums = torch.zeros(1, device=where)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import store_row
+from realizar.backends.cuda.kernels.activation import HALF, NOTHING, store_row, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
@@ -26,15 +26,16 @@ def norm_row(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr, B
 def normalize(
     product, splits_stride, row_stride, product_bias, branch_weight, branch_bias, branch_eps,
     add_scale, hidden, hidden_stride, rows, weight, bias, eps, values, value_stride, value_scale, codes, terms,
-    width,
+    width, squares,
     SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
     BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, GATHER: tl.constexpr,
     FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """hidden += add_scale * branch_norm(product); out = norm(hidden). Grid: rows.
 
     SPLITS of 0: there is no product. GATHER: row i reads row rows[i] of hidden. FORMAT: see `activation.store_row`.
+    PARTS: of `squares`, for a `normalize_block` that comes next; 0 where none does.
     """
     begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -55,8 +56,68 @@ def normalize(
         )
         x += add_scale * branch
         tl.store(stream, x, mask=inside)
+    if PARTS > 0:
+        part = tl.arange(0, PARTS)
+        tl.store(squares + row * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
     x = norm_row(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
     store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+
+
+@triton.jit
+def two_to(power):
+    """2^power as float32."""
+    return ((power + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def stream_power(mean_square):
+    """The power of two that halves of a row not known yet are divided by: 2^6 to 2^7 times its last root mean square.
+
+    What is of the root's size then lies near 2^-7: 4 million times smaller than the largest half, 128 times larger than
+    where halves begin to lose bits. The stream's growth from norm to norm takes room there, or its shrinking, its
+    largest channels, and the norm's weights. Roots below 2^-10 count as that: after a row of zeros there is room for
+    values up to 8,000.
+    """
+    bits = tl.maximum(mean_square, 9.5367431640625e-07).to(tl.int32, bitcast=True)
+    return (((bits >> 23) - 127) >> 1) + 7
+
+
+@triton.jit
+def normalize_block(
+    product, splits_stride, row_stride, product_bias, add_scale, hidden, hidden_stride, weight, values, value_stride,
+    value_scale, codes, terms, width, squares, squares_before,
+    SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """hidden += add_scale * product; out = hidden * weight, an RMSNorm but for its root. Grid: rows, blocks of columns.
+
+    The product that reads `out` divides by the root, from `squares`: see `deferred_norm`. NOTHING only adds.
+    """
+    begin(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * BLOCK
+    columns = first + tl.arange(0, BLOCK)
+    inside = columns < width
+    stream = hidden + row * hidden_stride + columns
+    x = tl.load(stream, mask=inside, other=0.0)
+    if FORMAT != NOTHING:
+        gain = tl.load(weight + columns, mask=inside, other=0.0)
+    if FORMAT == HALF:
+        before = tl.load(squares_before + row * PARTS + tl.arange(0, PARTS))
+    x += add_scale * load_sum(
+        product, product_bias, row * row_stride, columns, inside, splits_stride, SPLITS, PRODUCT_BIAS
+    )
+    tl.store(stream, x, mask=inside)
+    if FORMAT != NOTHING:
+        tl.store(squares + row * PARTS + tl.program_id(1), tl.sum(x * x, axis=0))
+        y = x * gain
+        if FORMAT == HALF:
+            power = stream_power(tl.sum(before, axis=0) / width)
+            if tl.program_id(1) == 0:
+                tl.store(value_scale + row, two_to(power))
+            y = y * two_to(-power)
+            y = tl.where(y > 65504.0, 65504.0, tl.where(y < -65504.0, -65504.0, y))  # a NaN stays one
+        store_values(y, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
 
 
 @triton.jit

@@ -10,7 +10,8 @@ from typing import Any
 from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
+
+_ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
 def _driver() -> Any:
@@ -58,14 +59,14 @@ class Kernel:
             )
 
     def launch(
-        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[float], sizes: str, stream: int,
+        self, grid: tuple[int, int, int], threads: int, arguments: Sequence[int | float], sizes: str, stream: int,
         dependent: bool,
     ) -> None:  # fmt: skip
         """Start the kernel on a stream.
 
         Args:
             grid: blocks in x, y, z. threads: per block.
-            arguments: device addresses and numbers. sizes: a letter for each, `p` an address, `i` an int, `f` a float.
+            arguments: device addresses, integers and floats. sizes: a letter for each, `p`, `i` or `f`.
             stream: its handle.
             dependent: start while the kernel before still runs, once that one allows it.
 
@@ -84,5 +85,5 @@ class Kernel:
             value.programmaticStreamSerializationAllowed = 1
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
-        types = tuple(_TYPES[size] for size in sizes)
+        types = tuple(_ARGUMENT_TYPES[size] for size in sizes)
         _check(driver.cuLaunchKernelEx(config, self._function, (tuple(arguments), types), 0), f"launching {self.name}")

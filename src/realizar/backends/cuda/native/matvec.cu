@@ -9,7 +9,9 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   float* partials = matrix.partials;
   const int rows_out = matrix.rows_out;
   const int chunks = shape.chunks, splits = shape.splits;
+  constexpr int WARPS = TILES * PARTS, OWN_ROWS = (ROWS + WARPS - 1) / WARPS;  // whose norm a warp finishes
   __shared__ float sums[PARTS][ROWS][TILES * 16];
+  __shared__ float factors[ROWS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int slot = warp % TILES, share = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + share;
   const int tile = block_x * TILES + slot;
@@ -32,6 +34,13 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
   let_next_start();
   wait_for_previous();
+  const Norm& norm = shape.norm;
+  float squares[OWN_ROWS];  // asked for now, summed at the end
+#pragma unroll
+  for (int i = 0; i < OWN_ROWS; i++) {
+    const int m = i * WARPS + warp;
+    squares[i] = m < ROWS && lane < norm.parts ? load_float(norm.squares + (long)m * norm.parts + lane) : 0.f;
+  }
 
   float scaled[2][ROWS], beside[2][ROWS];  // sums of scale * dot product, and of minima or scales * sum of x
 #pragma unroll
@@ -97,6 +106,18 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     high += __shfl_xor_sync(~0u, high, 2);
     if (t == 0) { sums[share][m][slot * 16 + g] = low * block_scale; sums[share][m][slot * 16 + g + 8] = high * block_scale; }
   }
+  if (norm.parts > 0) {
+#pragma unroll
+    for (int i = 0; i < OWN_ROWS; i++) {
+      const int m = i * WARPS + warp;
+      if (m >= ROWS) break;
+      float sum = squares[i];
+      for (int p = lane + 32; p < norm.parts; p += 32) sum += load_float(norm.squares + (long)m * norm.parts + p);
+#pragma unroll
+      for (int o = 1; o < 32; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
+      if (lane == 0) factors[m] = norm.factor(sum);
+    }
+  }
   __syncthreads();
 #pragma unroll
   for (int i0 = 0; i0 < ROWS * TILES * 16; i0 += TILES * PARTS * 32) {
@@ -106,6 +127,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
+    if (norm.parts > 0) sum *= factors[m];
     if (row < rows_out) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.row_stride + row] = sum;
   }
 }

@@ -48,7 +48,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   wait_for_previous();
   for (int k = 0; k < STAGES - 1; k++) { fetch_x(k); close(); }
   __shared__ float scales[PART_ROWS];  // of the activation rows; read after the loop's barriers
-  if (threadIdx.x < PART_ROWS) scales[threadIdx.x] = load_float(row_scales + x_block * ROWS + x_part * PART_ROWS + threadIdx.x);
+  if (threadIdx.x < PART_ROWS) scales[threadIdx.x] = row_scale(row_scales, shape, x_block * ROWS + x_part * PART_ROWS + threadIdx.x);
 
   float c[PART_ROWS / 8][4];
 #pragma unroll

@@ -78,5 +78,27 @@ struct Matrix {
   float* partials;  // of its own columns
   int rows_out;
 };
+// A norm that its kernel left unfinished: rows still lack their factor 1 / sqrt(mean of squares + eps). The sum of a row's
+// squares comes in parts, a multiple of 8; no parts: there is no such norm.
+struct Norm {
+  const float* squares;  // [rows, parts]
+  int parts;
+  float inverse_width, eps;
+  INLINE float factor(float sum) const { return rsqrtf(sum * inverse_width + eps); }
+};
 // What the matrices of a launch have in common.
-struct Shape { int rows, chunks, splits, row_stride, split_stride; };
+struct Shape { int rows, chunks, splits, row_stride, split_stride; Norm norm; };
+
+// What sums of an activation row are multiplied by. Only after the wait; rows beyond the step's have no squares.
+INLINE float row_scale(const float* row_scales, const Shape& shape, int row) {
+  const float scale = load_float(row_scales + row);
+  if (shape.norm.parts == 0 || row >= shape.rows) return scale;
+  const float* squares = shape.norm.squares + (long)row * shape.norm.parts;
+  float sum = 0.f;
+  for (int p = 0; p < shape.norm.parts; p += 8) {
+    const uint4 a = load16(squares + p), b = load16(squares + p + 4);
+    sum += ((__uint_as_float(a.x) + __uint_as_float(a.y)) + (__uint_as_float(a.z) + __uint_as_float(a.w))) +
+           ((__uint_as_float(b.x) + __uint_as_float(b.y)) + (__uint_as_float(b.z) + __uint_as_float(b.w)));
+  }
+  return scale * shape.norm.factor(sum);
+}

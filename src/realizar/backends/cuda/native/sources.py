@@ -159,7 +159,8 @@ def product_source(forms: Sequence[FragmentFormat], tiles: Tiles) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials and rows; its first block in x; then the
-    activations' two addresses, rows, chunks, splits, row stride and split stride.
+    activations' two addresses; a deferred norm's squares, parts, inverse width and epsilon; rows, chunks, splits, row
+    stride and split stride.
     """
     names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
     name = f"{tiles.kind}_{'_'.join(names)}_rows{tiles.rows}"
@@ -181,10 +182,12 @@ def _entry(name: str, count: int, tiles: Tiles) -> str:
     ]
     second = "float2" if tiles.kind == "matvec" else "float"
     parameters.append(f"const char* x, const {second}* scales")
+    parameters.append("const float* squares, int parts, float inverse_width, float eps")
     parameters.append("int rows, int chunks, int splits, int row_stride, int split_stride")
     lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
-    lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride};")
+    lines.append("  const Norm norm{squares, parts, inverse_width, eps};")
+    lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride, norm};")
     for i in reversed(range(count)):
         condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}}}"

@@ -60,10 +60,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       wait_for_previous();
       if (lane == 0)
         for (int s = 0; s < ahead; s++) fetch_x(s, s);
-      __syncwarp();
-      for (int i = lane; i < ROWS; i += 32) scales[i] = load_float(row_scales + blockIdx.z * ROWS + i);
-      __threadfence_block();
-      asm volatile("bar.arrive 1, %0;" ::"n"(GROUPS * 128 + 32) : "memory");
       if (lane == 0) {
         int slot = 0, parity = 0;
         for (int s = ahead; s < stages; s++) {
@@ -78,6 +74,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   }
 
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS ? REGISTERS : 24));
+  // Consumers find their rows' scales while the first stage is on its way; they too may write only after the wait.
+  wait_for_previous();
+  for (int i = threadIdx.x; i < ROWS; i += GROUPS * 128) scales[i] = row_scale(row_scales, shape, blockIdx.z * ROWS + i);
+  __syncwarp();
   const int group = warp / 4, tile = warp % 4, g = lane >> 2, t = lane & 3;
   float c[STRIPS][ROWS / 2];
 #pragma unroll
@@ -119,7 +119,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   for (; k + 1 < count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
   if (k < count) step(k, a[0]);
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128 + 32) : "memory");  // the producer has waited for the kernel before
+  asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");  // all scales are there; nobody reads the ring any more
 
   float* out = partials + (long)blockIdx.y * split_stride;
   const int x_row0 = blockIdx.z * ROWS + t * 2;
