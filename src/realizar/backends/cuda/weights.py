@@ -16,7 +16,7 @@ from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix, pack_plain
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
+from realizar.models.spec import FeedForward, Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import QUANTIZED_TYPES, dequantize
 
 _FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
@@ -33,12 +33,17 @@ class Weights:
     Attributes:
         groups: the matrices of products that share an input, in order; those of one type may lie in one. A float
             matrix is a tensor [rows, cols] of its own type.
+        gated: feed-forwards by the group of their gate and up.
         embedding: of its own, row by row.
     """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
         self._spec, self._checkpoint, self._device = spec, checkpoint, device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
+        feed_forwards = (layer.feed_forward for layer in spec.layers)
+        self.gated: dict[Group, FeedForward] = {
+            (one.gate.weight, one.up.weight): one for one in feed_forwards if one.gate is not None
+        }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
 
@@ -121,7 +126,15 @@ class Weights:
             ]
             mergeable = all(matrix.rows % _MERGED_ROWS == 0 for matrix in raw[:-1])
             for together in [raw] if mergeable else [[matrix] for matrix in raw]:
-                yield self._packer.pack(together)
+                yield self._packer.pack(together, interleaved=self._interleaved(part))
+
+    def _interleaved(self, linears: Sequence[Linear]) -> bool:
+        """Whether matrices that are packed as one are the gate and up of a feed-forward, and can take turns in it.
+
+        Biases keep their order, so there must be none.
+        """
+        gated = tuple(linear.weight for linear in linears) in self.gated
+        return gated and all(one.bias is None and one.out_features % _MERGED_ROWS == 0 for one in linears)
 
     def _pack_plain(
         self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int
