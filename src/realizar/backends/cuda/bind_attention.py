@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -200,7 +200,7 @@ class AttentionBinder:
         norm = None if summed else attention.q_norm or attention.k_norm
         target = self._direct(attention, decode.reader, shape)
         form = target.form if target is not None and target.form.kind in ("int8", "half") else Form("f32")
-        return AttendKernel(
+        kernel = AttendKernel(
             head=attention.head_size, group=attention.num_heads // attention.num_kv_heads,
             splits=1 if summed else decode.linear.splits(shape.tokens),
             bias=not summed and decode.linear.bias is not None, norm=_NORM_KINDS[norm.kind] if norm else 0,
@@ -208,6 +208,9 @@ class AttentionBinder:
             interleaved=bool(rope and rope.pairing == "interleaved"), element=self._kv.dtype,
             block_size=self._kv.block_size, out=form.kind, block_rows=form.block_rows,
         )  # fmt: skip
+        wide = replace(kernel, warps=8)
+        few = shape.decodes * attention.num_kv_heads <= self._device.processors and not self._fixed
+        return wide if few and wide.supported else kernel
 
     def _start_native(self, native: DecodeAttention, decode: BoundDecode, shape: StepShape) -> None:
         attention, space, layer = decode.operation.attention, self._space, decode.operation.layer

@@ -13,7 +13,6 @@ from realizar.backends.cuda.native.launcher import Kernel
 from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
-_THREADS = 128  # as in attend.cu
 _SIZES = "p" * 26 + "fff" + "i" * 8
 BLOCKS_PER_PROCESSOR = 3  # that registers allow at 128 dimensions and four queries a KV head
 
@@ -59,4 +58,4 @@ class DecodeAttention:
         assert loaded is not None
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         stream = int(torch.cuda.current_stream(self._device).cuda_stream)
-        loaded.launch(grid, _THREADS, [*addresses, *numbers, *integers], _SIZES, stream, dependent)
+        loaded.launch(grid, kernel.warps * 32, [*addresses, *numbers, *integers], _SIZES, stream, dependent)

@@ -1,77 +1,57 @@
 // Attention of one token of a row against one part of its context; grid: decodes, KV heads, parts.
 // A block sums, norms and turns the queries of one KV head; that of the last part also makes the new key and value,
-// writes them to the cache and takes them from shared memory. LANES lanes read a key, eight dimensions each; warps take
-// tiles of keys in turn and are joined at the end. The block that comes last joins the parts, in their order.
-// Defined around it: NAME HEAD GROUP (queries of a KV head) SPLITS (of the product) BIAS NORM (0 none, 1 RMS, 2 layer)
-// NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2 half) BLOCK_ROWS.
+// writes them to the cache and takes them from shared memory. Warps take tiles of 16 keys in turn, on the tensor cores:
+// scores are queries x keys, and the result is values^T x weights^T, so that both read what lies side by side in memory.
+// The block that comes last joins the parts, in their order.
+// Defined around it: NAME WARPS HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
+// 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
+// half) BLOCK_ROWS.
 
-constexpr int WARPS = 4, THREADS = WARPS * 32;
-constexpr int power_above(int x) { int p = 1; while (p < x) p *= 2; return p; }
-constexpr int LANES = power_above((HEAD + 7) / 8), KEYS_AT_ONCE = 32 / LANES;
-constexpr int PADDED_GROUP = power_above(GROUP);
-constexpr int UNROLL = LANES / PADDED_GROUP < 1 ? 1 : LANES / PADDED_GROUP > 4 ? 4 : LANES / PADDED_GROUP;
-constexpr int SCORES = UNROLL * PADDED_GROUP, TILE = KEYS_AT_ONCE * UNROLL;
-constexpr int SPREAD = LANES / SCORES;  // lanes that hold the same score
-static_assert(SCORES <= LANES, "more scores than lanes");
+constexpr int THREADS = WARPS * 32, TILE = 16;
+constexpr int KEY_PIECES = (HEAD + 31) / 32, VALUE_PIECES = (HEAD + 63) / 64;  // of eight dimensions, of a lane and a key
 constexpr int MAX_PARTS = 64, CUT = 64;  // keys that parts are multiples of
 constexpr int SCALE_GROUPS = (HEAD + 31) / 32;
 #define NEVER __int_as_float(0xff800000)  // minus infinity
 
-struct Fetched {
 #if ELEMENT == 2
-  uint2 k[UNROLL], v[UNROLL];
-  float k_scale[UNROLL], v_scale[UNROLL];
+typedef uint2 Piece;
+constexpr int BYTES = 1;
 #else
-  uint4 k[UNROLL], v[UNROLL];
+typedef uint4 Piece;
+constexpr int BYTES = 2;
 #endif
-};
+#if ELEMENT == 0
+#define HALVES "bf16"
+#else
+#define HALVES "f16"
+#endif
 
 INLINE void store_u16(void* at, u32 bits) { asm volatile("st.global.u16 [%0], %1;" ::"l"(at), "h"((u16)bits) : "memory"); }
 INLINE u32 to_half(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 INLINE u32 to_bfloat(float x) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 INLINE float from_half(u32 x) { return low_half(x); }
 
-// Eight values as floats; int8 without their scale.
+INLINE u32 packed(float low, float high) {  // as the cache's type multiplies
+  u32 r;
+  asm("cvt.rn." HALVES "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+INLINE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALVES "." HALVES ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Eight dimensions as four pairs. Codes of int8 become 1024 + 128 + code first, which is exact, then code, then scaled.
 #if ELEMENT == 2
-INLINE void unpack(const uint2& raw, float(&x)[8]) {
+INLINE void unpack(u32 (&x)[4], const Piece& raw, u32 scale) {
   const u32 words[2] = {raw.x ^ 0x80808080u, raw.y ^ 0x80808080u};
 #pragma unroll
-  for (int i = 0; i < 8; i++) x[i] = __uint_as_float(permute(words[i / 4], 0x4b000000u, 0x7440 | (i % 4))) - 8388736.f;
+  for (int i = 0; i < 4; i++) x[i] = mul2(add2(permute(words[i / 2], 0x64646464u, i % 2 ? 0x4342 : 0x4140), 0xe480e480u), scale);
 }
 #else
-INLINE void unpack(const uint4& raw, float(&x)[8]) {
-  const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-#if ELEMENT == 0
-    x[2 * i] = __uint_as_float(words[i] << 16);
-    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-#else
-    x[2 * i] = low_half(words[i]);
-    x[2 * i + 1] = high_half(words[i]);
+INLINE void unpack(u32 (&x)[4], const Piece& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
 #endif
-  }
-}
-#endif
-
-// Sums over LANES lanes of SCORES values: afterwards a lane holds the value whose number is its top bits.
-template <int COUNT, int WIDTH>
-INLINE float sum_lanes(float (&v)[COUNT], int lane) {
-  if constexpr (WIDTH == 1) return v[0];
-  else if constexpr (COUNT == 1) {
-    v[0] += __shfl_xor_sync(~0u, v[0], WIDTH / 2);
-    return sum_lanes<1, WIDTH / 2>(v, lane);
-  } else {
-    float kept[COUNT / 2];
-    const bool upper = lane & (WIDTH / 2);
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) {
-      const float mine = upper ? v[i + COUNT / 2] : v[i], other = upper ? v[i] : v[i + COUNT / 2];
-      kept[i] = mine + __shfl_xor_sync(~0u, other, WIDTH / 2);
-    }
-    return sum_lanes<COUNT / 2, WIDTH / 2>(kept, lane);
-  }
-}
 
 INLINE float largest_of_warp(float x) { for (int o = 16; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o)); return x; }
 INLINE float sum_of_warp(float x) { for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o); return x; }
@@ -167,7 +147,7 @@ INLINE void write_group(const float* x, char* out, float* out_scale, float* term
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS == 4 && HEAD <= 128 ? 3 : 1)
 NAME(const float* product, const float* bias, const int* positions, const float* cosine, const float* sine,
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
@@ -189,39 +169,56 @@ NAME(const float* product, const float* bias, const int* positions, const float*
   const int from = low + part * each * CUT, until = from + each * CUT, begin = from > seen ? from : seen;
   const int end = until < length - 1 ? until : length - 1, tiles = end > begin ? (end - begin + TILE - 1) / TILE : 0;
   const int* table = tables + (long)(table_rows + row) * table_stride[0];
-  const int of_key = lane / LANES, within = lane % LANES, dim = within * 8;
+  const int g = lane >> 2, t = lane & 3;
 
-  auto fetch = [&](Fetched& to, int tile) {
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      const int key = begin + tile * TILE + u * KEYS_AT_ONCE + of_key;
-      const bool live = key < end && dim < HEAD;
-      const long place = live ? ((long)table[key / BLOCK_SIZE] * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE : 0;
+  // A lane's key of a tile as a place in the cache; -1 is none.
+  auto locate = [&](int tile) {
+    const int key = begin + tile * TILE + (lane & 15);
+    return key < end ? (table[key / BLOCK_SIZE] * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE : -1;
+  };
+  auto read = [&](Piece& to, u32& scale, const char* cache, const char* scales, int place, int dim) {
+    to = Piece{};
+    scale = 0;
+    if (place < 0 || dim >= HEAD) return;
 #if ELEMENT == 2
-      to.k[u] = to.v[u] = make_uint2(0, 0);
-      to.k_scale[u] = to.v_scale[u] = 0.f;
-      if (live) {
-        to.k[u] = *(const uint2*)(keys + place * HEAD + dim);
-        to.v[u] = *(const uint2*)(values + place * HEAD + dim);
-        to.k_scale[u] = from_half(*(const u16*)(key_scales + (place * SCALE_GROUPS + dim / 32) * 2));
-        to.v_scale[u] = from_half(*(const u16*)(value_scales + (place * SCALE_GROUPS + dim / 32) * 2));
-      }
+    to = Streamed{cache + (long)place * HEAD + dim}.read8(0);
+    scale = *(const u16*)(scales + ((long)place * SCALE_GROUPS + dim / 32) * 2) * 0x10001u;
 #else
-      to.k[u] = to.v[u] = make_uint4(0, 0, 0, 0);
-      if (live) {
-        to.k[u] = Streamed{keys + (place * HEAD + dim) * 2}.read16(0);
-        to.v[u] = Streamed{values + (place * HEAD + dim) * 2}.read16(0);
-      }
+    to = Streamed{cache + ((long)place * HEAD + dim) * 2}.read16(0);
 #endif
+  };
+  Piece k[2][KEY_PIECES], v[4][VALUE_PIECES];
+  u32 k_scale[2][KEY_PIECES], v_scale[4][VALUE_PIECES];
+  auto fetch_keys = [&](int places) {  // keys g and g + 8
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const int place = __shfl_sync(~0u, places, n * 8 + g);
+#pragma unroll
+      for (int j = 0; j < KEY_PIECES; j++) read(k[n][j], k_scale[n][j], keys, key_scales, place, j * 32 + t * 8);
     }
   };
-  // Steps before this one wrote these keys, so they need no wait.
-  Fetched even_tile, odd_tile;
-  fetch(even_tile, warp);
+  auto fetch_values = [&](int places) {  // keys 2t, 2t + 1, 2t + 8 and 2t + 9
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int place = __shfl_sync(~0u, places, i / 2 * 8 + t * 2 + i % 2);
+#pragma unroll
+      for (int c = 0; c < VALUE_PIECES; c++) read(v[i][c], v_scale[i][c], values, value_scales, place, c * 64 + g * 8);
+    }
+  };
+  // What steps before this one wrote needs no wait: these keys, and what describes the step.
+  int places = locate(warp);
+  fetch_keys(places);
+  fetch_values(places);
+  places = locate(warp + WARPS);
+  const int token = starts[row], used = newest ? GROUP + 2 : GROUP, slot = slots[token];
+  const long angles = (long)positions[token] * (ROTARY / 2);
+  if (threadIdx.x < (ROTARY / 2 + 31) / 32) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(cosine + angles + threadIdx.x * 32));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(sine + angles + threadIdx.x * 32));
+  }
   let_next_start();
   wait_for_previous();
 
-  const int token = starts[row], used = newest ? GROUP + 2 : GROUP;
   for (int d = threadIdx.x; d < HEAD; d += THREADS) {
     float x[GROUP + 2];
 #pragma unroll
@@ -239,8 +236,6 @@ NAME(const float* product, const float* bias, const int* positions, const float*
     for (int h = 0; h < GROUP + 2; h++) heads[h * HEAD + d] = x[h];
   }
   __syncthreads();
-  const long angles = (long)positions[token] * (ROTARY / 2);
-  const int slot = slots[token];
   const long place = ((long)(slot / BLOCK_SIZE) * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE;
   for (int h = warp; h < used; h += WARPS) {
     float* head = heads + h * HEAD;
@@ -258,82 +253,80 @@ NAME(const float* product, const float* bias, const int* positions, const float*
     if (lane == 0) { tops[WARPS][g] = newest ? score : NEVER; totals[WARPS][g] = newest ? 1.f : 0.f; }
   }
 
-  float q[GROUP][8], o[GROUP][8];
+  u32 q[KEY_PIECES][4];  // of query g
 #pragma unroll
-  for (int g = 0; g < GROUP; g++)
+  for (int j = 0; j < KEY_PIECES; j++)
 #pragma unroll
-    for (int i = 0; i < 8; i++) { q[g][i] = dim < HEAD ? heads[g * HEAD + dim + i] * score_scale : 0.f; o[g][i] = 0.f; }
-  const int own = within / SPREAD, own_key = own / PADDED_GROUP * KEYS_AT_ONCE + of_key, base = lane - within;
-  float top = NEVER, total = 0.f;  // of the lane's query; the sum is over the lane's keys alone
-  auto across_keys = [&](float x, auto join) {
+    for (int i = 0; i < 4; i++) {
+      const int dim = j * 32 + t * 8 + i * 2;
+      const bool live = g < GROUP && dim < HEAD;
+      q[j][i] = live ? packed(heads[g * HEAD + dim] * score_scale, heads[g * HEAD + dim + 1] * score_scale) : 0;
+    }
+  float o[VALUE_PIECES * 4][4];  // of queries 2t and 2t + 1: dimensions c * 64 + g * 8 + 2m, and the next
 #pragma unroll
-    for (int o = PADDED_GROUP * SPREAD; o < 32; o *= 2) x = join(x, __shfl_xor_sync(~0u, x, o));
-    return x;
-  };
-  auto absorb = [&](const Fetched& tile_data, int tile) {
-    if (tile >= tiles) return;
-    float scores[SCORES];
+  for (int i = 0; i < VALUE_PIECES * 4; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
+  float top = NEVER, total = 0.f;  // of query g; the sum is over the lane's keys alone
+  for (int tile = warp; tile < tiles; tile += WARPS) {
+    float s[2][4];
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      float k[8];
-      unpack(tile_data.k[u], k);
+    for (int n = 0; n < 2; n++) {
+      s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
 #pragma unroll
-      for (int g = 0; g < PADDED_GROUP; g++) {
-        float sum = 0.f;
-        if (g < GROUP)
-#pragma unroll
-          for (int i = 0; i < 8; i++) sum += q[g < GROUP ? g : 0][i] * k[i];
-#if ELEMENT == 2
-        sum *= tile_data.k_scale[u];
-#endif
-        scores[u * PADDED_GROUP + g] = sum;
+      for (int j = 0; j < KEY_PIECES; j++) {
+        u32 x[4];
+        unpack(x, k[n][j], k_scale[n][j]);
+        multiply(s[n], q[j][0], 0, q[j][1], 0, x[0], x[1]);
+        multiply(s[n], q[j][2], 0, q[j][3], 0, x[2], x[3]);
       }
     }
-    const float found = cap_score(sum_lanes<SCORES, LANES>(scores, within), soft_cap);
-    const float score = begin + tile * TILE + own_key < end ? found : NEVER;
-    const float higher = fmaxf(top, across_keys(score, [](float a, float b) { return fmaxf(a, b); }));
-    const float kept = weight_of(top, higher), p = weight_of(score, higher);
-    total = total * kept + p;
+    fetch_keys(places);
+    float higher = top;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        s[n][e] = begin + tile * TILE + n * 8 + t * 2 + e < end ? cap_score(s[n][e], soft_cap) : NEVER;
+        higher = fmaxf(higher, s[n][e]);
+      }
+    higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, 1));
+    higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, 2));
+    const float kept = weight_of(top, higher);
     top = higher;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) s[n][e] = weight_of(s[n][e], higher);
+    total = total * kept + (s[0][0] + s[0][1]) + (s[1][0] + s[1][1]);
     if (__any_sync(~0u, kept != 1.f)) {
+      const float first = __shfl_sync(~0u, kept, t * 8), second = __shfl_sync(~0u, kept, t * 8 + 4);
 #pragma unroll
-      for (int g = 0; g < GROUP; g++) {
-        const float factor = __shfl_sync(~0u, kept, base + g * SPREAD);
-#pragma unroll
-        for (int i = 0; i < 8; i++) o[g][i] *= factor;
-      }
+      for (int i = 0; i < VALUE_PIECES * 4; i++) { o[i][0] *= first; o[i][1] *= second; o[i][2] *= first; o[i][3] *= second; }
     }
+    const u32 b0 = packed(s[0][0], s[0][1]), b1 = packed(s[1][0], s[1][1]);
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      float v[8];
-      unpack(tile_data.v[u], v);
+    for (int c = 0; c < VALUE_PIECES; c++) {
+      u32 x[4][4];
 #pragma unroll
-      for (int g = 0; g < GROUP; g++) {
-        float share = __shfl_sync(~0u, p, base + (u * PADDED_GROUP + g) * SPREAD);
-#if ELEMENT == 2
-        share *= tile_data.v_scale[u];
-#endif
+      for (int i = 0; i < 4; i++) unpack(x[i], v[i][c], v_scale[i][c]);
 #pragma unroll
-        for (int i = 0; i < 8; i++) o[g][i] += share * v[i];
-      }
+      for (int m = 0; m < 4; m++)
+        multiply(o[c * 4 + m], permute(x[0][m], x[1][m], 0x5410), permute(x[0][m], x[1][m], 0x7632), permute(x[2][m], x[3][m], 0x5410), permute(x[2][m], x[3][m], 0x7632), b0, b1);
     }
-  };
-  for (int tile = warp; tile < tiles; tile += 2 * WARPS) {
-    fetch(odd_tile, tile + WARPS);
-    absorb(even_tile, tile);
-    fetch(even_tile, tile + 2 * WARPS);
-    absorb(odd_tile, tile + WARPS);
+    fetch_values(places);
+    places = locate(tile + 2 * WARPS);
   }
-  total = across_keys(total, [](float a, float b) { return a + b; });
+  total += __shfl_xor_sync(~0u, total, 1);
+  total += __shfl_xor_sync(~0u, total, 2);
 #pragma unroll
-  for (int g = 0; g < GROUP; g++)
+  for (int c = 0; c < VALUE_PIECES; c++)
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int m = 0; m < 4; m++)
 #pragma unroll
-      for (int n = LANES; n < 32; n *= 2) o[g][i] += __shfl_xor_sync(~0u, o[g][i], n);
-      if (of_key == 0 && dim < HEAD) sums[warp][g * HEAD + dim + i] = o[g][i];
-    }
-  if (lane < PADDED_GROUP * SPREAD && lane % SPREAD == 0 && lane / SPREAD < GROUP) { tops[warp][lane / SPREAD] = top; totals[warp][lane / SPREAD] = total; }
+      for (int e = 0; e < 4; e++) {
+        const int query = t * 2 + e % 2, dim = c * 64 + g * 8 + m * 2 + e / 2;
+        if (query < GROUP && dim < HEAD) sums[warp][query * HEAD + dim] = o[c * 4 + m][e];
+      }
+  if (t == 0 && g < GROUP) { tops[warp][g] = top; totals[warp][g] = total; }
   __syncthreads();
 
   const int head0 = kv_head * GROUP, all_heads = kv_heads * GROUP;

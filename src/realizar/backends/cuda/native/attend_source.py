@@ -8,7 +8,7 @@ from realizar.backends.cuda.native.compiler import Source, read
 
 MOST_SHARED_BYTES = 44 << 10  # static shared memory is 48 KiB at most
 _ELEMENTS, _FORMS = ("bf16", "f16", "int8"), ("f32", "int8", "half")  # numbered as in attend.cu
-_WARPS, _MAX_PARTS = 4, 64
+_MAX_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class AttendKernel:
         rotary: dimensions that rope turns. interleaved: whether neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
         out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
+        warps: of a block, 4 or 8.
     """
 
     head: int
@@ -36,27 +37,24 @@ class AttendKernel:
     block_size: int
     out: str
     block_rows: int
+    warps: int = 4
 
     @property
     def supported(self) -> bool:
         """Whether there is a kernel of this shape."""
-        lanes = _power_above(-(-self.head // 8))
-        floats = (self.group + 2 + _WARPS * self.group) * self.head + self.group * (_MAX_PARTS + 2 * _WARPS + 2)
-        fits = lanes <= 32 and _power_above(self.group) <= min(8, lanes) and floats * 4 <= MOST_SHARED_BYTES
+        floats = (self.group + 2 + self.warps * self.group) * self.head + self.group * (_MAX_PARTS + 2 * self.warps + 2)
+        fits = self.head <= 256 and self.group <= 8 and floats * 4 <= MOST_SHARED_BYTES
         return self.element in _ELEMENTS and self.head % 8 == 0 and fits
 
     def source(self) -> Source:
-        name = f"attend_{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}"
+        name = f"attend_{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}_warps{self.warps}"
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
             "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
-            "BLOCK_ROWS": self.block_rows,
+            "BLOCK_ROWS": self.block_rows, "WARPS": self.warps,
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + read("primitives.cu") + read("attend.cu"))
 
-
-def _power_above(x: int) -> int:
-    return 1 << max(0, x - 1).bit_length()
