@@ -28,7 +28,7 @@ from realizar.backends.cuda.device import (  # noqa: E402
     open_device,
 )
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
-from realizar.backends.cuda.kernel_sizes import decode_splits  # noqa: E402
+from realizar.backends.cuda.kernel_sizes import decode_parts  # noqa: E402
 from realizar.backends.cuda.launch import Launch  # noqa: E402
 from realizar.backends.cuda.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
@@ -137,7 +137,7 @@ def contexts_are_cut_alike_for_every_batch(runner: GPURunner) -> None:
     attention = runner.spec.layers[0].attention
     card = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 132, 1, 1)
     for fixed in (True, False):
-        parts = [decode_splits(attention, rows, 4096, card, fixed) for rows in (1, 2, 8, 64, 256)]
+        parts = [decode_parts(attention, rows, 4096, card, fixed) for rows in (1, 2, 8, 64, 256)]
         assert parts == sorted(parts, reverse=True)
         assert (len(set(parts)) == 1) == fixed
 

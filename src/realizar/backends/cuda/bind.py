@@ -70,6 +70,7 @@ class Binder:
     def _bind(self, operations: list[Operation]) -> Iterator[Launch]:
         branch: Branch | None = None
         linear: MergedLinear | None = None
+        rotation: Rotate
         at = 0
         while at < len(operations):
             operation = operations[at]
@@ -84,10 +85,13 @@ class Binder:
                 assert linear is not None
             elif isinstance(operation, Rotate):
                 assert linear is not None
+                rotation = operation
                 yield from self._attention.bind_rotate(operation, linear)
             elif isinstance(operation, Attend):
+                assert linear is not None
+                made = linear
                 linear, _ = self._following(operations, at)
-                yield from self._attention.bind_attend(operation, linear)
+                yield from self._attention.bind_attend(operation, rotation, made, linear)
             elif isinstance(operation, Activate):
                 up = linear
                 assert up is not None

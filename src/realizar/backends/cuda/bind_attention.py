@@ -8,19 +8,21 @@ from typing import Any
 import torch
 import triton
 
+from realizar.backends.cuda.activations import CHUNK, ActivationBuffer
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
     KEYS,
     ROTATE_PARTS,
     TRITON_TYPES,
-    decode_splits,
+    decode_parts,
     padded_head,
     row_in_blocks,
     shared_heads,
     whole_row,
 )
-from realizar.backends.cuda.kernels.activate import combine, convert
-from realizar.backends.cuda.kernels.attend import attend_chunk, attend_decode
+from realizar.backends.cuda.kernels.activate import convert
+from realizar.backends.cuda.kernels.attend import attend_chunk
+from realizar.backends.cuda.kernels.attend_decode import attend_decode
 from realizar.backends.cuda.kernels.normalize import normalize_product
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.kv_memory import KVMemory
@@ -34,6 +36,7 @@ from realizar.backends.program import Attend, Rotate
 from realizar.models.spec import Attention, Norm
 
 _NORM_KINDS = {"rms": 1, "layer": 2}
+_FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
 
 
 class AttentionBinder:
@@ -55,14 +58,19 @@ class AttentionBinder:
         by_row = operation.attention.qk_norm_axis == "row"
         if by_row:
             yield Launch("row norm", self._norm_rows(operation.attention, linear))
-        yield Launch("rope", self._rotate(operation, linear, by_row))
+        yield Launch("rope", self._rotate(operation, linear))
 
-    def bind_attend(self, operation: Attend, reader: MergedLinear) -> Iterator[Launch]:
-        yield Launch("attention", self._attend(operation), attention=operation.attention)
-        yield Launch("join", self._join(operation.attention, reader))
+    def bind_attend(
+        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear
+    ) -> Iterator[Launch]:
+        """`linear` made queries, keys and values, which `rotation` turns; `reader` takes the result."""
+        attend = self._attend(operation, rotation, linear, reader)
+        yield Launch("attention", attend, attention=operation.attention)
+        yield Launch("join", self._convert(operation.attention, reader))
 
-    def splits(self, attention: Attention, shape: StepShape) -> int:
-        return decode_splits(attention, shape.decodes, self._context, self._device, self._fixed)
+    def parts(self, attention: Attention, shape: StepShape) -> int:
+        """Of every decode's context."""
+        return decode_parts(attention, shape.decodes, self._context, self._device, self._fixed)
 
     def _columns(self, attention: Attention) -> tuple[int, int]:
         """Where keys and values start in a row of the product."""
@@ -95,99 +103,132 @@ class AttentionBinder:
 
         return run
 
-    def _rotate(self, operation: Rotate, linear: MergedLinear, summed: bool) -> Callable[[StepShape], None]:
-        attention, space = operation.attention, self._space
-        cache, arrays = self._kv.layers[operation.layer], space.arrays
-        slots = arrays.slots(self._kv.group_of(operation.layer))
-        rope = attention.rope
-        cosine, sine = self._ropes.get(rope)
-        key_at, value_at = self._columns(attention)
-        q_norm, k_norm = (None, None) if summed else (attention.q_norm, attention.k_norm)
-        norm = q_norm or k_norm
-        weights = [self._weights.norm_weight(n) if n else self._none for n in (q_norm, k_norm)]
-        biases = [self._weights.vector(n.bias) if n and n.bias else self._none for n in (q_norm, k_norm)]
+    def _turned(self, operation: Rotate, linear: MergedLinear, shape: StepShape) -> tuple[list[Any], dict[str, Any]]:
+        """What `turned_heads` takes: all arguments up to `value_at`, and its constants."""
+        attention, rope = operation.attention, operation.attention.rope
+        summed = attention.qk_norm_axis == "row"
+        norms = (None, None) if summed else (attention.q_norm, attention.k_norm)
+        norm = norms[0] or norms[1]
+        weights = [self._weights.norm_weight(n) if n else self._none for n in norms]
+        biases = [self._weights.vector(n.bias) if n and n.bias else self._none for n in norms]
         bias = None if summed else linear.bias
-        parts = attention.num_heads + 2 * attention.num_kv_heads
+        splits = linear.splits(shape.tokens)
+        partials = self._space.partials(splits, shape.tokens, linear.width)
+        pointers = [
+            partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
+            self._space.arrays["positions"], *self._ropes.get(rope), *weights, *biases,
+            float(norm.eps) if norm else 0.0, *self._columns(attention),
+        ]  # fmt: skip
+        constants = {
+            "SPLITS": 1 if summed else splits, "BIAS": bias is not None, "HEADS": attention.num_heads,
+            "KV_HEADS": attention.num_kv_heads, "HEAD": attention.head_size, "PADDED_HEAD": padded_head(attention),
+            "ROTARY": rope.size if rope else 0, "INTERLEAVED": bool(rope and rope.pairing == "interleaved"),
+            "NORM": _NORM_KINDS[norm.kind] if norm else 0, "NORM_BIAS": bool(norm and norm.bias),
+            "BLOCK_SIZE": self._kv.block_size,
+        }  # fmt: skip
+        return pointers, constants
+
+    def _cache(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """A layer's keys, values and their scales."""
+        cache = self._kv.layers[layer]
+        return cache.keys, cache.values, cache.key_scales, cache.value_scales
+
+    def _rotate(self, operation: Rotate, linear: MergedLinear) -> Callable[[StepShape], None]:
+        """Of steps with chunks: `attend_decode` does without."""
+        attention, space = operation.attention, self._space
+        slots = space.arrays.slots(self._kv.group_of(operation.layer))
+        caches, parts = self._cache(operation.layer), attention.num_heads + 2 * attention.num_kv_heads
 
         def run(shape: StepShape) -> None:
-            splits = linear.splits(shape.tokens)
-            partials = space.partials(splits, shape.tokens, linear.width)
+            if not shape.tiles:
+                return
+            pointers, constants = self._turned(operation, linear, shape)
             rotate[(shape.tokens, -(-parts // ROTATE_PARTS))](
-                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, space.query,
-                cache.keys, cache.values, cache.key_scales, cache.value_scales, slots, arrays["positions"], cosine,
-                sine, *weights, *biases, float(norm.eps) if norm else 0.0, key_at, value_at, space.query.stride(0),
-                SPLITS=1 if summed else splits, BIAS=bias is not None, HEADS=attention.num_heads,
-                KV_HEADS=attention.num_kv_heads, HEAD=attention.head_size, PADDED_HEAD=padded_head(attention),
-                ROTARY=rope.size if rope else 0, INTERLEAVED=bool(rope and rope.pairing == "interleaved"),
-                NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias),
-                BLOCK_SIZE=self._kv.block_size, INT8=self._kv.dtype == "int8", PARTS=ROTATE_PARTS,
-                num_warps=ROTATE_PARTS,
-                **space.launching(shape.tokens),
+                *pointers, *caches, slots, space.query, space.query.stride(0), INT8=self._kv.dtype == "int8",
+                PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **constants, **space.launching(shape.tokens),
             )  # fmt: skip
 
         return run
 
-    def _attend(self, operation: Attend) -> Callable[[StepShape], None]:
-        attention, space = operation.attention, self._space
-        cache, arrays = self._kv.layers[operation.layer], space.arrays
-        caches = cache.keys, cache.values, cache.key_scales, cache.value_scales
-        scores = float(attention.scale), float(attention.soft_cap or 1.0)
-        group = attention.num_heads // attention.num_kv_heads
-        tokens = arrays.sizes.tile_tokens
-        shared: dict[str, Any] = {
-            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(operation.layer),
-            "HEADS": attention.num_heads, "KV_HEADS": attention.num_kv_heads, "HEAD": attention.head_size,
-            "PADDED_HEAD": padded_head(attention), "BLOCK_SIZE": self._kv.block_size,
-            "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
-            "INT8": self._kv.dtype == "int8", "COMPUTE": TRITON_TYPES[space.query.dtype], "KEYS": KEYS,
-        }  # fmt: skip
-        sinks = self._weights.vector(attention.sinks) if attention.sinks else self._none
-        tables = arrays["starts"], arrays["contexts"], arrays["tables"], arrays["header"]
-
+    def _attend(
+        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear
+    ) -> Callable[[StepShape], None]:
         def run(shape: StepShape) -> None:
             if shape.decodes:
-                splits = self.splits(attention, shape)
-                attend_decode[(shape.decodes, attention.num_kv_heads, splits)](
-                    space.query, *caches, space.attention_parts, space.attention_state, arrays["decodes"], *tables,
-                    *scores, space.query.stride(0), SHARED=shared_heads(attention), SPLITS=splits, **shared,
-                    **space.launching(shape.tokens),
-                )  # fmt: skip
+                self._attend_decodes(operation, rotation, linear, reader, shape)
             if shape.tiles:
-                attend_chunk[(shape.tiles, attention.num_kv_heads)](
-                    space.query, *caches, sinks, space.attended, arrays["tile_rows"], arrays["tile_firsts"],
-                    arrays["starts"], arrays["counts"], *tables[1:], *scores, space.query.stride(0),
-                    space.attended.stride(0), SINKS=attention.sinks is not None,
-                    QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens, **shared,
-                    num_warps=4 if space.query.dtype == torch.float32 else 8, **space.launching(shape.tokens),
-                )  # fmt: skip
+                self._attend_tiles(operation, shape)
 
         return run
 
-    def _join(self, attention: Attention, reader: MergedLinear) -> Callable[[StepShape], None]:
-        """Join the parts of decodes and write what the output projection reads; with chunks, by way of float32."""
-        space, width = self._space, attention.num_heads * attention.head_size
-        sinks = self._weights.vector(attention.sinks) if attention.sinks else self._none
-        arrays, cut = space.arrays, row_in_blocks(width)
-        described = arrays["decodes"], arrays["starts"], arrays["contexts"]
-        float_rows = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
+    def _shared(self, operation: Attend) -> dict[str, Any]:
+        """Constants of both kernels of attention."""
+        attention, arrays = operation.attention, self._space.arrays
+        return {
+            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(operation.layer),
+            "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
+            "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[self._space.query.dtype], "KEYS": KEYS,
+        }  # fmt: skip
 
-        def start_combine(shape: StepShape, pointers: tuple[Any, ...], constants: dict[str, Any]) -> None:
-            combine[(shape.decodes, cut.blocks)](
-                space.attention_parts, space.attention_state, *described, sinks, width, *pointers, *space.row_state,
-                SPLITS=self.splits(attention, shape), HEADS=attention.num_heads, HEAD=attention.head_size,
-                SINKS=attention.sinks is not None, WINDOW=attention.window or 0, KEYS=KEYS, BLOCK=cut.block,
-                num_warps=cut.warps, **constants, **space.launching(shape.tokens),
-            )  # fmt: skip
+    def _attend_decodes(
+        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear, shape: StepShape
+    ) -> None:
+        attention, space = operation.attention, self._space
+        arrays, parts = space.arrays, self.parts(attention, shape)
+        target = self._direct(attention, reader, shape)
+        if target is None:
+            written, form = (space.attended, space.attended.stride(0), *[self._none] * 3), _FLOAT_ROWS
+        else:
+            written, form = target.pointers(), target.constants()
+        pointers, constants = self._turned(rotation, linear, shape)
+        group = attention.num_heads // attention.num_kv_heads
+        attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
+            *pointers, *self._cache(operation.layer), arrays.slots(self._kv.group_of(operation.layer)),
+            self._sinks(attention), space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"],
+            arrays["starts"], arrays["contexts"], arrays["tables"], arrays["header"], float(attention.scale),
+            float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
+            SHARED=shared_heads(attention), PARTS=parts, JOINED=triton.next_power_of_2(group) * padded_head(attention),
+            **constants, **self._shared(operation), **form, **space.launching(shape.tokens),
+        )  # fmt: skip
+
+    def _attend_tiles(self, operation: Attend, shape: StepShape) -> None:
+        attention, space = operation.attention, self._space
+        arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
+        group = attention.num_heads // attention.num_kv_heads
+        attend_chunk[(shape.tiles, attention.num_kv_heads)](
+            space.query, *self._cache(operation.layer), self._sinks(attention), space.attended, arrays["tile_rows"],
+            arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"], arrays["tables"],
+            arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0), space.query.stride(0),
+            space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
+            HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
+            INT8=self._kv.dtype == "int8", QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens,
+            num_warps=4 if space.query.dtype == torch.float32 else 8, **self._shared(operation),
+            **space.launching(shape.tokens),
+        )  # fmt: skip
+
+    def _sinks(self, attention: Attention) -> torch.Tensor:
+        return self._weights.vector(attention.sinks) if attention.sinks else self._none
+
+    def _direct(self, attention: Attention, reader: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
+        """Where `attend_decode` writes what the output projection reads; None where it must be converted."""
+        forms, width = reader.forms(shape.tokens), attention.num_heads * attention.head_size
+        group = width // attention.num_kv_heads
+        own = forms[0].kind in ("int8", "half")
+        whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
+        if shape.tiles or len(forms) > 1 or forms[0].kind == "f16" or (own and not whole):
+            return None
+        return self._space.activations.get(forms[0], width)
+
+    def _convert(self, attention: Attention, reader: MergedLinear) -> Callable[[StepShape], None]:
+        """What attention left as float32, for the output projection."""
+        space, width = self._space, attention.num_heads * attention.head_size
+        cut = row_in_blocks(width)
 
         def run(shape: StepShape) -> None:
-            if shape.decodes and shape.tiles:
-                floats = space.attended, space.attended.stride(0), self._none, self._none, self._none
-                start_combine(shape, floats, float_rows)
+            if self._direct(attention, reader, shape) is not None:
+                return
             for form in reader.forms(shape.tokens):
                 target = space.activations.get(form, width)
-                if not shape.tiles:
-                    start_combine(shape, target.pointers(), target.constants())
-                    continue
                 convert[(shape.tokens, cut.blocks)](
                     space.attended, space.attended.stride(0), width, *target.pointers(), *space.row_state,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),

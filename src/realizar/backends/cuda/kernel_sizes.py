@@ -13,8 +13,8 @@ from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention
 ROTATE_PARTS = 4  # heads that one program turns
-MAX_SPLITS = 64  # parts of a context
-FIXED_SPLITS = 8  # where a row's result may not depend on the batch
+MAX_PARTS = 64  # parts of a context
+FIXED_PARTS = 8  # where a row's result may not depend on the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def padded_head(attention: Attention) -> int:
 
 
 def shared_heads(attention: Attention) -> int:
-    """Heads that share a KV head, padded to what a matrix unit takes."""
-    return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads))
+    """Heads that share a KV head, and the new key and value, padded to what a matrix unit takes."""
+    return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads + 2))
 
 
 def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
@@ -65,11 +65,11 @@ def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
     return max(1, queries // group)
 
 
-def decode_splits(attention: Attention, decodes: int, context_length: int, device: DeviceProfile, fixed: bool) -> int:
+def decode_parts(attention: Attention, decodes: int, context_length: int, device: DeviceProfile, fixed: bool) -> int:
     """Parts that a context is cut into: enough programs for all processors, a power of two."""
-    most = max(1, min(MAX_SPLITS, triton.next_power_of_2(-(-context_length // KEYS))))
+    most = max(1, min(MAX_PARTS, triton.next_power_of_2(-(-context_length // KEYS))))
     if fixed:
-        return min(most, FIXED_SPLITS)
+        return min(most, FIXED_PARTS)
     wanted = -(-4 * device.processors // (decodes * attention.num_kv_heads))
     return min(most, triton.next_power_of_2(wanted))
 
@@ -79,7 +79,7 @@ def attention_parts(
 ) -> int:
     """Decodes times parts of their contexts, at most."""
     return max(
-        rows * decode_splits(layer.attention, rows, context_length, device, fixed)
+        rows * decode_parts(layer.attention, rows, context_length, device, fixed)
         for layer in spec.layers
         for rows in row_counts
     )

@@ -36,6 +36,8 @@ class Workspace:
         self.partial_sums = torch.zeros(1, device=where)
         self.attention_parts = torch.zeros(attention_parts * width, device=where)
         self.attention_state = torch.zeros(attention_parts * heads * 2, device=where)
+        kv_heads = max(a.num_kv_heads for a in attentions)
+        self.arrivals = torch.zeros(sizes.rows * kv_heads, dtype=torch.int32, device=where)
         self.logits = torch.zeros((sizes.selected, spec.vocab_size), device=where)
         blocks = -(-spec.vocab_size // LOGIT_BLOCK)
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)

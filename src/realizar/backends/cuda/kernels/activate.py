@@ -4,12 +4,10 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.activation import row_complete, store_values
-from realizar.backends.cuda.kernels.attend import cut_context
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
 SILU, GELU_TANH, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-PARTS = tl.constexpr(8)  # of an attention, joined at once
 
 
 @triton.jit
@@ -62,71 +60,6 @@ def activate(
             x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, BLOCK)
             x = x / factor
             store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-
-
-@triton.jit
-def joined(
-    partial, state, sinks, decode, length, width, first, SPLITS: tl.constexpr, HEADS: tl.constexpr,
-    HEAD: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The columns from `first` on of a decode's attention: its parts, in their order, with the sinks."""
-    columns = first + tl.arange(0, BLOCK)
-    inside = columns < width
-    head = columns // HEAD
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    sums = tl.zeros([BLOCK], tl.float32)
-    if SINKS:
-        top = tl.load(sinks + head, mask=inside, other=0.0)
-        total += 1.0
-    _, _, blocks, each = cut_context(length, WINDOW, KEYS, SPLITS)
-    parts = (blocks + each - 1) // each
-    for start in tl.range(0, (parts + PARTS - 1) // PARTS):
-        part = start * PARTS + tl.arange(0, PARTS)
-        live = (part < parts)[:, None] & inside[None, :]
-        at = (decode * SPLITS + part)[:, None] * HEADS
-        tops = tl.load(state + (at + head[None, :]) * 2, mask=live, other=float("-inf"))
-        totals = tl.load(state + (at + head[None, :]) * 2 + 1, mask=live, other=0.0)
-        values = tl.load(partial + at * HEAD + columns[None, :], mask=live, other=0.0)
-        higher = tl.maximum(top, tl.max(tops, axis=0))
-        reference = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp(tops - reference[None, :])
-        kept = tl.exp(top - reference)
-        total = total * kept + tl.sum(weights * totals, axis=0)
-        sums = sums * kept + tl.sum(weights * values, axis=0)
-        top = higher
-    return tl.where(inside, sums / tl.where(total > 0.0, total, 1.0), 0.0)
-
-
-@triton.jit
-def combine(
-    partial, state, decodes, starts, contexts, sinks, width, values, value_stride, value_scale, codes, terms,
-    row_tops, row_arrivals,
-    SPLITS: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr,
-    KEYS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr,
-    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Join the parts of `attend_decode` into the rows of their tokens. Grid: decodes, blocks of columns."""
-    begin(DEPENDENT)
-    decode = tl.program_id(0).to(tl.int64)
-    row = tl.load(decodes + decode)
-    if row >= 0:
-        token, length = tl.load(starts + row), tl.load(contexts + row)
-        first = tl.program_id(1) * BLOCK
-        x = joined(partial, state, sinks, decode, length, width, first, SPLITS, HEADS, HEAD, SINKS, WINDOW, KEYS, BLOCK)
-        store_values(x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-        factor = row_complete(x, token, value_scale, row_tops, row_arrivals, FORMAT)
-        if factor != 1.0:
-            for block in tl.range(0, tl.num_programs(1)):
-                first = block * BLOCK
-                x = joined(
-                    partial, state, sinks, decode, length, width, first, SPLITS, HEADS, HEAD, SINKS, WINDOW, KEYS,
-                    BLOCK,
-                )  # fmt: skip
-                x = x / factor
-                store_values(
-                    x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
-                )
 
 
 @triton.jit

@@ -22,25 +22,25 @@ def row_factor(largest):
 
 
 @triton.jit
-def store_int8(x, row, first, codes, terms, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """x [BLOCK] from column `first` on as codes, and per 16 columns the scale and the scaled sum of codes."""
+def store_int8(x, row, first, limit, codes, terms, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """x [BLOCK] as the columns from `first` to `limit`: codes, and per 16 their scale and scaled sum."""
     pieces = tl.reshape(x, [BLOCK // 16, 16])
     scale = tl.max(tl.abs(pieces), axis=1) / 127.0
     inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
     rounded = round_even(pieces * inverse[:, None])
     columns = first + tl.arange(0, BLOCK)
     code = tl.reshape(rounded, [BLOCK]).to(tl.int8)
-    tl.store(codes + row * (CHUNKS * 64) + columns, code, mask=columns < CHUNKS * 64)
+    tl.store(codes + row * (CHUNKS * 64) + columns, code, mask=columns < limit)
     both = tl.reshape(tl.join(scale, tl.sum(rounded, axis=1) * scale), [BLOCK // 8])
     place = first // 8 + tl.arange(0, BLOCK // 8)
-    tl.store(terms + row * (CHUNKS * 8) + place, both, mask=place < CHUNKS * 8)
+    tl.store(terms + row * (CHUNKS * 8) + place, both, mask=place < limit // 8)
 
 
 @triton.jit
 def store_half(
-    x, row, first, values, CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x, row, first, limit, values, CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """x [BLOCK] from column `first` on in the tensor cores' order: per chunk of 64 columns eight runs of eight."""
+    """x [BLOCK] as the columns from `first` to `limit`, in the tensor cores' order: eight runs of eight a chunk."""
     split = tl.reshape(x, [BLOCK // 64, 4, 4, 2, 2])
     ordered = tl.reshape(tl.permute(split, (0, 2, 4, 1, 3)), [BLOCK])
     index = tl.arange(0, BLOCK)
@@ -48,7 +48,7 @@ def store_half(
     column = first + index // 64 * 64 + place // 2 * 16 + core // 2 * 4 + place % 2 * 2 + core % 2
     chunk = row // BLOCK_ROWS * CHUNKS + first // 64 + index // 64
     at = (chunk * 8 + core) * (BLOCK_ROWS // 8) + row % BLOCK_ROWS // 8
-    tl.store(values + at * 64 + row % 8 * 8 + place, ordered.to(tl.float16), mask=column < CHUNKS * 64)
+    tl.store(values + at * 64 + row % 8 * 8 + place, ordered.to(tl.float16), mask=column < limit)
 
 
 @triton.jit
@@ -59,13 +59,14 @@ def store_values(
     """Write float32 x [BLOCK] as the columns from `first` on of a row of `width` columns; x is 0 beyond.
 
     PLAIN, SCALED: in the type of `values`, row after row. INT8, HALF: the products' own formats, of CHUNKS * 64
-    columns. NOTHING writes nothing.
+    columns, to the end of the chunk in which `width` lies. NOTHING writes nothing.
     """
     row = row.to(tl.int64)
+    limit = (width + 63) // 64 * 64
     if FORMAT == INT8:
-        store_int8(x, row, first, codes, terms, CHUNKS, BLOCK)
+        store_int8(x, row, first, limit, codes, terms, CHUNKS, BLOCK)
     elif FORMAT == HALF:
-        store_half(x, row, first, values, CHUNKS, BLOCK_ROWS, BLOCK)
+        store_half(x, row, first, limit, values, CHUNKS, BLOCK_ROWS, BLOCK)
     elif FORMAT != NOTHING:
         columns = first + tl.arange(0, BLOCK)
         tl.store(values + row * value_stride + columns, x, mask=columns < width)

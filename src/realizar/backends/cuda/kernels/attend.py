@@ -1,16 +1,15 @@
-"""Causal attention over paged KV blocks: one kernel for single tokens, its context split, and one for chunks.
+"""Causal attention over paged KV blocks: its steps, and the kernel for chunks; `attend_decode` has single tokens.
 
 Keys and values lie as [blocks, KV heads, block size, head size], int8 ones with float16 scales [..., head size / 32].
 Queries that share a KV head go through one tile. Key blocks start at fixed positions and a row's arithmetic does not
-depend on the other rows of its tile, so a query's bits depend on its own context and on the number of splits alone.
+depend on the other rows of its tile, so a query's bits depend on its own context and on the number of parts alone.
 """
 
 import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
-
-GROUP = tl.constexpr(32)
+from realizar.backends.cuda.kernels.heads import GROUP
 
 
 @triton.jit
@@ -58,56 +57,6 @@ def cut_context(length, WINDOW: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.con
     low = first // KEYS * KEYS
     blocks = (length - low + KEYS - 1) // KEYS
     return first, low, blocks, tl.maximum((blocks + SPLITS - 1) // SPLITS, 2)
-
-
-@triton.jit
-def attend_decode(
-    query, keys, values, key_scales, value_scales, partial, state, decodes, starts, contexts, tables, table_stride,
-    scale, soft_cap, query_stride,
-    TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """One token of a row against one part of its context. Grid: decodes, KV heads, splits.
-
-    `decodes` has their rows; -1 is none. Writes float32 partial [decodes, splits, heads, head size] (not divided) and
-    state [decodes, splits, heads, 2]: largest score and sum of weights. Parts beyond what the context fills write
-    nothing.
-    """
-    begin(DEPENDENT)
-    decode, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    group: tl.constexpr = HEADS // KV_HEADS
-    row = tl.load(decodes + decode)
-    length = tl.load(contexts + row, mask=row >= 0, other=0)
-    token = tl.load(starts + row, mask=row >= 0, other=0)
-    stride = tl.load(table_stride)
-    first, low, blocks, each = cut_context(length, WINDOW, KEYS, SPLITS)
-    start = split * each
-    count = tl.maximum(tl.minimum(blocks - start, each), 0)
-    shared, dims = tl.arange(0, SHARED), tl.arange(0, PADDED_HEAD)
-    heads = kv_head * group + shared
-    own = (shared < group)[:, None]
-    inside = own & (dims < HEAD)[None, :]
-    top = tl.full([SHARED], float("-inf"), tl.float32)
-    total = tl.zeros([SHARED], tl.float32)
-    sums = tl.zeros([SHARED, PADDED_HEAD], tl.float32)
-    q_at = query + token.to(tl.int64) * query_stride + heads[:, None] * HEAD + dims[None, :]
-    q = tl.load(q_at, mask=inside, other=0).to(COMPUTE)
-    table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
-    for i in tl.range(0, count):
-        places = low + (start + i) * KEYS + tl.arange(0, KEYS)
-        live = (places < length) & (places >= first)
-        block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-        at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
-        k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
-        v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
-        top, total, sums = absorb(q, k, v, live[None, :], top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
-    out = (decode * SPLITS + split) * HEADS + heads
-    if count > 0:
-        tl.store(state + out * 2, top, mask=shared < group)
-        tl.store(state + out * 2 + 1, total, mask=shared < group)
-        tl.store(partial + out[:, None] * HEAD + dims[None, :], sums, mask=inside)
 
 
 @triton.jit

@@ -1,0 +1,104 @@
+"""Heads of a token's query, key and value: summed from the product's splits, normed, turned by rope, rounded."""
+
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.kernels.activation import round_even
+
+LAYER_NORM = tl.constexpr(2)
+GROUP = tl.constexpr(32)  # values of a cache in int8 that share a scale
+
+
+@triton.jit
+def load_heads(product, bias, at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr):
+    """float32 [heads, dims]: the splits summed, plus the bias."""
+    total = tl.load(product + at + columns, mask=mask, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        total += tl.load(product + at + columns + split * splits_stride, mask=mask, other=0.0)
+    if BIAS:
+        total += tl.load(bias + columns, mask=mask, other=0.0)
+    return total
+
+
+@triton.jit
+def norm_vector(query_values, key_values, is_query, at, mask):
+    """float32 [heads, dims] of the queries' vector or the keys'."""
+    queries = tl.load(query_values + at, mask=mask & is_query, other=0.0)
+    return queries + tl.load(key_values + at, mask=mask & ~is_query, other=0.0)
+
+
+@triton.jit
+def turned_heads(
+    product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
+    key_norm_bias, eps, key_at, value_at, token, part, own, dims,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
+    ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
+):  # fmt: skip
+    """float32 [parts, dims]: some of a token's heads as attention takes them, values as they are; and their columns.
+
+    `part` int [parts, 1] counts queries, then keys, then values; of those that are not `own` all is 0. A row of
+    `product` has query, key and value side by side, at columns 0, `key_at` and `value_at`. dims: int [1, dims].
+    """
+    is_query, is_value = part < HEADS, part >= HEADS + KV_HEADS
+    head = part - tl.where(is_query, 0, tl.where(is_value, HEADS + KV_HEADS, HEADS))
+    base = head * HEAD + tl.where(is_query, 0, tl.where(is_value, value_at, key_at))
+    inside = own & (dims < HEAD)
+    at = token * row_stride
+    x = load_heads(product, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS)
+    half: tl.constexpr = ROTARY // 2
+    if INTERLEAVED:
+        partner, angle = dims ^ 1, dims // 2
+        sign = tl.where(dims % 2 == 0, -1.0, 1.0)
+    else:
+        partner = tl.where(dims < half, dims + half, dims - half)
+        angle = tl.where(dims < half, dims, dims - half)
+        sign = tl.where(dims < half, -1.0, 1.0)
+    turns = inside & (dims < ROTARY) & ~is_value
+    y = x
+    if ROTARY > 0:
+        y = load_heads(product, bias, at, base + partner, turns, splits_stride, SPLITS, BIAS)
+    if NORM > 0:
+        mean = tl.sum(x, axis=1)[:, None] * (1.0 / HEAD if NORM == LAYER_NORM else 0.0)
+        centred = tl.where(inside, x - mean, 0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / HEAD + eps)[:, None]
+        normed = inside & ~is_value
+        weight = norm_vector(query_norm, key_norm, is_query, dims, normed)
+        x = tl.where(is_value, x, centred * scale * weight)
+        y = (y - mean) * scale * norm_vector(query_norm, key_norm, is_query, partner, turns)
+        if NORM_BIAS:
+            x += norm_vector(query_norm_bias, key_norm_bias, is_query, dims, normed)
+            y += norm_vector(query_norm_bias, key_norm_bias, is_query, partner, turns)
+    if ROTARY > 0:
+        place = tl.load(positions + token).to(tl.int64) * half + angle
+        c = tl.load(cosine + place, mask=turns, other=1.0)
+        s = tl.load(sine + place, mask=turns, other=0.0)
+        x = x * c + tl.where(turns, sign * y, 0.0) * s
+    return x, base + dims
+
+
+@triton.jit
+def store_heads(
+    x, keys, values, key_scales, value_scales, slot, head, is_key, is_value, dims,
+    KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    INT8: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Write the keys and values among heads [PARTS, dims] into a slot of the cache; float32 of what it then holds."""
+    row = (slot // BLOCK_SIZE).to(tl.int64) * KV_HEADS * BLOCK_SIZE + slot % BLOCK_SIZE + head * BLOCK_SIZE
+    inside = dims < HEAD
+    if INT8:
+        groups: tl.constexpr = (HEAD + GROUP - 1) // GROUP
+        pieces = tl.reshape(tl.where(inside, x, 0.0), [PARTS, PADDED_HEAD // GROUP, GROUP])
+        scale = (tl.max(tl.abs(pieces), axis=2) / 127.0).to(tl.float16)
+        wide = tl.where(scale > 0.0, scale, 1.0).to(tl.float32)
+        codes = tl.minimum(tl.maximum(round_even(pieces / wide[:, :, None]), -127.0), 127.0)
+        group = tl.arange(0, PADDED_HEAD // GROUP)[None, :]
+        tl.store(key_scales + row * groups + group, scale, mask=is_key & (group < groups))
+        tl.store(value_scales + row * groups + group, scale, mask=is_value & (group < groups))
+        stored = tl.reshape(codes, [PARTS, PADDED_HEAD])
+        held = tl.reshape(codes * scale.to(tl.float32)[:, :, None], [PARTS, PADDED_HEAD])
+    else:
+        stored = x.to(keys.dtype.element_ty)
+        held = stored.to(tl.float32)
+    tl.store(keys + row * HEAD + dims, stored.to(keys.dtype.element_ty), mask=inside & is_key)
+    tl.store(values + row * HEAD + dims, stored.to(values.dtype.element_ty), mask=inside & is_value)
+    return held
