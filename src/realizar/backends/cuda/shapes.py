@@ -40,8 +40,9 @@ def token_counts(most: int) -> list[int]:
 def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
     """Steps with chunks of prompts that have a graph: for each padded number of tokens a few numbers of decodes.
 
-    Few, since each costs some 50 ms at load: with 64 rows at most 30, with any number at most 37. A context is cut into
-    fewer parts the more decodes there may be, so that one decode with room for 8 still occupies the whole device.
+    Few, since each is run and captured at load: with 64 rows at most 30, with any number at most 37. A context is cut
+    into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs in a shape with
+    room to spare still occupies a good part of the device.
     """
     shapes = []
     for tokens in token_counts(min(_GRAPH_TOKENS, sizes.tokens)):
