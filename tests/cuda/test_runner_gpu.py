@@ -13,15 +13,13 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from architectures import ROWS, Form, build_case, check_logits  # noqa: E402
-from cuda_runs import GPURunner, Request, load_gpu_runner  # noqa: E402
+from cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
-from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
@@ -63,70 +61,6 @@ def test_random_models(name: str, kv: str) -> None:
         runner.step([(r, int(min(len(r.token_ids) - r.computed, rng.choice([1, 2, 5, 33, 100])))) for r in chosen])
     for request, values in zip(requests, expected, strict=True):
         assert worst(request.values(), values) <= TOLERANCE[kv]
-    runner.close()
-
-
-GRAPH_RECIPES = {
-    "q4_k-128-gqa4": Recipe(128, 8, 2, weights="Q4_K", windows=(None, None)),
-    "q6_k-64-norms": Recipe(64, 4, 2, weights="Q6_K", windows=(None, None), parts=("post_norms", "qk_norm", "sinks")),
-    "bf16-64-gqa4": Recipe(64, 8, 2, weights="BF16", windows=(None, None), parts=("biases",)),
-}
-POISONED = ("hidden", "query", "attended", "partial_sums", "attention_parts", "attention_state", "logits", "choices")
-
-
-def mixed_step(requests: list[Request], tokens: int, decodes: int, chunks: int) -> list[tuple[Request, int]]:
-    """The next tokens of so many requests one by one, and of others in chunks, `tokens` in all, in mixed order."""
-    begun = sorted(requests, key=lambda request: -request.computed)
-    left = tokens - decodes
-    parts = [(request, 1) for request in begun[:decodes]]
-    sizes = [left // chunks + (left % chunks if index == 0 else 0) for index in range(chunks)]
-    parts += zip(begun[::-1], sizes, strict=False)
-    return parts[::2] + parts[1::2]
-
-
-@pytest.mark.parametrize("name", GRAPH_RECIPES)
-def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of their launches one by one, whatever lay in the buffers, and the choices that the logits give."""
-    recipe, rows = GRAPH_RECIPES[name], 24
-    config = EngineConfig(max_running=rows, max_step_tokens=640, kv_cache_bytes=256 << 20)
-    runner = GPURunner(*random_model(recipe), config)
-    graphs, space = runner.backend._graphs, runner.backend._space
-    assert min(runner.capacity.num_blocks) >= 32 * rows
-    requests = [runner.request(row, random_tokens(recipe, 1000, row), first=32 * row) for row in range(rows)]
-    for request in requests:
-        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, 1000, 0)
-    replay, seen = graphs.replay, []
-
-    def noted(shape: StepShape) -> bool:
-        seen.append(shape)
-        return replay(shape)
-
-    for tokens in (5, 16, 31, 64, 65, 128, 129, 192, 256, 300, 384, 448, 512, 600):
-        for decodes, chunks in ((0, 1), (1, 1), (2, 3), (9, 2), (20, 3)):
-            if tokens < decodes + 2 * chunks:
-                continue
-            parts = mixed_step(requests, tokens, decodes, chunks)
-            found = []
-            for run in (noted, lambda _shape: False):
-                monkeypatch.setattr(graphs, "replay", run)
-                for buffer in POISONED:
-                    getattr(space, buffer).fill_(float("nan") if getattr(space, buffer).is_floating_point() else 7)
-                chosen = runner.step(parts, sample=True)
-                found.append((chosen, [request.logits.pop() for request, _ in parts]))
-                for request, count in parts:
-                    request.computed -= count
-            for request, count in parts:
-                request.computed += count
-            (chosen, logits), (chosen_eagerly, logits_eagerly) = found
-            if recipe.weights != "BF16":  # cuBLAS may choose another algorithm in a graph
-                assert chosen == chosen_eagerly
-                for values, values_eagerly in zip(logits, logits_eagerly, strict=True):
-                    assert np.array_equal(values.view(np.uint32), values_eagerly.view(np.uint32)), (tokens, decodes)
-            assert max(map(worst, logits, logits_eagerly)) <= 0.01, (tokens, decodes)
-            for token_id, values in zip(chosen, logits, strict=True):  # from a product of other rows: near ties
-                assert values[-1].max() - values[-1][token_id] <= 0.1 * values[-1].std()
-    assert all(shape in graphs._graphs for shape in seen if shape.tokens <= 512)
-    assert {shape.tokens for shape in seen} == {16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640}
     runner.close()
 
 

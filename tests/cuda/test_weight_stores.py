@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from realizar.models.spec import Layer, Linear, ModelSpec  # noqa: E402
 CPU = torch.device("cpu")
 RECIPES = {
     "quantised": Recipe(weights="Q4_K", parts=("biases", "qk_norm", "sinks")),
-    "codebook": Recipe(weights="IQ4_NL", parts=("post_norms", "layer_norm")),
+    "codebook": Recipe(weights="IQ4_NL", parts=("biases", "post_norms", "layer_norm")),
     "floats": Recipe(weights="BF16", parts=("biases", "ungated"), activation="gelu"),
 }
 
@@ -53,8 +54,9 @@ class FakePacker:
         parts: Sequence[RawMatrix],
         into: torch.Tensor | None = None,
         uploaded: Callable[[int], None] | None = None,
+        **options: Any,
     ) -> PackedMatrix:
-        return pack_by_threads(parts, self.device, into, uploaded)
+        return pack_by_threads(parts, self.device, into, uploaded, **options)
 
 
 def groups_of(spec: ModelSpec) -> list[list[Linear]]:
