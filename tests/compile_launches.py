@@ -83,6 +83,8 @@ def run_backend(recipes: list[str], forms: int) -> None:
         for form in FORMS[:forms]:
             linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
             linears.MergedLinear.launch = plain_launch if form is None else (lambda self, rows, inputs, partials: None)
+            by_turns = form is not None and form.kind == "half" and "biases" not in recipe.parts
+            linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
             kv_dtype: Any = "auto" if kv == "f32" else kv
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
             made = GPURunner(*random_model(recipe), config)

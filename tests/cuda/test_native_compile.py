@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.sources import (
     REPACKED_TYPES,
+    GatedActivation,
     MatvecTiles,
     MmaSyncTiles,
     Tiles,
@@ -64,6 +67,39 @@ def test_all_weights_compile(arch: str, tiles: Tiles) -> None:
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
     check([product_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
+
+
+GATED = (
+    WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
+    WgmmaTiles(128, 2, 2, 3, 2, 1), WgmmaTiles(128, 2, 1, 6, 2, 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ggml_type", "activation"),
+    [
+        (GGMLType.Q4_K, "silu"),
+        pytest.param(GGMLType.Q6_K, "gelu_tanh", marks=pytest.mark.full),
+        pytest.param(GGMLType.Q8_0, "gelu", marks=pytest.mark.full),
+        pytest.param(GGMLType.IQ4_NL, "gelu", marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_products_that_end_with_an_activation_keep_their_sums_in_registers(
+    ggml_type: GGMLType, activation: GatedActivation, tmp_path: Path
+) -> None:
+    sources = [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED]
+    check(sources, "sm_90a")
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("triton has no cuobjdump here")
+    for source, tiles in zip(sources, GATED, strict=True):
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(compile_source(source, "sm_90a"))
+        told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
+        assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from realizar.backends.cuda.fragments import FragmentFormat, fragment_format, pack_fragments
-from realizar.backends.cuda.pack import codebook_table, pack_matrix
+from realizar.backends.cuda.pack import codebook_table, pack_matrix, strip_places
 from realizar.backends.cuda.pack_raw import RawMatrix, pack_by_threads, raw_format
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
@@ -189,6 +189,34 @@ def test_parts_lie_one_below_the_other() -> None:
     memory = torch.zeros(merged.weights.numel(), dtype=torch.uint8)
     assert pack_matrix(parts, "cpu", into=memory).weights.data_ptr() == memory.data_ptr()
     assert torch.equal(memory, merged.weights)
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K])
+def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
+    """Of six strips each, packed at once and by threads some at a time."""
+    cols = max(96, ggml_type.block_size)
+    parts = [
+        RawMatrix(ggml_type, random_blocks(ggml_type, 384, cols, np.random.default_rng(seed), 0.02), 384, cols)
+        for seed in range(2)
+    ]
+    planes = [to_planes(part.ggml_type, part.data, part.rows, cols) for part in parts]
+    alone = [pack_matrix(each, "cpu") for each in planes]
+    memory = torch.zeros(2 * alone[0].weights.numel(), dtype=torch.uint8)
+    for got in (pack_matrix(planes, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
+        assert got.interleaved
+        assert (got.rows, got.cols, got.format) == (768, cols, alone[0].format)
+        strips = got.weights.view(12, got.format.strip_bytes(cols))
+        for strip in range(12):
+            part = alone[strip % 2]
+            assert torch.equal(strips[strip], part.weights.view(6, -1)[strip // 2])
+            assert got.block_scales[strip] == part.block_scales[strip // 2]
+    assert torch.equal(memory, got.weights)
+
+
+def test_only_two_alike_take_turns() -> None:
+    for rows in ((64,), (64, 128), (64, 64, 64), (70, 70)):
+        with pytest.raises(UnsupportedModelError, match="two matrices interleave"):
+            strip_places(rows, interleaved=True)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from realizar.backends.cuda import products as products_module
+from realizar.backends.cuda.gated import launch_gated, route_gated, runs_gated
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
@@ -134,6 +136,60 @@ def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: 
     assert arguments[3:6] == [partials.data_ptr(), 640, 0]
     assert arguments[9:12] == [partials.data_ptr() + 4 * 640, 200, first]
     assert sizes == "ppppii" * 2 + "ppiiiii"
+
+
+def gate_and_up(rows: int = 28672, cols: int = 4096) -> PackedMatrix:
+    """Their shape alone matters here."""
+    return replace(matrix(GGMLType.Q4_K, 64, cols), rows=rows, interleaved=True)
+
+
+def test_arguments_of_a_product_that_ends_with_an_activation(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products, weights = products_on(monkeypatch), gate_and_up()
+    config = route_gated(products, 200, weights, "gelu_tanh")
+    assert config is not None
+    assert runs_gated(products, weights, config)
+    assert (config.splits, config.format) == (1, products.activation_format(200))
+    x, target = half(2, 128, 4096), half(2, 128, 14336)
+    launch_gated(products, weights, x, target, 200, config, stream=5)
+    (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
+    assert name == "wgmma_q4_f16_gelu_tanh_rows128"
+    assert grid == (28672 // 256, 1, 2)
+    assert (threads, stream, dependent) == (config.tiles.threads, 5, True)
+    assert arguments == [
+        weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
+        target.values.data_ptr(), 28672, 0, x.values.data_ptr(), x.row_scales.data_ptr(), 200, 64, 1, 0, 0,
+        target.row_scales.data_ptr(),
+    ]  # fmt: skip
+    assert sizes == "ppppii" + "ppiiiii" + "p"
+
+
+def test_what_ends_with_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves of interleaved matrices on Hopper, where a row's bits may depend on its batch and enough blocks run."""
+    products, weights = products_on(monkeypatch), gate_and_up()
+    routed = [rows for rows in (1, 2, 3, 8, 64, 512, 2048) if route_gated(products, rows, weights, "silu")]
+    assert routed == [3, 8, 64, 512, 2048]
+    for other in (products_on(monkeypatch, (8, 0)), products_on(monkeypatch, invariant=True)):
+        assert route_gated(other, 64, weights, "silu") is None
+    assert route_gated(products, 64, replace(weights, interleaved=False), "silu") is None
+    assert route_gated(products, 64, gate_and_up(2048), "silu") is None
+
+
+def test_an_activation_that_does_not_fit_its_product_runs_alone(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel.refused = "silu"
+    products, weights = products_on(monkeypatch), gate_and_up()
+    config = route_gated(products, 16, weights, "silu")
+    assert config is not None
+    with caplog.at_level(logging.WARNING):
+        products.prepare([(weights.format, config)])
+    assert not runs_gated(products, weights, config)
+    assert "its activation runs as a kernel of its own" in caplog.text
+    monkeypatch.setattr(products_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
+    products.launch(weights, half(1, 16, 4096), torch.empty((1, 16, 28672)), 16, config, stream=0)
+    assert kernel.launches[0][0] == "wgmma_q4_f16_rows16"
 
 
 def test_a_kernel_that_fails_is_replaced_and_said_once(

@@ -47,6 +47,33 @@ def test_choices_fit(name: str) -> None:
             assert 1 <= few.splits * few.tiles.parts <= max(form.chunks(cols), few.tiles.parts)
 
 
+@pytest.mark.parametrize("name", DEVICES)
+def test_products_that_end_with_an_activation_fit(name: str) -> None:
+    """Two strips a warpgroup, no splits, and most of the device at work; or no such product."""
+    tuning = DEVICES[name]
+    for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (3, 8, 9, 64, 65, 300, 2048)):
+        tiles = tuning.gated(rows, rows_out, cols, form)
+        if tiles is None:
+            assert not tuning.wgmma or form.two_level or rows_out * -(-rows // 128) < 28672
+            continue
+        assert tuning.wgmma
+        assert (tiles.strips, tiles.rows) == (2, tuning.block_rows(rows))
+        assert tiles.shared_bytes(form) * tiles.blocks + 4096 <= tuning.shared_bytes
+        assert 3 * tiles.grid(rows_out, 1, -(-rows // tiles.rows))[0] * -(-rows // tiles.rows) >= 2 * tuning.processors
+
+
+def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
+    """Of an 8B model the line of its shape, but where that has single strips; of a 1B model half the block."""
+    tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
+    lines = {line.rows: line for line in tuning.lines if line.rows_out == 28672}
+    for rows in (8, 16, 32, 64, 128, 256, 2048):
+        assert tuning.gated(rows, 28672, 4096, form) == lines[rows].tiles
+    assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
+    small = tuning.gated(8, 16384, 2048, form)
+    assert small is not None
+    assert (small.groups, small.stages) == (1, 2 * lines[8].tiles.stages)  # type: ignore[union-attr]
+
+
 def test_fixed_splits_depend_on_the_shape_alone() -> None:
     for tuning, form, (rows_out, cols) in itertools.product(DEVICES.values(), set(FORMS.values()), SHAPES):
         choices = [tuning.many_rows(rows, rows_out, cols, form, fixed=True) for rows in (1, 8, 33, 64, 128, 999)]

@@ -90,6 +90,11 @@ def test_scaled_rows() -> None:
     assert np.array_equal(found.values.numpy(), (x / scales[:ROWS, None]).astype(np.float16))
 
 
+def as_activated(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:
+    gelu = torch.nn.functional.gelu
+    return (torch.nn.functional.silu(gate), gelu(gate, approximate="tanh"), gelu(gate))[kind] * up
+
+
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_activation(kind: int) -> None:
     """Of two splits and a bias; gate and up 1,000 times as large in one row."""
@@ -101,15 +106,31 @@ def test_activation(kind: int) -> None:
     state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
     activate[(ROWS, 3)](
         product, product.stride(0), product.stride(1), torch.from_numpy(bias), COLS, COLS, *buffer.pointers(), *state,
-        SPLITS=2, BIAS=True, KIND=kind, GATED=True, DEPENDENT=False, BLOCK=64, **buffer.constants(),
+        SPLITS=2, BIAS=True, KIND=kind, GATED=True, INTERLEAVED=False, DEPENDENT=False, BLOCK=64, **buffer.constants(),
     )  # fmt: skip
     both = torch.from_numpy(parts.astype(np.float64).sum(axis=0) + bias)
-    gate, up = both[:, :COLS], both[:, COLS:]
-    gelu = torch.nn.functional.gelu
-    act = (torch.nn.functional.silu(gate), gelu(gate, approximate="tanh"), gelu(gate))[kind]
+    expected = as_activated(both[:, :COLS], both[:, COLS:], kind)
     found = buffer.values.double() * buffer.scales[:, None].double()
-    error = (found - act * up).norm(dim=1) / (act * up).norm(dim=1)
+    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
     assert error.max() < 1e-3
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e4])
+def test_activation_of_gate_and_up_by_turns(factor: float) -> None:
+    """64 columns of each; with large values the rows are divided once all of their blocks are done."""
+    cols, kind = 192, 0
+    parts = torch.from_numpy(np.random.default_rng(8).standard_normal((2, ROWS, 3, 2, 64)).astype(np.float32) * factor)
+    product = parts.reshape(2, ROWS, 2 * cols)
+    buffer = ActivationBuffers(ROWS, CPU).get(Form("f16"), cols)
+    state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
+    activate[(ROWS, 3)](
+        product, product.stride(0), product.stride(1), torch.zeros(1), 64, cols, *buffer.pointers(), *state, SPLITS=2,
+        BIAS=False, KIND=kind, GATED=True, INTERLEAVED=True, DEPENDENT=False, BLOCK=64, **buffer.constants(),
+    )  # fmt: skip
+    both = parts.double().sum(0)
+    expected = as_activated(both[:, :, 0], both[:, :, 1], kind).reshape(ROWS, cols)
+    found = buffer.values.double() * buffer.scales[:, None].double()
+    assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-3
 
 
 def test_normalize_joins_a_branch() -> None:

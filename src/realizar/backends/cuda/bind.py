@@ -79,7 +79,9 @@ class Binder:
                 part = part_of(operations[at])
                 linear, at = self._following(operations, at)
                 yield Launch("norm", self._normalize(branch, operation.norm, linear))
-                yield Launch(part, self._project(linear, linear.cols), linear.weight_bytes)
+                gated = isinstance(operations[at], Activate)
+                reader = self._following(operations, at + 1)[0] if gated else None
+                yield Launch(part, self._project(linear, linear.cols, reader=reader), linear.weight_bytes)
                 branch = None
             elif isinstance(operation, Normalize):  # of the whole row of queries or keys
                 assert linear is not None
@@ -199,10 +201,21 @@ class Binder:
         rows = self._space.arrays.sizes.selected if selected else None
         return self._space.activations.get(form, cols, rows)
 
-    def _project(self, linear: MergedLinear, cols: int, selected: bool = False) -> Callable[[StepShape], None]:
+    def _project(
+        self, linear: MergedLinear, cols: int, selected: bool = False, reader: MergedLinear | None = None
+    ) -> Callable[[StepShape], None]:
+        """A product; `reader` is what reads the activation of a feed-forward that begins with it."""
+
         def run(shape: StepShape) -> None:
+            def inputs(form: Form) -> ActivationBuffer:
+                return self._buffer(form, cols, selected)
+
+            if reader is not None and linear.is_gated(shape.tokens):
+                (form,) = reader.forms(shape.tokens)
+                linear.launch_gated(shape.tokens, inputs, self._buffer(form, reader.cols))
+                return
             partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
-            linear.launch(shape.tokens, lambda form: self._buffer(form, cols, selected), partials)
+            linear.launch(shape.tokens, inputs, partials)
 
         return run
 
@@ -210,8 +223,11 @@ class Binder:
         feed_forward, space = operation.feed_forward, self._space
         width = feed_forward.up.out_features
         gated = feed_forward.gate is not None
+        up_at = 64 if up.interleaved else width if gated else 0
 
         def run(shape: StepShape) -> None:
+            if up.is_gated(shape.tokens):  # the product has activated already
+                return
             splits = up.splits(shape.tokens)
             partials = space.partials(splits, shape.tokens, up.width)
             for form in reader.forms(shape.tokens):
@@ -219,10 +235,10 @@ class Binder:
                 cut = activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
-                    width if gated else 0, width, *target.pointers(), *space.row_state, SPLITS=splits,
+                    up_at, width, *target.pointers(), *space.row_state, SPLITS=splits,
                     BIAS=up.bias is not None,
-                    KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, BLOCK=cut.block, num_warps=cut.warps,
-                    **target.constants(), **space.launching(shape.tokens),
+                    KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, INTERLEAVED=up.interleaved,
+                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
                 )  # fmt: skip
 
         return run

@@ -12,14 +12,16 @@ import triton
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.fragments import FragmentFormat
+from realizar.backends.cuda.gated import launch_gated, route_gated, runs_gated
 from realizar.backends.cuda.kernel_sizes import product_type
 from realizar.backends.cuda.kernels.weights import multiply
+from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix
 from realizar.backends.cuda.products import HalfActivations, Int8Activations, ProductConfig, Products
-from realizar.backends.cuda.weights import Matrix, Weights, matrix_bytes
+from realizar.backends.cuda.weights import Group, Matrix, Weights, matrix_bytes
 from realizar.backends.program import Operation, Project
-from realizar.models.spec import Linear, TensorName
+from realizar.models.spec import Linear
 
 _FLOAT_FORMS = {torch.float32: Form("f32"), torch.float16: Form("f16"), torch.bfloat16: Form("bf16")}
 _ROWS, _COLUMNS = 64, 64  # a tile of the plain product
@@ -43,12 +45,14 @@ class MergedLinear:
         matrices: in the order of their columns.
         bias: float32 over all columns, or None; the kernel that sums the splits adds it.
         products: of packed matrices; None where there are none.
+        activation: of the feed-forward whose gate and up these are, where the product that reads its result is packed.
     """
 
     def __init__(
-        self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile, products: Products | None
-    ) -> None:
-        self._device, self._products, self.bias = device, products, bias
+        self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile, products: Products | None,
+        activation: GatedActivation | None = None,
+    ) -> None:  # fmt: skip
+        self._device, self._products, self.bias, self._activation = device, products, bias, activation
         self._routes: dict[int, list[ProductConfig]] = {}
         self.segments: list[Segment] = []
         self.width = 0
@@ -84,8 +88,21 @@ class MergedLinear:
         if not packed or self._products is None:
             return []
         if rows not in self._routes:
-            self._routes[rows] = self._products.route_merged(rows, packed)
+            gated = route_gated(self._products, rows, packed[0], self._activation) if self._activation else None
+            self._routes[rows] = self._products.route_merged(rows, packed) if gated is None else [gated]
         return list(zip(packed, self._routes[rows], strict=True))
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether columns of gate and up take turns, 64 of each, as `PackedMatrix` says."""
+        first = self.segments[0].matrix
+        return isinstance(first, PackedMatrix) and first.interleaved
+
+    def is_gated(self, rows: int) -> bool:
+        """Whether `launch_gated` takes a step of so many rows: no partial sums are written then."""
+        if self._activation is None or self._products is None:
+            return False
+        return any(runs_gated(self._products, *route) for route in self.routes(rows))
 
     def kernels(self, rows: int) -> list[tuple[tuple[FragmentFormat, ...], ProductConfig]]:
         """What `Products.prepare` must compile for a step of so many rows."""
@@ -120,6 +137,16 @@ class MergedLinear:
             else:
                 _multiply_floats(matrix, source, partials, rows, segment.column)
 
+    def launch_gated(self, rows: int, inputs: Buffers, target: ActivationBuffer) -> None:
+        """Write the input of the feed-forward's last product, which has the form of this one's."""
+        (matrix, config), form = self.routes(rows)[0], self._form(self.segments[0], rows)
+        source, written = _activations(inputs(form)), _activations(target)
+        assert self._products is not None
+        assert target.form == form
+        assert isinstance(source, HalfActivations)
+        assert isinstance(written, HalfActivations)
+        launch_gated(self._products, matrix, source, written, rows, config)
+
     @property
     def _all_packed(self) -> bool:
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
@@ -138,15 +165,27 @@ class Merger:
 
     def __init__(self, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
         self._weights, self._device, self._products = weights, device, products
-        self._made: dict[tuple[TensorName, ...], MergedLinear] = {}
+        self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:
         """Products that share an input."""
         key = tuple(linear.weight for linear in linears)
         if key not in self._made:
-            bias = self._weights.bias(tuple(linears))
-            self._made[key] = MergedLinear(self._weights.groups[key], bias, self._device, self._products)
+            bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
+            activation = self._activation(key)
+            self._made[key] = MergedLinear(matrices, bias, self._device, self._products, activation)
         return self._made[key]
+
+    def _activation(self, key: Group) -> GatedActivation | None:
+        """Of the feed-forward that begins with these matrices, if packed matrices read its result.
+
+        And if that has a buffer of its own: activations of as many columns as the input have the input's.
+        """
+        feed_forward = self._weights.gated.get(key)
+        if feed_forward is None or feed_forward.down.in_features == feed_forward.up.in_features:
+            return None
+        down = self._weights.groups[(feed_forward.down.weight,)]
+        return feed_forward.activation if all(isinstance(matrix, PackedMatrix) for matrix in down) else None
 
     def prepare(self, row_counts: Iterable[int], compiled: Callable[[int, int], None]) -> None:
         """Compile the products of all that was merged for these numbers of rows, side by side.
@@ -168,9 +207,13 @@ def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:
 
 
 def partial_floats(linears: Iterable[MergedLinear], row_counts: Iterable[int]) -> int:
-    """float32 of the largest partial sums of these products, for these numbers of rows."""
+    """float32 of the largest partial sums of these products, for these numbers of rows, once they are prepared."""
     counts = list(row_counts)
-    return max(linear.splits(rows) * rows * linear.width for linear in linears for rows in counts)
+    return max(
+        0 if linear.is_gated(rows) else linear.splits(rows) * rows * linear.width
+        for linear in linears
+        for rows in counts
+    )
 
 
 def _token_tile(rows: int) -> int:

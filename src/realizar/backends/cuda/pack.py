@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class PackedMatrix:
         weights: uint8 [format.size_bytes(rows, cols)], 256-byte aligned.
         block_scales: float32 [ceil(rows / 64)]: what sums of 64 rows are multiplied by.
         table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
+        interleaved: whether its blocks of 64 rows are by turns the gate's and up's of a feed-forward, so that a product
+            can end with the activation; else its parts lie one below the other.
     """
 
     rows: int
@@ -32,6 +35,7 @@ class PackedMatrix:
     weights: torch.Tensor
     block_scales: torch.Tensor
     table: torch.Tensor | None
+    interleaved: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -41,15 +45,16 @@ class PackedMatrix:
 
 def pack_matrix(
     parts: Planes | Sequence[Planes], device: torch.device | str, compact: bool = False,
-    into: torch.Tensor | None = None,
+    into: torch.Tensor | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
-    """Pack one matrix, or several of one format one below the other.
+    """Pack one matrix, or several of one format one below the other or interleaved.
 
     Args:
         parts: the matrix, or matrices with equal columns. All but the last have a multiple of 64 rows.
         device: where it shall lie.
         compact: as in `fragment_format`.
         into: uint8 memory for `weights`, exactly as large and 256-byte aligned; allocated if None.
+        interleaved: whether 64 rows of each of two matrices take turns.
 
     Raises:
         UnsupportedModelError: the parts can't lie in one matrix, or have no format.
@@ -59,15 +64,28 @@ def pack_matrix(
     packed = [pack_fragments(part, form) for part in planes]
     rows, cols = sum(part.rows for part in planes), planes[0].cols
     weights = torch.empty(form.size_bytes(rows, cols), dtype=torch.uint8, device=device) if into is None else into
-    start = 0
-    for data, _ in packed:
-        weights[start : start + data.size].copy_(torch.from_numpy(data))
-        start += data.size
-    scales = torch.from_numpy(np.concatenate([scales for _, scales in packed])).to(device)
+    scales = torch.empty(-(-rows // BLOCK), dtype=torch.float32, device=device)
+    places = strip_places([part.rows for part in planes], interleaved)
+    for (data, block_scales), place in zip(packed, places, strict=True):
+        weights.view(len(scales), -1)[place].copy_(torch.from_numpy(data).view(len(block_scales), -1))
+        scales[place].copy_(torch.from_numpy(block_scales))
     table = codebook_table(planes[0])
-    return PackedMatrix(
-        rows, cols, form, weights, scales, None if table is None else torch.from_numpy(table).to(device)
-    )
+    on_device = None if table is None else torch.from_numpy(table).to(device)
+    return PackedMatrix(rows, cols, form, weights, scales, on_device, interleaved)
+
+
+def strip_places(rows: Sequence[int], interleaved: bool) -> list[slice]:
+    """Where the blocks of 64 rows of matrices of so many rows land in the one that they are packed into.
+
+    Raises:
+        UnsupportedModelError: matrices are to be interleaved that are not two of one whole number of blocks.
+    """
+    if interleaved:
+        if len(rows) != 2 or rows[0] != rows[1] or rows[0] % BLOCK:
+            raise UnsupportedModelError(f"two matrices interleave, of the same multiple of {BLOCK} rows")
+        return [slice(part, None, 2) for part in range(2)]
+    ends = list(itertools.accumulate(-(-count // BLOCK) for count in rows))
+    return [slice(first, end, 1) for first, end in itertools.pairwise([0, *ends])]
 
 
 def common_format(planes: Sequence[Planes], compact: bool = False) -> FragmentFormat:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from realizar.backends.cuda.fragments import BLOCK, FragmentFormat, fragment_for
 from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import REPACKED_TYPES, repack_source
-from realizar.backends.cuda.pack import PackedMatrix, codebook_table
+from realizar.backends.cuda.pack import PackedMatrix, codebook_table, strip_places
 from realizar.backends.cuda.store import aligned
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
@@ -43,6 +44,9 @@ class RawMatrix:
     data: NDArray[np.uint8]
     rows: int
     cols: int
+
+
+_Piece: TypeAlias = tuple[RawMatrix, int, torch.Tensor, torch.Tensor]  # its first row; where strips and scales land
 
 
 def raw_format(matrix: RawMatrix) -> FragmentFormat:
@@ -70,33 +74,33 @@ def _memory_bytes(form: FragmentFormat, rows: int, cols: int) -> int:
 
 def pack_by_threads(
     parts: Sequence[RawMatrix], device: torch.device | str, into: torch.Tensor | None = None,
-    uploaded: Callable[[int], None] | None = None,
+    uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """What `Packer.pack` gives, from `Planes` of some strips at a time, by a thread for each core."""
     first, form = parts[0], raw_format(parts[0])
     rows = sum(part.rows for part in parts)
     weights, scales = _allocate(form, rows, first.cols, device, into)
+    strips, places = weights.view(len(scales), -1), strip_places([part.rows for part in parts], interleaved)
     pieces = [
-        (part, start, min(_PIECE_ROWS, part.rows - start))
-        for part in parts
+        (part, start, strips[place][start // BLOCK :], scales[place][start // BLOCK :])
+        for part, place in zip(parts, places, strict=True)
         for start in range(0, part.rows, _PIECE_ROWS)
     ]
 
-    def pack_piece(piece: tuple[RawMatrix, int, int]) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
-        part, start, count = piece
-        row_bytes = part.data.size // part.rows
+    def pack_piece(piece: _Piece) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
+        part, start, *_ = piece
+        count, row_bytes = min(_PIECE_ROWS, part.rows - start), part.data.size // part.rows
         data = part.data[start * row_bytes : (start + count) * row_bytes]
         return *pack_fragments(to_planes(part.ggml_type, data, count, part.cols), form), data.size
 
-    at = strip = 0
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for packed, block_scales, size in pool.map(pack_piece, pieces):
-            weights[at : at + packed.size].copy_(torch.from_numpy(packed))
-            scales[strip : strip + block_scales.size].copy_(torch.from_numpy(block_scales))
-            at, strip = at + packed.size, strip + block_scales.size
+        packed = pool.map(pack_piece, pieces)
+        for (_, _, to, to_scales), (data, block_scales, size) in zip(pieces, packed, strict=True):
+            to[: block_scales.size].copy_(torch.from_numpy(data).view(block_scales.size, -1))
+            to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
             if uploaded is not None:
                 uploaded(size)
-    return PackedMatrix(rows, first.cols, form, weights, scales, _table_of(first, device))
+    return PackedMatrix(rows, first.cols, form, weights, scales, _table_of(first, device), interleaved)
 
 
 def _allocate(
@@ -128,14 +132,15 @@ class Packer:
 
     def pack(
         self, parts: Sequence[RawMatrix], into: torch.Tensor | None = None,
-        uploaded: Callable[[int], None] | None = None,
+        uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
     ) -> PackedMatrix:  # fmt: skip
-        """Pack one matrix, or several of one type one below the other.
+        """Pack one matrix, or several of one type one below the other or interleaved.
 
         Args:
             parts: matrices of one type and width; all but the last have a multiple of 64 rows.
             into: uint8 [memory_bytes(parts)], 256-byte aligned, for weights and block scales; allocated if None.
             uploaded: called with the number of raw bytes of each piece that is on its way.
+            interleaved: whether 64 rows of each of two matrices take turns.
 
         Raises:
             UnsupportedModelError: the parts can't lie in one matrix, or their type has no format.
@@ -144,20 +149,19 @@ class Packer:
         if len({(part.ggml_type, part.cols) for part in parts}) != 1 or any(p.rows % BLOCK for p in parts[:-1]):
             raise UnsupportedModelError(f"matrices merge if of one type and width and at multiples of {BLOCK} rows")
         if first.ggml_type not in REPACKED_TYPES or first.cols % BLOCK:
-            return pack_by_threads(parts, self.device, into, uploaded)
+            return pack_by_threads(parts, self.device, into, uploaded, interleaved)
         form = raw_format(first)
         rows = sum(part.rows for part in parts)
         weights, scales = _allocate(form, rows, first.cols, self.device, into)
-        strip = 0
-        for part in parts:
-            strip = self._pack_part(part, form, weights, scales, strip, uploaded)
-        return PackedMatrix(rows, first.cols, form, weights, scales, _table_of(first, self.device))
+        for part, place in zip(parts, strip_places([part.rows for part in parts], interleaved), strict=True):
+            self._pack_part(part, form, weights, scales, place, uploaded)
+        return PackedMatrix(rows, first.cols, form, weights, scales, _table_of(first, self.device), interleaved)
 
     def _pack_part(
-        self, part: RawMatrix, form: FragmentFormat, weights: torch.Tensor, scales: torch.Tensor, strip: int,
+        self, part: RawMatrix, form: FragmentFormat, weights: torch.Tensor, scales: torch.Tensor, place: slice,
         uploaded: Callable[[int], None] | None,
-    ) -> int:  # fmt: skip
-        """Pack a matrix from strip `strip` on; returns the strip after it."""
+    ) -> None:  # fmt: skip
+        """Pack a matrix; its strips land at `place`."""
         tops_kernel, pack_kernel = self._load(part.ggml_type, form)
         row_bytes = part.data.size // part.rows
         step = max(1, _PIECE_BYTES // (row_bytes * BLOCK)) * BLOCK
@@ -173,14 +177,13 @@ class Packer:
             tops_kernel.launch(
                 (4, strips, 1), 256, [raw.data_ptr(), tops.data_ptr(), *shape], "ppii", stream.cuda_stream, False
             )
+            strip = place.start + start // BLOCK * place.step
             to = weights.data_ptr() + strip * form.strip_bytes(part.cols)
-            arguments = [raw.data_ptr(), tops.data_ptr(), to, scales.data_ptr() + 4 * strip, *shape, chunks]
-            pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiii", stream.cuda_stream, False)
+            arguments = [raw.data_ptr(), tops.data_ptr(), to, scales.data_ptr() + 4 * strip, *shape, chunks, place.step]
+            pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiiii", stream.cuda_stream, False)
             event.record(stream)
-            strip += strips
             if uploaded is not None:
                 uploaded(piece.size)
-        return strip
 
     def _upload(self, piece: NDArray[np.uint8], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Start a copy to the device; the event must be recorded after the last use of the copy."""

@@ -14,6 +14,8 @@ splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and
 `PackedMatrix` segments of one merged output: `route_merged` gives them one config, with which `launch_merged` runs them
 in one grid (in two, the second cost 5 us more at one row and 13 at 64).
 
+A feed-forward's gate and up may be interleaved in one matrix: `gated` ends their product with the activation.
+
 With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a product asks for its first weights
 before it waits for the kernel before it, and lets the kernel after it start early: that one must itself execute
 `griddepcontrol.wait` (Triton: `tl.extra.cuda.gdc_wait()`) before it reads the partials, if it is launched with
@@ -36,6 +38,7 @@ from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import (
+    GatedActivation,
     MmaSyncTiles,
     Tiles,
     WgmmaTiles,
@@ -51,6 +54,7 @@ _LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 Forms: TypeAlias = tuple[FragmentFormat, ...]
+Key: TypeAlias = tuple[Forms, Tiles, GatedActivation | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +105,21 @@ Activations = Int8Activations | HalfActivations
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """How one product runs. Opaque but for `splits` and `format`.
+    """How one product runs. Opaque but for `splits`, `format` and `activation`.
 
     Attributes:
         tiles: the kernel and its own parameters.
         format: of the activations that it reads.
         splits: partial sums that it writes.
         dependent: whether it is launched with programmatic stream serialisation.
+        activation: with which `gated.launch_gated` ends it; None: it has no such end.
     """
 
     tiles: Tiles
     format: ActivationFormat
     splits: int
     dependent: bool = False
+    activation: GatedActivation | None = None
 
 
 class Products:
@@ -134,7 +140,8 @@ class Products:
         shared = int(properties.shared_memory_per_block_optin)
         processors = int(properties.multi_processor_count)
         self.tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
-        self._kernels: dict[tuple[Forms, Tiles], tuple[Kernel, Tiles]] = {}
+        self._kernels: dict[Key, tuple[Kernel, Tiles]] = {}
+        self.refused: set[Key] = set()  # kernels with an activation that did not compile or fit
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
@@ -178,26 +185,32 @@ class Products:
         Raises:
             KernelError: a kernel does not compile or does not fit the device, and nothing can replace it.
         """
-        keys = {(form if isinstance(form, tuple) else (form,), config.tiles) for form, config in wanted}
+        keys: set[Key] = {
+            (form if isinstance(form, tuple) else (form,), config.tiles, config.activation) for form, config in wanted
+        }
         missing = sorted(keys - self._kernels.keys(), key=repr)
         try:
-            compile_sources([product_source(forms, tiles) for forms, tiles in missing], self.arch, compiled)
+            compile_sources([product_source(*key) for key in missing], self.arch, compiled)
         except KernelError as error:
             _LOG.debug("a kernel does not compile: %s", error)  # which one, and whether it matters, `_load` says
-        for forms, tiles in missing:
-            self._kernels[forms, tiles] = self._load(forms, tiles)
+        for key in missing:
+            self._kernels[key] = self._load(*key)
 
-    def _load(self, forms: Forms, tiles: Tiles) -> tuple[Kernel, Tiles]:
-        """A kernel and its tiles; the Hopper kernel is replaced where it fails by the one that needs less."""
+    def _load(self, forms: Forms, tiles: Tiles, activation: GatedActivation | None) -> tuple[Kernel, Tiles]:
+        """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less."""
         try:
-            source = product_source(forms, tiles)
+            source = product_source(forms, tiles, activation)
             shared = max(tiles.shared_bytes(form) for form in forms)
             return Kernel(compile_source(source, self.arch), source.name, shared), tiles
         except KernelError as error:
+            if activation is not None:
+                _LOG.warning("%s; its activation runs as a kernel of its own", error)
+                self.refused.add((forms, tiles, activation))
+                return self.prepared(forms, tiles)
             if not isinstance(tiles, WgmmaTiles):
                 raise
             _LOG.warning("%s; mma.sync takes its place", error)
-            return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.rows, 2, 4, 1), forms))
+            return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.rows, 2, 4, 1), forms), None)
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, rows: int,
@@ -233,9 +246,7 @@ class Products:
             KernelError: as in `launch`.
         """
         forms = tuple(matrix.format for matrix in matrices)
-        if (forms, config.tiles) not in self._kernels:
-            self.prepare([(forms, config)])
-        kernel, tiles = self._kernels[forms, config.tiles]
+        kernel, tiles = self.prepared(forms, config.tiles)
         handle = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
         row_blocks = 1 if config.format.kind == "int8" else -(-rows // tiles.rows)
         arguments: list[int] = []
@@ -243,9 +254,7 @@ class Products:
         grid = (0, 0, 0)
         for index, matrix in enumerate(matrices):
             column = column if columns is None else columns[index]
-            table = matrix.weights if matrix.table is None else matrix.table
-            weights = (matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr())
-            arguments += [*weights, partials.data_ptr() + 4 * column, matrix.rows, blocks]
+            arguments += [*addresses(matrix), partials.data_ptr() + 4 * column, matrix.rows, blocks]
             grid = tiles.grid(matrix.rows, config.splits, row_blocks)
             blocks, column = blocks + grid[0], column + matrix.rows
         if isinstance(activations, Int8Activations):
@@ -256,6 +265,19 @@ class Products:
         arguments += [rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
         sizes = "ppppii" * len(matrices) + "ppiiiii"
         kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
+
+    def prepared(
+        self, forms: Forms, tiles: Tiles, activation: GatedActivation | None = None
+    ) -> tuple[Kernel, Tiles]:  # fmt: skip
+        """A kernel and the tiles that it has, loaded now if not before.
+
+        Raises:
+            KernelError: it can't be compiled or loaded.
+        """
+        key = forms, tiles, activation
+        if key not in self._kernels:
+            self._kernels[key] = self._load(*key)
+        return self._kernels[key]
 
     def to_int8(self, x: torch.Tensor) -> Int8Activations:
         """float32 [rows, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""
@@ -283,6 +305,12 @@ class Products:
         if name not in self._writers:
             self._writers[name] = Kernel(compile_source(activations_source(), self.arch), name, 0)
         return self._writers[name]
+
+
+def addresses(matrix: PackedMatrix) -> tuple[int, int, int]:
+    """Of weights, block scales and table."""
+    table = matrix.weights if matrix.table is None else matrix.table
+    return matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr()
 
 
 def _current(x: torch.Tensor) -> int:

@@ -136,7 +136,7 @@ class CUDABackend:
         self._space.arrays.clear()
         counts = token_counts(sizes.tokens)
         for done, tokens in enumerate(counts):
-            variant = tuple((linear.forms(tokens), linear.splits(tokens)) for linear in layers)
+            variant = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
             if variant not in seen:
                 seen.add(variant)
                 self._graphs.run_eagerly(StepShape(tokens, 0, 1), 0)

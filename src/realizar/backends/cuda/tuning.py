@@ -28,6 +28,7 @@ _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "m
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 _BLOCK_ROWS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
+_LEAST_FILLED = 2 / 3  # of the multiprocessors, by a product that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
 
@@ -144,6 +145,33 @@ class DeviceTuning:
         splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
         return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
 
+    def gated(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
+        """Tiles of a product that ends with an activation: whole sums, gate and up in one warpgroup.
+
+        None where the Hopper kernel does not run, or where the product fills too little of the device without splits.
+        """
+        block_rows, least = self.block_rows(rows), self.processors * _LEAST_FILLED
+        tiles = self._nearest_gated(rows, rows_out, cols) or WgmmaTiles(block_rows, 2, 2, 4, 1, 1)
+        tiles, row_blocks = replace(tiles, rows=block_rows), -(-rows // block_rows)
+        blocks = tiles.grid(rows_out, 1, 1)[0] * row_blocks
+        if blocks < least and tiles.groups == 2:
+            tiles = replace(tiles, groups=1, stages=2 * tiles.stages)
+            blocks = tiles.grid(rows_out, 1, 1)[0] * row_blocks
+        if blocks <= self.processors:  # one on each
+            tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
+        fitted = self.shrunk(tiles, [form])
+        if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:
+            return None
+        return fitted
+
+    def _nearest_gated(self, rows: int, rows_out: int, cols: int) -> WgmmaTiles | None:
+        """Of the lines with two strips the nearest shape's, for the nearest number of rows that is no smaller."""
+        lines = [line for line in self.lines if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
+        most = max((line.rows for line in lines), default=0)
+        fitting = [line for line in lines if line.rows >= min(rows, most)]
+        best = min(fitting, key=lambda line: (_distance(line, rows_out, cols), line.rows), default=None)
+        return best.tiles if best is not None and isinstance(best.tiles, WgmmaTiles) else None
+
     def _nearest(self, rows: int, rows_out: int, cols: int, kinds: set[str]) -> Line | None:
         """The line of the nearest number of rows that is no smaller, and the nearest shape."""
         lines = [line for line in self.lines if line.tiles.kind in kinds]
@@ -151,11 +179,7 @@ class DeviceTuning:
         if not counts:
             return None
         at = min((count for count in counts if count >= rows), default=max(counts))
-
-        def distance(line: Line) -> float:
-            return abs(math.log(line.rows_out / rows_out)) + abs(math.log(line.cols / cols))
-
-        return min((line for line in lines if line.rows == at), key=distance)
+        return min((line for line in lines if line.rows == at), key=lambda line: _distance(line, rows_out, cols))
 
     def _fitted(self, tiles: Tiles, line: Line, rows: int, rows_out: int, form: FragmentFormat, cols: int) -> Choice:
         """A line's choice for another shape or format: as many blocks, if shared memory allows."""
@@ -184,6 +208,11 @@ class DeviceTuning:
             else:
                 return replace(tiles, strips=1)
         return tiles
+
+
+def _distance(line: Line, rows_out: int, cols: int) -> float:
+    """Of a line's shape from another."""
+    return abs(math.log(line.rows_out / rows_out)) + abs(math.log(line.cols / cols))
 
 
 def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_bytes: int) -> DeviceTuning:

@@ -19,7 +19,7 @@ from realizar.backends.cuda.store import Store, linears_of, vectors_of
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import Layer, Linear, ModelSpec, Norm, TensorName
+from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import QUANTIZED_TYPES, dequantize
 
 _FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
@@ -36,12 +36,17 @@ class Weights:
     Attributes:
         groups: the matrices of products that share an input, in order; those of one type may lie in one. A float
             matrix is a tensor [rows, cols] of its own type.
+        gated: feed-forwards by the group of their gate and up.
         embedding: of its own, row by row.
     """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
         self._spec, self._checkpoint, self._device = spec, checkpoint, device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
+        feed_forwards = (layer.feed_forward for layer in spec.layers)
+        self.gated: dict[Group, FeedForward] = {
+            (one.gate.weight, one.up.weight): one for one in feed_forwards if one.gate is not None
+        }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
         self._tables: dict[GGMLType, torch.Tensor | None] = {}
@@ -160,8 +165,16 @@ class Weights:
             mergeable = all(matrix.rows % _MERGED_ROWS == 0 for matrix in raw[:-1])
             for together in [raw] if mergeable else [[matrix] for matrix in raw]:
                 into = None if store is None else store.take(memory_bytes(together))
-                packed = self._packer.pack(together, into)
+                packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
                 yield replace(packed, table=self._tables.setdefault(ggml_type, packed.table))
+
+    def _interleaved(self, linears: Sequence[Linear]) -> bool:
+        """Whether matrices that are packed as one are the gate and up of a feed-forward, and can take turns in it.
+
+        Biases keep their order, so there must be none.
+        """
+        gated = tuple(linear.weight for linear in linears) in self.gated
+        return gated and all(one.bias is None and one.out_features % _MERGED_ROWS == 0 for one in linears)
 
     def _pack_plain(
         self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int, store: Store | None = None

@@ -23,11 +23,13 @@ def apply_activation(x, KIND: tl.constexpr):
 @triton.jit
 def activated(
     product, splits_stride, row_at, bias, up_at, width, first, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The columns from `first` on of activation(gate) * up, or activation(up); 0 beyond `width`."""
     columns = first + tl.arange(0, BLOCK)
     inside = columns < width
+    if INTERLEAVED:
+        columns = columns // 64 * 128 + columns % 64
     x = load_sum(product, bias, row_at, up_at + columns, inside, splits_stride, SPLITS, BIAS)
     if GATED:
         x = x * apply_activation(load_sum(product, bias, row_at, columns, inside, splits_stride, SPLITS, BIAS), KIND)
@@ -40,24 +42,27 @@ def activated(
 def activate(
     product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
     row_arrivals,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, FORMAT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """activation(gate) * up, or activation(up). Grid: rows, blocks of columns.
 
-    A row of `product` holds the gate from column 0 and up from `up_at`.
+    A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
+    with `up_at` 64.
     """
     begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     at = row * row_stride
-    x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, BLOCK)
+    x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK)
     store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
     factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
     if factor != 1.0:
         for block in tl.range(0, tl.num_programs(1)):
             first = block * BLOCK
-            x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, BLOCK)
+            x = activated(
+                product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
+            )
             x = x / factor
             store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
 

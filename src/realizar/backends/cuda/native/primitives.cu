@@ -75,8 +75,9 @@ struct Matrix {
   const char* weights;
   const float* block_scales;
   const void* table;
-  float* partials;  // of its own columns
+  float* partials;  // of its own columns; halves, the next product's input, where the product ends with an activation
   int rows_out;
+  float* out_scales;  // of that input's rows
 };
 // What the matrices of a launch have in common.
 struct Shape { int rows, chunks, splits, row_stride, split_stride; };

@@ -84,16 +84,16 @@ INLINE int exponent_above(int bits) {  // x such that a float is below 2^x
   return e;
 }
 
-// One block of 128 threads per 64 rows and chunk; a thread is a lane of a tile.
-extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict__ raw, const int* __restrict__ tops, u8* __restrict__ out, float* __restrict__ block_scales, int rows, int cols, int chunks) {
+// One block of 128 threads per 64 rows and chunk; a thread is a lane of a tile. Strips land `stride` apart.
+extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict__ raw, const int* __restrict__ tops, u8* __restrict__ out, float* __restrict__ block_scales, int rows, int cols, int chunks, int stride) {
   const int chunk = blockIdx.x, strip = blockIdx.y, tile = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   int exponent = 15 - 24 + POSITION0 - exponent_above(tops[strip * 2]);
   if constexpr (MINIMA) exponent = min(exponent, 15 - exponent_above(tops[strip * 2 + 1]));
   exponent = max(-100, min(100, exponent));
-  if (chunk == 0 && threadIdx.x == 0) block_scales[strip] = ldexpf(1.f, -exponent);
+  if (chunk == 0 && threadIdx.x == 0) block_scales[(long)strip * stride] = ldexpf(1.f, -exponent);
   const long row_bytes = (long)(cols / WEIGHTS) * BYTES;
   const int col = chunk * 64 + t * 16;
-  u8* block = out + ((long)strip * chunks + chunk) * BLOCK_BYTES;
+  u8* block = out + ((long)strip * stride * chunks + chunk) * BLOCK_BYTES;
   u8* scales = block + CODES_BYTES + tile * TILE_SCALE_BYTES + (t * SETS / 4 * 8 + g) * (MINIMA ? 8 : 4);
   u32 four[4] = {}, two[2] = {}, one = 0, eight[8] = {};
   for (int half = 0; half < 2; half++) {

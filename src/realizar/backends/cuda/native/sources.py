@@ -11,6 +11,8 @@ from realizar.backends.cuda.native.compiler import Source, read
 from realizar.checkpoint.ggml_types import GGMLType
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
+GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
+_ACTIVATIONS: dict[GatedActivation, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 REPACKED_TYPES = (
     GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q5_K,
     GGMLType.Q6_K, GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.MXFP4,
@@ -155,26 +157,35 @@ class MmaSyncTiles:
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 
 
-def product_source(forms: Sequence[FragmentFormat], tiles: Tiles) -> Source:
+def product_source(
+    forms: Sequence[FragmentFormat], tiles: Tiles, activation: GatedActivation | None = None
+) -> Source:  # fmt: skip
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials and rows; its first block in x; then the
     activations' two addresses, rows, chunks, splits, row stride and split stride.
+
+    Args:
+        activation: of a gated feed-forward, with which the product of its one, interleaved matrix ends. Instead of
+            partials it gets the next product's values, and as its last parameter that one's row scales.
     """
     names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
-    name = f"{tiles.kind}_{'_'.join(names)}_rows{tiles.rows}"
-    parts = [_defines(tiles.defines()), read("primitives.cu")]
+    name = f"{tiles.kind}_{'_'.join(names)}{f'_{activation}' if activation else ''}_rows{tiles.rows}"
+    own = tiles.defines() if activation is None else [*tiles.defines(), ("ACTIVATION", str(_ACTIVATIONS[activation]))]
+    parts = [_defines(own), read("primitives.cu")]
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
+    if activation is not None:
+        parts.append(read("gated.cu"))
     for index, form in enumerate(forms):
         defines = _format_defines(form)
         parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
-    return Source(name, "".join(parts) + _entry(name, len(forms), tiles))
+    return Source(name, "".join(parts) + _entry(name, len(forms), tiles, activation is not None))
 
 
-def _entry(name: str, count: int, tiles: Tiles) -> str:
+def _entry(name: str, count: int, tiles: Tiles, gated: bool) -> str:
     """The kernel's entry point."""
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
@@ -182,12 +193,14 @@ def _entry(name: str, count: int, tiles: Tiles) -> str:
     second = "float2" if tiles.kind == "matvec" else "float"
     parameters.append(f"const char* x, const {second}* scales")
     parameters.append("int rows, int chunks, int splits, int row_stride, int split_stride")
+    if gated:
+        parameters.append("float* out_scales")
     lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
     lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride};")
     for i in reversed(range(count)):
         condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
-        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}}}"
+        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {'out_scales' if gated else 'nullptr'}}}"
         lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, blockIdx.x - f{i}, x, scales);")
     return "\n".join(lines) + "\n}\n"
 

@@ -1,7 +1,8 @@
 // Products for 8 rows to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
 // Defined around it: ROWS (of a block: 8-256) STRIPS (of 64 rows, per warpgroup) GROUPS (consumer warpgroups)
-// STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0).
+// STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and
+// ACTIVATION beside gated.cu where the product ends with a feed-forward's activation.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
@@ -121,6 +122,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
   asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128 + 32) : "memory");  // the producer has waited for the kernel before
 
+#ifdef ACTIVATION
+  static_assert(GROUPS * GATED_BYTES <= STAGES * STAGE_BYTES);
+  store_gated(c, matrix, block_x, strip0 + group * STRIPS, strips, scales);
+#else
   float* out = partials + (long)blockIdx.y * split_stride;
   const int x_row0 = blockIdx.z * ROWS + t * 2;
   const bool aligned = STAGED_OUT && row_stride % 4 == 0 && split_stride % 4 == 0 && (u64)partials % 16 == 0;
@@ -164,4 +169,5 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       to += 8 * row_stride;
     }
   }
+#endif
 }

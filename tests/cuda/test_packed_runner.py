@@ -1,0 +1,76 @@
+"""The whole GPU backend over packed matrices: kernels interpreted, products by their twins in numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if torch.cuda.is_available():
+    pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
+
+from cuda_runs import GPURunner  # noqa: E402
+from packed_products import run_packed  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda import tuning  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+from reference_tensors import load_tensors  # noqa: E402
+
+SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None,), weights="Q8_0")
+CONFIG = EngineConfig(
+    threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16"
+)
+
+
+def run(recipe: Recipe, gated: bool, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Chunks, and decodes beside a chunk and each other, their logits checked; returns what products ran."""
+    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0 if gated else 1e9)
+    launched = run_packed(monkeypatch)
+    spec, checkpoint = random_model(recipe)
+    runner = GPURunner(spec, checkpoint, config)
+    ids, others = random_tokens(recipe, 19, 1), random_tokens(recipe, 7, 2)
+    first, second = runner.request(0, ids), runner.request(1, others, first=2)
+    runner.step([(first, 17)])
+    runner.step([(first, 1), (second, 6)])
+    runner.step([(first, 1), (second, 1)])
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    for request in (first, second):
+        expected = reference.logits(request.token_ids)
+        error = np.linalg.norm(request.values() - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+        assert error.max() <= 0.03
+    runner.close()
+    return launched
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", pytest.param("gelu", marks=pytest.mark.full)])
+def test_products_end_with_the_activation(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = dataclasses.replace(SMALL, activation=activation)
+    launched = run(recipe, True, CONFIG, monkeypatch)
+    gated = {name for name in launched if f"_{activation}_rows" in name}
+    assert {name.rpartition("rows")[2] for name in gated} == {"16", "32"}  # two rows are of integers
+
+
+def test_gate_and_up_by_turns_and_their_activation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = run(SMALL, False, CONFIG, monkeypatch)
+    assert not any("silu" in name for name in launched)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        (dataclasses.replace(SMALL, parts=("biases",)), CONFIG),
+        (dataclasses.replace(SMALL, parts=("ungated",)), CONFIG),
+        (dataclasses.replace(SMALL, feed_forward_size=96), CONFIG),
+        (dataclasses.replace(SMALL, feed_forward_size=64), CONFIG),  # activations where the input is
+        (SMALL, dataclasses.replace(CONFIG, batch_invariant=True)),
+    ],
+    ids=["biases", "no gate", "part of a strip", "as wide as the input", "batch-invariant"],
+)
+def test_what_does_not_end_with_it(recipe: Recipe, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = run(recipe, True, config, monkeypatch)
+    assert launched
+    assert not any("silu" in name for name in launched)
