@@ -1,8 +1,8 @@
 """Check and time the quantised products on a CUDA device: `python scripts/cuda_products.py check load time search`.
 
 `check` runs the tests of the kernels. `load` times packing. `time` runs the linear layers of the 8B shape, 32 layers in
-one CUDA graph, partial sums written and not yet summed, and the head. `search` tries tiles and splits for each shape
-and writes the table of the best to the file named by --out.
+one CUDA graph, partial sums written and not yet summed, gate and up ending with their activation, and the head.
+`search` tries tiles and splits for each shape and writes the table of the best to the file named by --out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
 from realizar.backends.cuda.tune import ROW_COUNTS, Shape, sweep
@@ -29,7 +30,7 @@ from realizar.quantization import random_blocks
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LAYERS = 32
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
-CHECKS = ("tests/cuda/test_product_kernels_gpu.py",)
+CHECKS = ("tests/cuda/test_product_kernels_gpu.py", "tests/cuda/test_gated_products_gpu.py")
 
 
 def time_packing() -> None:
@@ -117,12 +118,37 @@ def time_mixed(products: Products) -> None:
         )
 
 
+def time_gated(products: Products, ggml_type: GGMLType, compact: bool) -> None:
+    """Gate and up, 32 layers, ending with the activation, against partial sums that are not yet read."""
+    matrices = [dataclasses.replace(one, interleaved=True) for one in copies(28672, 4096, LAYERS, ggml_type, compact)]
+    for rows in ROWS:
+        gated, plain = route_gated(products, rows, matrices[0], "silu"), products.route(rows, matrices[0])
+        if gated is None:
+            continue
+        products.prepare([(matrices[0].format, config) for config in (gated, plain)])
+        x = products.to_half(torch.randn(rows, 4096, device="cuda"), gated.format.block_rows)
+        target = products.to_half(torch.empty(rows, 14336, device="cuda"), gated.format.block_rows)
+        partials = torch.empty((plain.splits, rows, 28672), device="cuda")
+
+        def all_gated() -> None:
+            for matrix in matrices:
+                launch_gated(products, matrix, x, target, rows, gated)  # noqa: B023
+
+        def all_plain() -> None:
+            for matrix in matrices:
+                products.launch(matrix, x, partials, rows, plain)  # noqa: B023
+
+        each = f"{replay_ms(all_gated):7.3f} ms with silu, {replay_ms(all_plain):7.3f} without"
+        print(f"gate and up, rows {rows:5d}: {each}", flush=True)
+
+
 def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
     bench = Bench(products, ggml_type, compact)
     for rows in ROWS:
         configs = {n: products.route(rows, stack[0]) for n, stack in bench.stacks.items()}
         line(bench, rows, configs, ggml_type.name)
     del bench
+    time_gated(products, ggml_type, compact)
     time_mixed(products)
     heads = copies(128256, 4096, 2, GGMLType.Q6_K, compact)
     partials = torch.empty((1, 64, 128256), device="cuda")

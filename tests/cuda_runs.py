@@ -55,14 +55,17 @@ class GPURunner:
         blocks = first + np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)
         return Request(row, token_ids, blocks if rng is None else rng.permutation(blocks).astype(np.int32))
 
-    def step(self, parts: Sequence[tuple[Request, int]]) -> None:
-        """Take the next so many tokens of every request in one step, and keep their logits."""
+    def step(self, parts: Sequence[tuple[Request, int]], sample: bool = False) -> list[int]:
+        """Take the next so many tokens of every request in one step, and keep their logits.
+
+        Returns what is chosen after each request's last token, if `sample`: its row is open, and it need not be used.
+        """
         size, rows = self.config.block_size, []
         ids, positions, slots = [], [], []
         table = np.zeros((len(parts), max(len(request.blocks) for request, _ in parts)), np.int32)
         for index, (request, count) in enumerate(parts):
             places = np.arange(request.computed, request.computed + count, dtype=np.int32)
-            rows.append(RowInput(request.row, sum(map(len, ids)), count, request.computed, False))
+            rows.append(RowInput(request.row, sum(map(len, ids)), count, request.computed, sample))
             ids.append(np.asarray(request.token_ids[request.computed : request.computed + count], np.int32))
             positions.append(places)
             table[index, : len(request.blocks)] = request.blocks
@@ -71,10 +74,11 @@ class GPURunner:
         step = ForwardInput(
             np.concatenate(ids), np.concatenate(positions), (joined,) * self.groups, (table,) * self.groups, tuple(rows)
         )
-        self.backend.submit(step).result()
+        found = self.backend.submit(step).result()
         for row, (request, count) in zip(rows, parts, strict=True):
             request.computed += count
             request.logits.append(self._logits(row.query_start, count))
+        return [token_id for each in found.rows for token_id in each.token_ids]
 
     def _logits(self, first: int, count: int) -> NDArray[np.float32]:
         tokens = list(range(first, first + count))

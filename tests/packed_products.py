@@ -44,8 +44,10 @@ class HostPacker:
 
     def __init__(self, device: torch.device) -> None: ...
 
-    def pack(self, parts: Sequence[RawMatrix], interleaved: bool = False) -> PackedMatrix:
-        packed = pack_by_threads(parts, "cpu", interleaved=interleaved)
+    def pack(
+        self, parts: Sequence[RawMatrix], into: torch.Tensor | None = None, interleaved: bool = False
+    ) -> PackedMatrix:
+        packed = pack_by_threads(parts, "cpu", into, interleaved=interleaved)
         floats = [to_planes(part.ggml_type, part.data, part.rows, part.cols).dequantize() for part in parts]
         if interleaved:
             strips = np.stack([each.reshape(-1, 64, packed.cols) for each in floats], axis=1)

@@ -85,3 +85,14 @@ class ServerThread:
         self._started.set()
         await self._server.serve([self._socket])
         await engine.close()
+
+
+def exchange(server: RunningServer, sent: bytes, wait_s: float = 10.0) -> bytes:
+    """All that a server answers to some bytes until it closes the connection; sent whole before anything is read."""
+    port = int(server.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=wait_s) as connection:
+        connection.sendall(sent)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer

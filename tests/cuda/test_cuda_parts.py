@@ -142,22 +142,31 @@ def test_a_size_whose_capture_fails_runs_eagerly(
         is_gpu, torch_device = True, CPU
 
     runner = GraphRunner([], [], Space(), Device())  # type: ignore[arg-type]
-    replayed: list[int] = []
+    decodes = [StepShape(rows, rows, 0) for rows in (1, 2, 4)]
+    chunks = [StepShape(16, 0, 8), StepShape(32, 8, 9), StepShape(64, 8, 10)]
+    captured: list[StepShape] = []
+    replayed: list[StepShape] = []
 
     def capture(shape: StepShape) -> Any:
-        if shape.tokens == 2:
+        captured.append(shape)
+        if shape in (decodes[1], chunks[1]):
             raise RuntimeError("operation not permitted when stream is capturing")
-        return type("Graph", (), {"replay": lambda _self: replayed.append(shape.tokens)})()
+        return type("Graph", (), {"replay": lambda _self: replayed.append(shape)})()
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(runner, "_capture", capture)
     shares: list[float] = []
-    runner.capture([1, 2, 4], shares.append)
-    assert [runner.replay(rows) for rows in (1, 2, 4, 8)] == [True, False, True, False]
-    assert replayed == [1, 4]
+    runner.capture(chunks + decodes, shares.append)
+    assert captured == decodes[::-1] + chunks[::-1]
+    assert [runner.replay(shape) for shape in decodes + chunks] == [True, False, True] * 2
+    assert not runner.replay(StepShape(8, 8, 0))
+    assert replayed == [decodes[0], decodes[2], chunks[0], chunks[2]]
+    assert len(shares) == 6
     assert shares[-1] == 1.0
+    why = "capture failed: operation not permitted when stream is capturing"
     assert [record.message for record in caplog.records] == [
-        "steps of 2 rows run without a graph: capture failed: operation not permitted when stream is capturing"
+        f"steps of 2 rows run without a graph: {why}",
+        f"steps of 32 tokens in chunks and 8 decodes run without a graph: {why}",
     ]
 
 

@@ -37,6 +37,7 @@ from realizar.backends.cuda.plain_matrix import pack_plain  # noqa: E402
 from realizar.backends.cuda.profile import time_launches  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.sampler import DeviceSampler  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.backends.cuda.tuning import load_tuning  # noqa: E402
 from realizar.backends.cuda.weights import matrix_bytes  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows  # noqa: E402
@@ -86,9 +87,9 @@ def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "synchronize", lambda _device: happened.append("wait"))
         patched.setattr(graphs, "_capture", capture)
-        graphs.capture([1, 2], lambda _share: None)
+        graphs.capture([StepShape(1, 1, 0), StepShape(2, 2, 0)], lambda _share: None)
     assert happened == ["clear", "run 2", "wait", "capture 2", "run 1", "wait", "capture 1"]
-    assert not graphs.replay(1)
+    assert not graphs.replay(StepShape(1, 1, 0))
 
 
 def weights_are_packed_once_with_totals_and_errors_by_name(runner: GPURunner) -> None:

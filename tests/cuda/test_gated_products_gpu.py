@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from realizar.backends.cuda import pack_raw
 from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
@@ -188,7 +189,9 @@ def test_plain_launches_of_interleaved_matrices(products: Products) -> None:
 
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q3_K], ids=str)
-def test_packing_on_the_device_interleaves(ggml_type: GGMLType) -> None:
+def test_packing_on_the_device_interleaves(ggml_type: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several pieces."""
+    monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 18)
     parts = raw_pair(ggml_type, 4096, COLS)
     got = Packer("cuda").pack(parts, interleaved=True)
     wanted = pack_matrix([to_planes(p.ggml_type, p.data, p.rows, p.cols) for p in parts], "cuda", interleaved=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ if not torch.cuda.is_available():
 from architectures import ROWS, Form, build_case, check_logits  # noqa: E402
 from cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda import gated, linears, tuning  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
@@ -65,6 +67,22 @@ def test_random_models(name: str, kv: str) -> None:
     for request, values in zip(requests, expected, strict=True):
         assert worst(request.values(), values) <= TOLERANCE[kv]
     runner.close()
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU")
+@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q6_k-96-gqa1-cap", "q8_0-128-gqa8", "iq4_nl-256-gqa3"])
+def test_products_that_end_with_the_activation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In models that are too small for it to pay."""
+    seen: set[int] = set()
+
+    def launch_gated(*arguments: Any) -> None:
+        seen.add(arguments[4])
+        gated.launch_gated(*arguments)
+
+    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0)
+    monkeypatch.setattr(linears, "launch_gated", launch_gated)
+    test_random_models(name, "f16")
+    assert {4, 16, 576} <= seen  # rows: of a graph, of a chunk, of more than a block
 
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server_thread import RunningServer
+from server_thread import RunningServer, exchange
 
 MODEL = "org/smollm2"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
@@ -301,17 +300,6 @@ def test_bodies_in_other_forms(http: httpx.Client) -> None:
     response = http.post("/v1/completions", content=json.dumps(COMPLETION), headers=plain)
     assert error_of(response, 415)["code"] == "unsupported_media_type"
     assert http.post("/v1/completions", content=json.dumps(COMPLETION)).status_code == 200
-
-
-def exchange(server: RunningServer, sent: bytes, wait_s: float = 10.0) -> bytes:
-    """All that a server answers to some bytes until it closes the connection."""
-    port = int(server.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=wait_s) as connection:
-        connection.sendall(sent)
-        answer = b""
-        while part := connection.recv(65536):
-            answer += part
-    return answer
 
 
 def test_a_slow_body(server: RunningServer) -> None:

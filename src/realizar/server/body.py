@@ -15,6 +15,7 @@ from realizar.server.settings import ServerSettings
 from realizar.server.strict_json import parse_json
 
 _LARGE = 64 << 10  # parsing more than this takes other requests' turn on the event loop
+_DISCARDED = 4  # bodies up to so many times their limit are read to their end before they are refused
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
@@ -35,18 +36,33 @@ async def read_record(request: Request, record: type[R], settings: ServerSetting
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
-    """All bytes of a body. Errors as of `read_record`."""
-    _check_headers(request, settings)
+    """All bytes of a body. Errors as of `read_record`.
+
+    A body that is too large is read on and dropped within a bound: a connection that is closed while its client still
+    writes is reset, and the client may lose the answer.
+    """
+    _check_headers(request)
+    size = _declared_size(request)
+    limit = settings.max_body_bytes
+    if size > limit and (size > _DISCARDED * limit or "100-continue" in request.headers.get("expect", "").lower()):
+        raise _too_large(settings)  # far too large, or a client that has not begun to write
+    too_large = size > limit
     parts: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             async for part in request.stream():
                 size += len(part)
-                if size > settings.max_body_bytes:
-                    raise _too_large(settings)
-                parts.append(part)
+                too_large = too_large or size > limit
+                if size > _DISCARDED * limit:
+                    break
+                if too_large:
+                    parts.clear()
+                else:
+                    parts.append(part)
     except TimeoutError:
+        if too_large:
+            raise _too_large(settings) from None
         raise ApiError(
             408,
             f"the body did not arrive within {settings.body_timeout_s:g} s",
@@ -55,6 +71,8 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
         ) from None
     except ClientDisconnect:
         raise ApiError(400, "the body ended early", code="incomplete_body") from None
+    if too_large:
+        raise _too_large(settings)
     return b"".join(parts)
 
 
@@ -116,7 +134,13 @@ def _record_in(kind: Any) -> type[msgspec.Struct] | None:
     return next((found for part in get_args(kind) if (found := _record_in(part))), None)
 
 
-def _check_headers(request: Request, settings: ServerSettings) -> None:
+def _declared_size(request: Request) -> int:
+    """The length that the headers give, 0 where they give none."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isdigit() else 0
+
+
+def _check_headers(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, "compressed bodies are not accepted: send JSON as it is", code="unsupported_encoding")
@@ -124,9 +148,6 @@ def _check_headers(request: Request, settings: ServerSettings) -> None:
     if kind != "application/json" and not kind.endswith("+json"):
         # A page of another origin can send other types without asking first.
         raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > settings.max_body_bytes:
-        raise _too_large(settings)
 
 
 def _too_large(settings: ServerSettings) -> ApiError:

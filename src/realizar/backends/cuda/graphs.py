@@ -1,4 +1,4 @@
-"""Whole steps of decodes as device graphs, one per padded number of rows: captured once, replayed with one call."""
+"""Steps as device graphs, one per padded shape: captured once at load, replayed with one call."""
 
 from __future__ import annotations
 
@@ -9,25 +9,45 @@ import torch
 
 from realizar.backends.cuda.device import DeviceLostError, DeviceProfile, translate
 from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.shapes import least_holding, padded_rows
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
 
 _LOG = logging.getLogger(__name__)
+_NOTHING = StepShape(0, 0, 0)
 
 
 class GraphRunner:
     """Owns the graphs of a loaded model.
 
-    A graph holds body and tail for n rows of one token each, all of which may be chosen for: it reads positions,
-    lengths, block tables and the last choices on the device, so that replaying it needs only the step's arrays.
+    A graph of decodes holds body and tail for n rows of one token each, all of which may be chosen for. A graph of a
+    step with chunks holds the body alone: how many rows are chosen for varies, and the host starts the tail's few
+    launches while the body runs. Both read positions, lengths, block tables, tiles and the last choices on the device,
+    so that replaying one needs only the step's arrays.
     """
 
     def __init__(
         self, body: Sequence[Launch], tail: Sequence[Launch], workspace: Workspace, device: DeviceProfile
     ) -> None:
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool: object | None = None
+
+    def padded(self, chunks: StepShape) -> StepShape:
+        """The shape that a step with chunks runs in: that of the least graph which holds it, or its own.
+
+        Args:
+            chunks: its tokens and decodes padded as they are without a graph.
+        """
+        return least_holding(chunks, self._graphs) or chunks
+
+    def run(self, shape: StepShape, selected: int) -> None:
+        """A step and logits of `selected` rows, from the shape's graph where it has one, else launch by launch."""
+        rows = padded_rows(selected, self._space.arrays.sizes.selected)
+        if shape.tiles and self.replay(shape):
+            self.run_eagerly(_NOTHING, rows)
+        elif shape.tiles or not 0 < selected <= shape.tokens or not self.replay(shape):
+            self.run_eagerly(shape, rows)
 
     def run_eagerly(self, body: StepShape, selected: int) -> None:
         """All launches one by one; `selected` rows of logits, padded, or 0."""
@@ -40,16 +60,19 @@ class GraphRunner:
         of_tail = [(launch, StepShape(selected, 0, 0)) for launch in self._tail] if selected else []
         return of_body + of_tail
 
-    def replay(self, rows: int) -> bool:
-        """Run a step of so many rows, padded, from its graph; False where there is none."""
-        graph = self._graphs.get(rows)
+    def replay(self, shape: StepShape) -> bool:
+        """Start the graph of a shape; False where there is none."""
+        graph = self._graphs.get(shape)
         if graph is None:
             return False
         graph.replay()
         return True
 
-    def capture(self, row_counts: Sequence[int], progress: Callable[[float], None]) -> None:
-        """Compile and warm every size, then capture it. A size that fails runs eagerly, and is logged once.
+    def capture(self, shapes: Sequence[StepShape], progress: Callable[[float], None]) -> None:
+        """Compile and warm every shape, then capture it. One that fails runs eagerly, and is logged once.
+
+        Decodes come first, as they have most to lose where memory does not suffice, and of each kind the largest:
+        others reuse its memory.
 
         Raises:
             DeviceLostError: the device failed, not the capture.
@@ -57,18 +80,18 @@ class GraphRunner:
         if not self._device.is_gpu:
             return
         self._space.arrays.clear()
-        for done, rows in enumerate(sorted(row_counts, reverse=True)):  # the largest first: others reuse its memory
-            shape = StepShape(rows, rows, 0)
-            self.run_eagerly(shape, rows)
+        ordered = sorted(shapes, key=lambda shape: (shape.tiles > 0, -shape.tokens, -shape.decodes))
+        for done, shape in enumerate(ordered):
+            self.run_eagerly(shape, _captured_tail(shape))
             torch.cuda.synchronize(self._device.torch_device)
             try:
-                self._graphs[rows] = self._capture(shape)
+                self._graphs[shape] = self._capture(shape)
             except Exception as error:
                 ours = translate(error)
                 if isinstance(ours, DeviceLostError):
                     raise ours from error
-                _LOG.warning("steps of %d rows run without a graph: capture failed: %s", rows, error)
-            progress((done + 1) / len(row_counts))
+                _LOG.warning("%s run without a graph: capture failed: %s", _described(shape), error)
+            progress((done + 1) / len(ordered))
 
     def close(self) -> None:
         """Free the graphs."""
@@ -78,6 +101,17 @@ class GraphRunner:
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self.run_eagerly(shape, shape.tokens)
+            self.run_eagerly(shape, _captured_tail(shape))
         self._pool = graph.pool()
         return graph
+
+
+def _captured_tail(shape: StepShape) -> int:
+    """Rows of logits in a shape's graph."""
+    return 0 if shape.tiles else shape.tokens
+
+
+def _described(shape: StepShape) -> str:
+    if not shape.tiles:
+        return f"steps of {shape.tokens} rows"
+    return f"steps of {shape.tokens} tokens in chunks and {shape.decodes} decodes"

@@ -21,6 +21,7 @@ from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import REPACKED_TYPES, repack_source
 from realizar.backends.cuda.pack import PackedMatrix, codebook_table, strip_places
+from realizar.backends.cuda.store import aligned
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import to_planes
@@ -58,6 +59,19 @@ def raw_format(matrix: RawMatrix) -> FragmentFormat:
     return fragment_format(to_planes(matrix.ggml_type, np.zeros(size, np.uint8), 1, matrix.ggml_type.block_size))
 
 
+def memory_bytes(parts: Sequence[RawMatrix]) -> int:
+    """Bytes that matrices which lie one below the other take on the device, their block scales included.
+
+    Raises:
+        UnsupportedModelError: their type has no format.
+    """
+    return _memory_bytes(raw_format(parts[0]), sum(part.rows for part in parts), parts[0].cols)
+
+
+def _memory_bytes(form: FragmentFormat, rows: int, cols: int) -> int:
+    return aligned(form.size_bytes(rows, cols)) + 4 * -(-rows // BLOCK)
+
+
 def pack_by_threads(
     parts: Sequence[RawMatrix], device: torch.device | str, into: torch.Tensor | None = None,
     uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
@@ -92,10 +106,10 @@ def pack_by_threads(
 def _allocate(
     form: FragmentFormat, rows: int, cols: int, device: torch.device | str, into: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for weights and block scales."""
-    size = form.size_bytes(rows, cols)
-    weights = torch.empty(size, dtype=torch.uint8, device=device) if into is None else into
-    return weights, torch.empty(-(-rows // BLOCK), dtype=torch.float32, device=device)
+    """Memory for weights and block scales, one behind the other."""
+    if into is None:
+        into = torch.empty(_memory_bytes(form, rows, cols), dtype=torch.uint8, device=device)
+    return into[: form.size_bytes(rows, cols)], into[aligned(form.size_bytes(rows, cols)) :].view(torch.float32)
 
 
 def _table_of(matrix: RawMatrix, device: torch.device | str) -> torch.Tensor | None:
@@ -124,7 +138,7 @@ class Packer:
 
         Args:
             parts: matrices of one type and width; all but the last have a multiple of 64 rows.
-            into: uint8 memory for the weights, exactly as large and 256-byte aligned; allocated if None.
+            into: uint8 [memory_bytes(parts)], 256-byte aligned, for weights and block scales; allocated if None.
             uploaded: called with the number of raw bytes of each piece that is on its way.
             interleaved: whether 64 rows of each of two matrices take turns.
 

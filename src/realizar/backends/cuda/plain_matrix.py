@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.cuda.store import Store
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import to_planes
 from realizar.quantization.planes import Planes
@@ -59,12 +60,13 @@ def pack_plain(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: in
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = list(pool.map(part, range(0, rows, step)))
-    arrays: dict[str, torch.Tensor] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name, array in parts[0][0].items():
         pieces = [piece[name] for piece, _ in parts]
         joined = array if array is None or name == "codebook" else np.concatenate(pieces)  # type: ignore[arg-type]
-        arrays[name] = _send(joined, device)
-    return PlainMatrix(rows, cols, arrays, parts[0][1])
+        arrays[name] = np.zeros(1, np.int8) if joined is None else np.ascontiguousarray(joined)
+    store = Store((array.nbytes for array in arrays.values()), device)
+    return PlainMatrix(rows, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
 
 
 def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
@@ -105,7 +107,6 @@ def _smallest(values: NDArray[Any]) -> NDArray[Any]:
     return narrow if np.array_equal(narrow.astype(values.dtype), values) else values
 
 
-def _send(array: NDArray[Any] | None, device: torch.device) -> torch.Tensor:
-    if array is None:
-        return torch.zeros(1, dtype=torch.int8, device=device)
-    return torch.from_numpy(np.array(array, order="C", copy=True)).to(device)
+def _send(array: NDArray[Any], store: Store) -> torch.Tensor:
+    host = torch.from_numpy(np.array(array, copy=True))
+    return store.take(array.nbytes).view(host.dtype).reshape(host.shape).copy_(host)

@@ -22,7 +22,7 @@ from realizar.backends.cuda.linears import MergedLinear, Merger, partial_floats,
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler
-from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.shapes import chunk_shapes, padded_rows, padded_tokens, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
 from realizar.backends.cuda.weights import Weights
@@ -37,6 +37,7 @@ from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
+_MIXED_TOKENS = (16, 192)  # few and many: kernels that start early are compiled apart from those that do not
 
 
 class CUDABackend:
@@ -144,10 +145,12 @@ class CUDABackend:
                 self._graphs.run_eagerly(StepShape(tokens, 0, 1), 0)
             self._progress("compiling chunks", (done + 1) / len(counts))
         for rows in row_counts(sizes.rows):
-            self._graphs.run_eagerly(StepShape(padded_tokens(max(16, rows), sizes.tokens), rows, 1), 0)
+            for tokens in {padded_tokens(max(least, rows), sizes.tokens) for least in _MIXED_TOKENS}:
+                self._graphs.run_eagerly(StepShape(tokens, rows, 1), 0)
         for rows in row_counts(sizes.selected):
             self._graphs.run_eagerly(StepShape(0, 0, 0), rows)
-        self._graphs.capture(row_counts(sizes.rows), lambda share: self._progress("capturing graphs", share))
+        shapes = [StepShape(rows, rows, 0) for rows in row_counts(sizes.rows)] + chunk_shapes(sizes)
+        self._graphs.capture(shapes, lambda share: self._progress("capturing graphs", share))
 
     def _load_weights(self, checkpoint: Checkpoint, groups: list[list[Linear]]) -> None:
         total, done = max(1, checkpoint.size_bytes), 0
@@ -187,11 +190,13 @@ class CUDABackend:
         return self._pending
 
     def _shape(self, step: ForwardInput) -> StepShape:
+        """The padded shape that a step runs in."""
         sizes = self._space.arrays.sizes
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(len(decode_rows(step)), sizes.rows)
-        tokens = len(step.token_ids)
-        return StepShape(padded_tokens(tokens, sizes.tokens) if tiles else decodes, decodes, tiles)
+        if not tiles:
+            return StepShape(decodes, decodes, 0)
+        return self._graphs.padded(StepShape(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
 
     def _send(self, step: ForwardInput, shape: StepShape, wanted: Sequence[Wanted]) -> None:
         rows = [
@@ -201,10 +206,7 @@ class CUDABackend:
         self._space.arrays.send(step, shape, [(want.token, row) for want, row in zip(wanted, rows, strict=True)])
 
     def _run(self, shape: StepShape, selected: int) -> None:
-        """A step of decodes alone from its graph, where it has one; else launch by launch."""
-        if not shape.tiles and 0 < selected <= shape.tokens and self._graphs.replay(shape.tokens):
-            return
-        self._graphs.run_eagerly(shape, padded_rows(selected, self._space.arrays.sizes.selected))
+        self._graphs.run(shape, selected)
 
     def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:
         """What a step starts, in order, its arrays on the device already: for a profile. Rows are not sampled."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from realizar.backends.cuda.step_arrays import StepSizes
+from collections.abc import Iterable
+
+from realizar.backends.cuda.step_arrays import StepShape, StepSizes
 from realizar.config import EngineConfig
 from realizar.models.spec import ModelSpec
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _TOKEN_STEP = 64
+_GRAPH_TOKENS = 512  # with more tokens in a step the device is busy for longer than the host takes to launch it
+_GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a tile that is dead still costs a little
 
 
 def row_counts(most: int) -> list[int]:
@@ -31,6 +35,32 @@ def padded_tokens(count: int, most: int) -> int:
 def token_counts(most: int) -> list[int]:
     """All that `padded_tokens` gives."""
     return sorted({padded_tokens(count, most) for count in [16, 32, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
+
+
+def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
+    """Steps with chunks of prompts that have a graph: for each padded number of tokens a few numbers of decodes.
+
+    Few, since each is run and captured at load: with 64 rows at most 30, with any number at most 37. A context is cut
+    into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs in a shape with
+    room to spare still occupies a good part of the device.
+    """
+    shapes = []
+    for tokens in token_counts(min(_GRAPH_TOKENS, sizes.tokens)):
+        most = min(tokens, sizes.rows)
+        marks = (8,) if tokens <= 64 else (8, 64) if tokens <= 256 else (16, 64)
+        tiles = min(sizes.tiles, tokens // sizes.tile_tokens + _GRAPH_CHUNKS)
+        shapes += [StepShape(tokens, decodes, tiles) for decodes in (0, *(n for n in marks if n < most), most)]
+    return shapes
+
+
+def least_holding(step: StepShape, shapes: Iterable[StepShape]) -> StepShape | None:
+    """Of some shapes with as many tokens as a step with chunks, the one with the fewest decodes that holds it."""
+    holding = (
+        shape
+        for shape in shapes
+        if shape.tokens == step.tokens and shape.decodes >= step.decodes and shape.tiles >= step.tiles > 0
+    )
+    return min(holding, key=lambda shape: (shape.decodes, shape.tiles), default=None)
 
 
 def step_sizes(spec: ModelSpec, config: EngineConfig, context_length: int, tile_tokens: int) -> StepSizes:

@@ -42,7 +42,7 @@ class StepShape:
     Attributes:
         tokens: padded.
         decodes: rows of one token that go through `attend_decode`, padded.
-        tiles: of `attend_chunk`; 0 for a step of decodes alone.
+        tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
     """
 
     tokens: int

@@ -1,9 +1,10 @@
-"""The model's weights on the device: matrices packed one by one, vectors in float32."""
+"""The model's weights on the device: matrices packed one by one, vectors in float32, an allocation for each layer."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.pack import PackedMatrix
-from realizar.backends.cuda.pack_raw import Packer, RawMatrix
+from realizar.backends.cuda.pack_raw import Packer, RawMatrix, memory_bytes
 from realizar.backends.cuda.plain_matrix import PlainMatrix, pack_plain
+from realizar.backends.cuda.store import Store, linears_of, vectors_of
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.spec import FeedForward, Linear, ModelSpec, Norm, TensorName
+from realizar.errors import UnsupportedModelError
+from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import QUANTIZED_TYPES, dequantize
 
 _FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
@@ -46,6 +49,8 @@ class Weights:
         }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
+        self._tables: dict[GGMLType, torch.Tensor | None] = {}
+        self._stores: dict[TensorName, Store] = {}
 
     def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each group as it is done."""
@@ -53,7 +58,8 @@ class Weights:
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
-                self.groups[key] = tuple(self._pack_group(linears))
+                self._make_store(key[0])
+                self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
                 for name in key:
                     self._checkpoint.release(self._stored(name))
                     progress(self.stored_rows(name)[0].size)
@@ -74,7 +80,7 @@ class Weights:
         """float32 values plus `offset`."""
         key = name, offset
         if key not in self._vectors:
-            self._vectors[key] = self._send(self.vector_values(name) + np.float32(offset))
+            self._vectors[key] = self._send(self.vector_values(name) + np.float32(offset), self._stores.get(name))
         return self._vectors[key]
 
     def vector_values(self, name: TensorName) -> NDArray[np.float32]:
@@ -93,7 +99,7 @@ class Weights:
             np.zeros(linear.out_features, np.float32) if linear.bias is None else self.vector_values(linear.bias)
             for linear in linears
         ]
-        return self._send(np.concatenate(parts))
+        return self._send(np.concatenate(parts), self._stores.get(linears[0].weight))
 
     @property
     def size_bytes(self) -> int:
@@ -112,21 +118,55 @@ class Weights:
     def _stored(self, name: TensorName) -> StoredTensor:
         return self._checkpoint.tensors[self._spec.tensors[name].name]
 
-    def _pack_group(self, linears: Sequence[Linear]) -> Iterable[Matrix]:
+    def _make_store(self, weight: TensorName) -> None:
+        """Allocate what the layer that has this matrix takes, once; the head is in no layer and has its own."""
+        if weight in self._stores:
+            return
+        for layer in self._spec.layers:
+            linears, vectors = linears_of(layer), list(vectors_of(layer))
+            if any(linear.weight == weight for linear in linears):
+                store = Store(self._part_sizes(layer), self._device.torch_device)
+                self._stores.update(dict.fromkeys([linear.weight for linear in linears] + vectors, store))
+                return
+
+    def _part_sizes(self, layer: Layer) -> Iterator[int]:
+        """Bytes of a layer's tensors. Merged matrices and biases take no more than one by one.
+
+        Raises:
+            UnsupportedModelError: a matrix's type has no format.
+        """
+        linears = linears_of(layer)
+        for linear in linears:
+            data, ggml_type = self.stored_rows(linear.weight)
+            if ggml_type not in QUANTIZED_TYPES:
+                yield data.size
+            elif self._packer is not None:
+                try:
+                    yield memory_bytes([RawMatrix(ggml_type, data, linear.out_features, linear.in_features)])
+                except UnsupportedModelError as error:
+                    raise UnsupportedModelError(f"tensor '{linear.weight}': {error}") from error
+            if any(each.bias is not None for each in linears):
+                yield 4 * linear.out_features
+        for name in vectors_of(layer):
+            yield 4 * self._spec.tensors[name].shape[0]
+
+    def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:
         """Matrices side by side; neighbours of one type as one where the CUDA products can have them so."""
         for ggml_type, run in itertools.groupby(linears, lambda linear: self.stored_rows(linear.weight)[1]):
             part = list(run)
             if ggml_type not in QUANTIZED_TYPES or self._packer is None:
                 for linear in part:
                     data, _ = self.stored_rows(linear.weight)
-                    yield self._pack_plain(data, ggml_type, linear.out_features, linear.in_features)
+                    yield self._pack_plain(data, ggml_type, linear.out_features, linear.in_features, store)
                 continue
             raw = [
                 RawMatrix(ggml_type, self.stored_rows(one.weight)[0], one.out_features, one.in_features) for one in part
             ]
             mergeable = all(matrix.rows % _MERGED_ROWS == 0 for matrix in raw[:-1])
             for together in [raw] if mergeable else [[matrix] for matrix in raw]:
-                yield self._packer.pack(together, interleaved=self._interleaved(part))
+                into = None if store is None else store.take(memory_bytes(together))
+                packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
+                yield replace(packed, table=self._tables.setdefault(ggml_type, packed.table))
 
     def _interleaved(self, linears: Sequence[Linear]) -> bool:
         """Whether matrices that are packed as one are the gate and up of a feed-forward, and can take turns in it.
@@ -137,15 +177,19 @@ class Weights:
         return gated and all(one.bias is None and one.out_features % _MERGED_ROWS == 0 for one in linears)
 
     def _pack_plain(
-        self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int
+        self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int, store: Store | None = None
     ) -> PlainMatrix | torch.Tensor:
         if ggml_type in QUANTIZED_TYPES:
             return pack_plain(ggml_type, data, rows, cols, self._device.torch_device)
-        bits = torch.from_numpy(np.array(data, copy=True)).view(_FLOATS[ggml_type])
-        return bits.reshape(rows, cols).to(self._device.torch_device)
+        return self._copy(data, store).view(_FLOATS[ggml_type]).reshape(rows, cols)
 
-    def _send(self, values: NDArray[np.float32]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device.torch_device)
+    def _send(self, values: NDArray[np.float32], store: Store | None) -> torch.Tensor:
+        return self._copy(np.ascontiguousarray(values).view(np.uint8), store).view(torch.float32)
+
+    def _copy(self, data: NDArray[np.uint8], store: Store | None) -> torch.Tensor:
+        """uint8 [size in bytes] on the device."""
+        host = torch.from_numpy(np.array(data, copy=True))
+        return host.to(self._device.torch_device) if store is None else store.take(data.size).copy_(host)
 
 
 def matrix_bytes(matrix: Matrix) -> int:

@@ -1,0 +1,62 @@
+"""One allocation on the device for many tensors, and what a layer's tensors take in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from realizar.models.spec import Layer, Linear, TensorName
+
+ALIGNMENT = 256  # bytes: of every part
+
+
+class Store:
+    """Memory that is handed out from its start on, and never taken back.
+
+    Args:
+        part_sizes: bytes of the parts that it is to hold, in any order.
+
+    Raises:
+        torch.OutOfMemoryError: the device has not as much in one piece.
+    """
+
+    def __init__(self, part_sizes: Iterable[int], device: torch.device) -> None:
+        self._memory = torch.empty(sum(map(aligned, part_sizes)), dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """uint8 [size_bytes], uninitialised; memory of its own where it is more than is left."""
+        first, end = self._used, self._used + size_bytes
+        if end > self._memory.numel():
+            return torch.empty(size_bytes, dtype=torch.uint8, device=self._memory.device)
+        self._used = first + aligned(size_bytes)
+        return self._memory[first:end]
+
+
+def aligned(size_bytes: int) -> int:
+    """Bytes up to where a next part may start."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def linears_of(layer: Layer) -> list[Linear]:
+    """All products of a layer."""
+    attention, feed_forward = layer.attention, layer.feed_forward
+    gate = [] if feed_forward.gate is None else [feed_forward.gate]
+    return [attention.q, attention.k, attention.v, attention.o, *gate, feed_forward.up, feed_forward.down]
+
+
+def vectors_of(layer: Layer) -> Iterator[TensorName]:
+    """The vectors of a layer, its products' biases not among them."""
+    attention = layer.attention
+    norms = (
+        layer.input_norm, layer.post_attention_norm, layer.pre_feedforward_norm, layer.post_feedforward_norm,
+        attention.q_norm, attention.k_norm,
+    )  # fmt: skip
+    for norm in norms:
+        if norm is not None:
+            yield norm.weight
+            if norm.bias is not None:
+                yield norm.bias
+    if attention.sinks is not None:
+        yield attention.sinks

@@ -1,0 +1,60 @@
+"""Bodies over the limit: refused so that the client can read it, whatever it has written by then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from realizar.server.body import read_body
+from realizar.server.errors import ApiError
+from realizar.server.settings import ServerSettings
+from server_thread import RunningServer, exchange
+
+
+def test_a_client_that_writes_first_reads_its_refusal(server: RunningServer) -> None:
+    """A body over the limit, all of it written before the client reads: told, not cut off."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    size = 12 << 20  # more than both sockets' buffers hold
+    answer = exchange(server, head + b"content-length: %d\r\n\r\n" % size + b"x" * size)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"request_too_large" in answer
+    chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+    answer = exchange(server, head + b"transfer-encoding: chunked\r\n\r\n" + 12 * chunk + b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    ("length", "expect", "least_s"),
+    [
+        pytest.param(17 << 20, b"", 0, id="beyond what is discarded"),
+        pytest.param(5 << 20, b"expect: 100-continue\r\n", 0, id="a client that asks first"),
+        pytest.param(5 << 20, b"", 0.9, id="a body that does not come"),
+    ],
+)
+def test_bodies_over_the_limit_that_are_not_read(
+    server: RunningServer, length: int, expect: bytes, least_s: float
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    started = time.monotonic()
+    answer = exchange(server, head + expect + b"content-length: %d\r\n\r\n" % length)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert least_s <= time.monotonic() - started < least_s + 5
+
+
+def test_a_body_without_end_is_read_to_a_bound() -> None:
+    parts = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal parts
+        parts += 1
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read_body(request, ServerSettings(max_body_bytes=10_000)))
+    assert refused.value.status == 413
+    assert parts == 41
