@@ -24,9 +24,9 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
   return half;
 }
 
-// c: sums of gate and up, with their blocks' scales. strip: the gate's, of `strips`. scales: of the block's rows. All of the block's rows are
-// written, also those beyond the step's: what they hold comes from rows of the same number in the input, and the next
-// product lets no row see another. The ring is free: every product has been waited for by every warpgroup.
+// c: sums of gate and up, with their blocks' scales. strip: the gate's, of `strips`. scales: of the block's rows. All of
+// the block's rows are written, also those beyond the step's: what they hold comes from rows of the same number in the
+// input, and the next product lets no row see another. The ring is free: every warpgroup has waited for its products.
 INLINE void store_gated(const float (&c)[STRIPS][ROWS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
   static_assert(STRIPS == 2, "a warpgroup holds the gate and up of its outputs");
   static_assert(ROWS <= 128, "a thread of the first warpgroup for each row");
