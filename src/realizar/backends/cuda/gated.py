@@ -33,8 +33,8 @@ def route_gated(
 
 def runs_gated(products: Products, matrix: PackedMatrix, config: ProductConfig) -> bool:
     """Whether `launch_gated` takes a config: it is from `route_gated`, and its kernel was not refused."""
-    if config.activation is None:
-        return False
+    if config.activation is None or not products.refused:
+        return config.activation is not None
     return ((matrix.format,), config.tiles, config.activation) not in products.refused
 
 

@@ -23,9 +23,10 @@ Row m, column c lies at block m // block_rows, chunk c // 64 and, with d = c % 6
 
     [(d % 16) // 4 * 2 + d % 2, m % block_rows // 8, m % 8, d // 16 * 2 + d % 4 // 2]
 
-A row is divided by its `row_scales` entry, a power of two (1 unless its largest value would overflow a half or it is so
-small that halves lose it), and the product multiplies back. Rows beyond the step's, up to the end of the block, may
-hold anything: no row's result depends on another's.
+A row is divided by its `row_scales` entry, a power of two, and the product multiplies back. The entry is 1, unless the
+row's largest value would overflow a half or is so small that halves lose it; it is 64 in what a product wrote that
+ended with an activation: there no row's largest value is known in time. Rows beyond the step's, up to the end of the
+block, may hold anything: no row's result depends on another's.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class DeviceTuning:
         if blocks < least and tiles.groups == 2:
             tiles = replace(tiles, groups=1, stages=2 * tiles.stages)
             blocks = tiles.grid(rows_out, 1, 1)[0] * row_blocks
-        if blocks <= self.processors:  # one on each
+        if blocks <= self.processors or block_rows > 64:  # one on each, and registers for large ones
             tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
         fitted = self.shrunk(tiles, [form])
         if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:

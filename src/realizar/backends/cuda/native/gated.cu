@@ -24,16 +24,15 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
   return half;
 }
 
-// c: sums of gate and up. strip: the gate's, of `strips`. scales: of the block's rows. All of the block's rows are
-// written, also those beyond the step's: what they hold comes from rows of the same number in the input, and the next
-// product lets no row see another. The ring is free: every product has been waited for by every warpgroup.
-INLINE void store_gated(const float (&c)[STRIPS][ROWS / 2], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
+// c: sums of gate and up, with their blocks' scales. strip: the gate's, of `strips`. scales: of the block's rows. All of
+// the block's rows are written, also those beyond the step's: what they hold comes from rows of the same number in the
+// input, and the next product lets no row see another. The ring is free: every warpgroup has waited for its products.
+INLINE void store_gated(const float (&c)[STRIPS][ROWS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
   static_assert(STRIPS == 2, "a warpgroup holds the gate and up of its outputs");
+  static_assert(ROWS <= 128, "a thread of the first warpgroup for each row");
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, tile = thread / 32, g = thread % 32 >> 2, t = thread & 3;
-  if (block_x == 0)
-    for (int i = threadIdx.x; i < ROWS; i += GROUPS * 128) matrix.out_scales[blockIdx.z * ROWS + i] = ROW_FACTOR;
+  if (block_x == 0 && threadIdx.x < ROWS) matrix.out_scales[blockIdx.z * ROWS + threadIdx.x] = ROW_FACTOR;
   if (strip >= strips) return;
-  const float gate_scale = __ldg(matrix.block_scales + strip), up_scale = __ldg(matrix.block_scales + strip + 1);
   // Of column d = 16 tile + g (+ 8) of the chunk: core matrix d % 16 / 4 * 2 + d % 2, place d / 16 * 2 + d % 4 / 2.
   char* staged = ring + group * GATED_BYTES;
   char* to = staged + ((g >> 2) * 2 + (g & 1)) * CORE_PITCH + t * 32 + (tile * 2 + (g >> 1 & 1)) * 2;
@@ -45,7 +44,7 @@ INLINE void store_gated(const float (&c)[STRIPS][ROWS / 2], const Matrix& matrix
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int i = m * 4 + half * 2 + e;
-        const float gate = c[0][i] * (gate_scale * scale), up = c[1][i] * (up_scale * scale);
+        const float gate = c[0][i] * (strip_scales[0] * scale), up = c[1][i] * (strip_scales[1] * scale);
         *(u16*)(to + half * 4 * CORE_PITCH + m * 128 + e * 16) = limited_half(activated(gate) * up * (1.f / ROW_FACTOR));
       }
     }

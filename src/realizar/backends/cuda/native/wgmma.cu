@@ -85,6 +85,12 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   for (int i = 0; i < STRIPS; i++)
 #pragma unroll
     for (int e = 0; e < ROWS / 2; e++) c[i][e] = 0.f;
+  float strip_scales[STRIPS];  // asked for now: at the end their way from memory would be seen
+#pragma unroll
+  for (int i = 0; i < STRIPS; i++) {
+    const int strip = strip0 + group * STRIPS + i;
+    strip_scales[i] = strip < strips ? __ldg(block_scales + strip) : 0.f;
+  }
   // Core matrices are 128 bytes apart along rows, ROWS / 8 * 128 along K; no swizzle.
   constexpr u64 descriptor = ((u64)((ROWS / 8 * 128) >> 4) << 16) | ((u64)(128 >> 4) << 32);
   u32 a[2][STRIPS][4][4];
@@ -124,7 +130,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 
 #ifdef ACTIVATION
   static_assert(GROUPS * GATED_BYTES <= STAGES * STAGE_BYTES);
-  store_gated(c, matrix, block_x, strip0 + group * STRIPS, strips, scales);
+  store_gated(c, strip_scales, matrix, block_x, strip0 + group * STRIPS, strips, scales);
 #else
   float* out = partials + (long)blockIdx.y * split_stride;
   const int x_row0 = blockIdx.z * ROWS + t * 2;
@@ -133,7 +139,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   for (int i = 0; i < STRIPS; i++) {
     const int strip = strip0 + group * STRIPS + i, row = strip * 64 + tile * 16 + g;
     if (strip >= strips) break;
-    const float block_scale = __ldg(block_scales + strip);
+    const float block_scale = strip_scales[i];
     if (aligned && strip * 64 + 64 <= rows_out) {
       float* staged = (float*)(ring + group * OUT_BYTES);
       float* to = staged + t * 2 * OUT_PITCH + tile * 16 + g;
