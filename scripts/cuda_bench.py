@@ -90,14 +90,19 @@ def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
     with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
         measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=gen)
     events = recorded.profiler.kineto_results.events()
-    runs = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in events if e.device_type() == DeviceType.CUDA)
+    runs = sorted(
+        (e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in events if e.device_type() == DeviceType.CUDA
+    )
     exposed: dict[str, list[float]] = {}
     idle, reached = 0.0, runs[0][0]
     for start, end, name in runs:
         idle += max(0, start - reached) / 1e3
         exposed.setdefault(name, []).append(max(0, end - max(reached, start)) / 1e3)
         reached = max(reached, end)
-    print(f"profile of batch {batch}, {prompt} + {gen} tokens: {(reached - runs[0][0]) / 1e6:.2f} ms, {idle / 1e3:.2f} idle")
+    print(
+        f"profile of batch {batch}, {prompt} + {gen} tokens: {(reached - runs[0][0]) / 1e6:.2f} ms,"
+        f" {idle / 1e3:.2f} idle"
+    )
     for name, times in sorted(exposed.items(), key=lambda item: -sum(item[1]))[:24]:
         middle = sorted(times)[len(times) // 2]
         print(f"  {sum(times) / 1e3:9.2f} ms {len(times):6d} x {middle:8.2f} us  {name[:100]}")

@@ -284,7 +284,7 @@ class AttentionBinder:
         group = width // attention.num_kv_heads
         own = forms[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
-        if shape.tiles or len(forms) > 1 or forms[0].kind == "f16" or (own and not whole):
+        if shape.tiles or len(forms) > 1 or not (whole if own else forms[0].kind == "f32"):
             return None
         return self._space.activations.get(forms[0], width)
 

@@ -115,7 +115,8 @@ class CUDABackend:
         self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
         sizes = self._space.arrays.sizes
         alone = [StepShape(rows, rows, 0) for rows in row_counts(sizes.rows)]
-        attention.prepare([*alone, *(StepShape(tokens, 1, 1) for tokens in token_counts(sizes.tokens))])
+        beside = [StepShape(tokens, rows, 1) for tokens in token_counts(sizes.tokens) for rows in (1, sizes.rows)]
+        attention.prepare([*alone, *beside])
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
 
     def _prepare(

@@ -57,4 +57,3 @@ class AttendKernel:
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + read("primitives.cu") + read("attend.cu"))
-
