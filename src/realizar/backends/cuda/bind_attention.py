@@ -209,15 +209,24 @@ class AttentionBinder:
             interleaved=bool(rope and rope.pairing == "interleaved"), element=self._kv.dtype,
             block_size=self._kv.block_size, out=form.kind, block_rows=form.block_rows,
         )  # fmt: skip
-        return replace(kernel, warps=self._warps(kernel, shape.decodes * attention.num_kv_heads))
+        return replace(kernel, warps=self._warps(kernel, shape, attention))
 
-    def _warps(self, kernel: AttendKernel, blocks: int) -> int:
-        """Few blocks shall end soon, many shall fit at once."""
+    def _warps(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> int:
+        """Few blocks shall end soon; many, or those that read much, shall fit at once."""
         if self._fixed:
             return 4
-        if 2 * blocks <= self._device.processors and self._context <= _SHORT and replace(kernel, warps=8).supported:
+        if not shape.long and self._are_few(shape.decodes, attention) and replace(kernel, warps=8).supported:
             return 8
-        return 4 if blocks <= self._device.processors else 2
+        return 4 if shape.decodes * attention.num_kv_heads <= self._device.processors else 2
+
+    def _are_few(self, decodes: int, attention: Attention) -> bool:
+        return 2 * decodes * attention.num_kv_heads <= self._device.processors
+
+    def is_long(self, decodes: int, context: int) -> bool:
+        """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
+        if self._native is None or self._fixed or context <= _SHORT:
+            return False
+        return any(self._are_few(decodes, decode.operation.attention) for decode in self._bound)
 
     def _start_native(self, native: DecodeAttention, decode: BoundDecode, shape: StepShape) -> None:
         attention, space, layer = decode.operation.attention, self._space, decode.operation.layer

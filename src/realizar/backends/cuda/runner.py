@@ -114,9 +114,9 @@ class CUDABackend:
         binder = Binder(self._spec, self._weights, self._space, attention, merger)
         self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
         sizes = self._space.arrays.sizes
-        alone = [StepShape(rows, rows, 0) for rows in row_counts(sizes.rows)]
+        self._attention = attention
         beside = [StepShape(tokens, rows, 1) for tokens in token_counts(sizes.tokens) for rows in (1, sizes.rows)]
-        attention.prepare([*alone, *beside])
+        attention.prepare([*self._decode_shapes(), *beside])
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
 
     def _prepare(
@@ -150,7 +150,7 @@ class CUDABackend:
                 self._graphs.run_eagerly(StepShape(tokens, rows, 1), 0)
         for rows in row_counts(sizes.selected):
             self._graphs.run_eagerly(StepShape(0, 0, 0), rows)
-        shapes = [StepShape(rows, rows, 0) for rows in row_counts(sizes.rows)] + chunk_shapes(sizes)
+        shapes = self._decode_shapes() + chunk_shapes(sizes)
         self._graphs.capture(shapes, lambda share: self._progress("capturing graphs", share))
 
     def _load_weights(self, checkpoint: Checkpoint, groups: list[list[Linear]]) -> None:
@@ -196,8 +196,15 @@ class CUDABackend:
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(len(decode_rows(step)), sizes.rows)
         if not tiles:
-            return StepShape(decodes, decodes, 0)
+            longest = max((row.num_computed_tokens + row.num_tokens for row in step.rows), default=0)
+            return StepShape(decodes, decodes, 0, self._attention.is_long(decodes, longest))
         return self._graphs.padded(StepShape(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
+
+    def _decode_shapes(self) -> list[StepShape]:
+        """Of all steps of decodes alone."""
+        counts = row_counts(self._space.arrays.sizes.rows)
+        long = [StepShape(rows, rows, 0, True) for rows in counts if self._attention.is_long(rows, self._context)]
+        return [StepShape(rows, rows, 0) for rows in counts] + long
 
     def _send(self, step: ForwardInput, shape: StepShape, wanted: Sequence[Wanted]) -> None:
         rows = [
@@ -251,6 +258,6 @@ class CUDABackend:
         """Drop all that is on the device, also what a load that failed has left."""
         if "_graphs" in self.__dict__:
             self._graphs.close()
-        for name in ("_finisher", "_graphs", "_weights", "_space", "_ropes", "_sampler", "_kv"):
+        for name in ("_finisher", "_graphs", "_attention", "_weights", "_space", "_ropes", "_sampler", "_kv"):
             self.__dict__.pop(name, None)
         self._loaded, self._pending = False, None

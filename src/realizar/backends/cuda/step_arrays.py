@@ -43,11 +43,13 @@ class StepShape:
         tokens: padded.
         decodes: rows of one token that go through `attend_decode`, padded.
         tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
+        long: whether few decodes have long contexts, which other kernels suit than short ones.
     """
 
     tokens: int
     decodes: int
     tiles: int
+    long: bool = False
 
 
 class StepArrays:
