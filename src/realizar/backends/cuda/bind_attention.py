@@ -10,7 +10,7 @@ import torch
 import triton
 
 from realizar.backends.cuda.activations import CHUNK, ActivationBuffer, Form
-from realizar.backends.cuda.decode_attention import WARPS_PER_PROCESSOR, DecodeAttention
+from realizar.backends.cuda.decode_attention import DecodeAttention
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
     KEYS,
@@ -209,15 +209,17 @@ class AttentionBinder:
             interleaved=bool(rope and rope.pairing == "interleaved"), element=self._kv.dtype,
             block_size=self._kv.block_size, out=form.kind, block_rows=form.block_rows,
         )  # fmt: skip
-        return replace(kernel, warps=self._warps(kernel, shape, attention))
+        warps, resident = self._warps(kernel, shape, attention)
+        return replace(kernel, warps=warps, resident=resident)
 
-    def _warps(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> int:
-        """Few blocks shall end soon; many, or those that read much, shall fit at once."""
-        if self._fixed:
-            return 4
-        if not shape.long and self._are_few(shape.decodes, attention) and replace(kernel, warps=8).supported:
-            return 8
-        return 4 if shape.decodes * attention.num_kv_heads <= self._device.processors else 2
+    def _warps(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> tuple[int, int]:
+        """Of a block and of a multiprocessor: few blocks shall end soon, many shall fit at once."""
+        blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
+        if self._fixed or shape.long:
+            return 4, 12
+        if self._are_few(shape.decodes, attention) and replace(kernel, warps=8).supported:
+            return 8, 8
+        return (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
 
     def _are_few(self, decodes: int, attention: Attention) -> bool:
         return 2 * decodes * attention.num_kv_heads <= self._device.processors
@@ -253,7 +255,7 @@ class AttentionBinder:
             self._kv.group_of(layer) * arrays.sizes.rows, stride,
         ]  # fmt: skip
         blocks = shape.decodes * attention.num_kv_heads
-        room = WARPS_PER_PROCESSOR // kernel.warps * self._device.processors
+        room = kernel.resident // kernel.warps * self._device.processors
         parts = self.parts(attention, shape)
         grid = shape.decodes, attention.num_kv_heads, parts if self._fixed else max(1, min(parts, room // blocks))
         native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])

@@ -14,7 +14,6 @@ from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
 _SIZES = "p" * 26 + "fff" + "i" * 8
-WARPS_PER_PROCESSOR = 12  # that registers allow at 128 dimensions
 
 
 class DecodeAttention:

@@ -3,7 +3,7 @@
 // writes them to the cache and takes them from shared memory. Warps take tiles of 16 keys in turn, on the tensor cores:
 // scores are queries x keys, and the result is values^T x weights^T, so that both read what lies side by side in memory.
 // The block that comes last joins the parts, in their order.
-// Defined around it: NAME WARPS HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
+// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
 // 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
 // half) BLOCK_ROWS.
 
@@ -147,7 +147,7 @@ INLINE void write_group(const float* x, char* out, float* out_scale, float* term
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 && HEAD <= 128 ? 12 / WARPS : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
 NAME(const float* product, const float* bias, const int* positions, const float* cosine, const float* sine,
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,

@@ -22,7 +22,7 @@ class AttendKernel:
         rotary: dimensions that rope turns. interleaved: whether neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
         out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
-        warps: of a block: 2, 4 or 8.
+        warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow; 8 where warps are.
     """
 
     head: int
@@ -38,6 +38,7 @@ class AttendKernel:
     out: str
     block_rows: int
     warps: int = 4
+    resident: int = 12
 
     @property
     def supported(self) -> bool:
@@ -47,13 +48,15 @@ class AttendKernel:
         return self.element in _ELEMENTS and self.head % 8 == 0 and fits
 
     def source(self) -> Source:
-        name = f"attend_{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}_warps{self.warps}"
+        shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}"
+        name = f"attend_{shape}_warps{self.warps}_{self.resident}"
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
             "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
             "BLOCK_ROWS": self.block_rows, "WARPS": self.warps,
+            "RESIDENT": self.resident,
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + read("primitives.cu") + read("attend.cu"))
