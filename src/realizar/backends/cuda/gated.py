@@ -30,7 +30,7 @@ def route_gated(
     Where batches may not change a row's bits it never does: not every number of rows could.
     """
     form = products.activation_format(rows)
-    if products.batch_invariant or not matrix.interleaved:
+    if not matrix.interleaved or products.batch_invariant:
         return None
     choose = products.tuning.gated_few if form.kind == "int8" else products.tuning.gated
     tiles = choose(rows, matrix.rows, matrix.cols, matrix.format)
