@@ -147,7 +147,7 @@ class DeviceTuning:
         return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
 
     def gated_few(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
-        """The mat-vec's tiles where it ends with an activation: as `few_rows`, but a tile of gate and one of up a block.
+        """Tiles of a mat-vec that ends with an activation: as `few_rows`, but a tile of gate and one of up a block.
 
         Splits become warps of a block, and as many warps run on a multiprocessor. None where the product fills too
         little of the device.
