@@ -27,7 +27,7 @@ TILES = [
     MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(1, 2, 1, 1, 8), MatvecTiles(1, 2, 3, 1, 2), MatvecTiles(2, 2, 1, 2, 8),
     MatvecTiles(2, 2, 6, 2, 1), MatvecTiles(3, 2, 2, 1, 2), MatvecTiles(5, 2, 1, 1, 2), MatvecTiles(7, 2, 1, 1, 2),
 ]  # fmt: skip
-_TOLERANCE = 1.2e-2  # relative: eight bits of the largest of 16 leave about 6e-3
+_TOLERANCE = 1.5e-2  # relative: eight bits of the largest of 16 leave about 8e-3
 _POISON = 77
 _EPS = 1e-5
 

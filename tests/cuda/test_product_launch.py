@@ -206,7 +206,7 @@ def test_arguments_of_a_product_of_integers_that_ends_with_an_activation(
 
 
 def test_what_ends_with_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interleaved matrices, where a row's bits may depend on its batch and enough blocks run; halves on Hopper alone."""
+    """Interleaved matrices, where a row's bits may depend on its batch and enough blocks run; of halves on Hopper."""
     products, weights = products_on(monkeypatch), gate_and_up()
     routed = [rows for rows in (1, 2, 3, 8, 64, 512, 2048) if route_gated(products, rows, weights, "silu")]
     assert routed == [1, 2, 3, 8, 64, 512, 2048]

@@ -68,6 +68,7 @@ def test_products_of_integers_that_end_with_an_activation_fit(name: str) -> None
     tuning = DEVICES[name]
     for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 5)):
         tiles, choice = tuning.gated_few(rows, rows_out, cols, form), tuning.few_rows(rows, rows_out, cols, form)
+        assert isinstance(choice.tiles, MatvecTiles)
         if tiles is None:
             assert 3 * rows_out / 32 < 2 * tuning.processors
             continue

@@ -153,7 +153,9 @@ class DeviceTuning:
         little of the device.
         """
         choice = self.few_rows(rows, rows_out, cols, form)
-        tiles, parts = choice.tiles, min(choice.tiles.parts * choice.splits, _MOST_PARTS)
+        tiles = choice.tiles
+        assert isinstance(tiles, MatvecTiles)
+        parts = min(tiles.parts * choice.splits, _MOST_PARTS)
         blocks = max(1, tiles.blocks * tiles.tiles * tiles.parts // (2 * parts))
         tiles = replace(tiles, tiles=2, parts=parts, blocks=blocks)
         return tiles if tiles.grid(rows_out, 1, 1)[0] >= self.processors * _LEAST_FILLED else None
