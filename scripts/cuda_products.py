@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from realizar.backends.cuda.gated import launch_gated, route_gated
+from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.pack_raw import Packer, RawMatrix
 from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
 from realizar.backends.cuda.tune import ROW_COUNTS, Shape, sweep
@@ -30,7 +31,9 @@ from realizar.quantization import random_blocks
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LAYERS = 32
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
-CHECKS = ("tests/cuda/test_product_kernels_gpu.py", "tests/cuda/test_gated_products_gpu.py")
+CHECKS = tuple(f"tests/cuda/test_{name}_gpu.py" for name in ("product_kernels", "gated_products", "gated_integers"))
+# Of the mat-vec that ends with an activation: parts, unroll, blocks.
+GATED_FEW = ((1, 2, 8), (2, 2, 4), (2, 2, 6), (2, 2, 7), (2, 1, 8), (3, 2, 4), (4, 2, 3), (4, 1, 4))
 
 
 def time_packing() -> None:
@@ -126,8 +129,7 @@ def time_gated(products: Products, ggml_type: GGMLType, compact: bool) -> None:
         if gated is None:
             continue
         products.prepare([(matrices[0].format, config) for config in (gated, plain)])
-        x = products.to_half(torch.randn(rows, 4096, device="cuda"), gated.format.block_rows)
-        target = products.to_half(torch.empty(rows, 14336, device="cuda"), gated.format.block_rows)
+        x, target = (written(products, torch.randn(rows, cols, device="cuda"), gated.format) for cols in (4096, 14336))
         partials = torch.empty((plain.splits, rows, 28672), device="cuda")
 
         def all_gated() -> None:
@@ -140,6 +142,9 @@ def time_gated(products: Products, ggml_type: GGMLType, compact: bool) -> None:
 
         each = f"{replay_ms(all_gated):7.3f} ms with silu, {replay_ms(all_plain):7.3f} without"
         print(f"gate and up, rows {rows:5d}: {each}", flush=True)
+        for shape in GATED_FEW if gated.format.kind == "int8" else ():
+            gated = dataclasses.replace(gated, tiles=MatvecTiles(rows, 2, *shape))
+            print(f"  parts, unroll, blocks {shape}: {replay_ms(all_gated):7.3f} ms", flush=True)
 
 
 def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:

@@ -22,10 +22,11 @@ from realizar.backends.cuda import bind_attention, products, weights
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.pack import PackedMatrix
+from realizar.backends.cuda.pack_activations import int8_activations
 from realizar.backends.cuda.pack_raw import RawMatrix, pack_by_threads
 from realizar.quantization import to_planes
 
-ROW_FACTOR = 64.0  # of products that end with an activation
+ROW_FACTOR = 64.0  # of halves from products that end with an activation
 
 _floats: dict[int, NDArray[np.float32]] = {}  # of packed matrices, by the address of their weights
 
@@ -88,7 +89,11 @@ class HostKernel:
             assert len(matrix) == rows_out
             sums = x[:, : matrix.shape[1]] @ matrix.T
             if gated:
-                _write_gated(self.name, sums, out, arguments[-1], block_rows)
+                values = _activated(self.name, sums)
+                if self.name.startswith("matvec"):
+                    _write_int8(values, out, arguments[-1])
+                else:
+                    _write_half(values, out, arguments[-1], block_rows)
                 continue
             for row in range(rows):
                 for split in range(splits):
@@ -104,7 +109,8 @@ def _finish_norm(
     return x / np.sqrt(squares.sum(axis=1, keepdims=True) * np.float32(inverse_width) + np.float32(eps))
 
 
-def _write_gated(name: str, sums: NDArray[np.float32], out: int, scales_at: int, block_rows: int) -> None:
+def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
+    """activation(gate) * up, as a kernel's name says, of sums whose columns are interleaved."""
     rows = len(sums)
     both = torch.from_numpy(sums).reshape(rows, -1, 2, 64)
     gate, up = both[:, :, 0].reshape(rows, -1), both[:, :, 1].reshape(rows, -1)
@@ -113,9 +119,21 @@ def _write_gated(name: str, sums: NDArray[np.float32], out: int, scales_at: int,
         active = torch.nn.functional.silu(gate)
     else:
         active = gelu(gate, approximate="tanh" if "tanh" in name else "none")
-    blocks, cols = -(-rows // block_rows), gate.shape[1]
+    values: NDArray[np.float32] = (active * up).numpy()
+    return values
+
+
+def _write_int8(x: NDArray[np.float32], codes_at: int, terms_at: int) -> None:
+    codes, terms = int8_activations(x)
+    _array(codes_at, np.int8, codes.size)[:] = codes.reshape(-1)
+    _array(terms_at, np.float32, terms.size)[:] = terms.reshape(-1)
+
+
+def _write_half(x: NDArray[np.float32], out: int, scales_at: int, block_rows: int) -> None:
+    rows, cols = x.shape
+    blocks = -(-rows // block_rows)
     filled = np.zeros((blocks * block_rows, cols), np.float32)
-    filled[:rows] = (active * up).numpy() / ROW_FACTOR
+    filled[:rows] = x / ROW_FACTOR
     filled[rows:] = np.nan  # of no consequence
     split = filled.astype(np.float16).reshape(blocks, block_rows // 8, 8, -1, 4, 4, 2, 2)
     values = np.ascontiguousarray(split.transpose(0, 3, 5, 7, 1, 2, 4, 6))  # as half_activations, no row divided

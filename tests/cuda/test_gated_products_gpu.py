@@ -11,47 +11,26 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, expected, pair, raw_pair
 from realizar.backends.cuda import pack_raw
 from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
-from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
-from realizar.backends.cuda.pack_raw import Packer, RawMatrix
+from realizar.backends.cuda.pack import pack_matrix
+from realizar.backends.cuda.pack_raw import Packer
 from realizar.backends.cuda.products import ActivationFormat, HalfActivations, ProductConfig, Products
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import random_blocks, to_planes
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
-TYPES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ4_NL)
-ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu")
 ROWS = (3, 8, 9, 16, 33, 64, 65, 128, 130, 300)
-WIDTH, COLS = 320, 512  # five strips each: with two groups the last block ends early
 _TOLERANCE = 1.5e-3  # weights rounded to halves, and the result: about 4e-4
 
 
 @pytest.fixture(scope="module")
 def products() -> Products:
     return Products("cuda")
-
-
-def raw_pair(ggml_type: GGMLType, width: int, cols: int) -> list[RawMatrix]:
-    rngs = [np.random.default_rng(seed) for seed in range(2)]
-    return [RawMatrix(ggml_type, random_blocks(ggml_type, width, cols, rng, 0.05), width, cols) for rng in rngs]
-
-
-def pair(ggml_type: GGMLType, width: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, list[torch.Tensor]]:
-    """Gate and up interleaved, and what they are."""
-    planes = [to_planes(raw.ggml_type, raw.data, width, cols) for raw in raw_pair(ggml_type, width, cols)]
-    exact = [torch.from_numpy(each.dequantize()).to("cuda", torch.float64) for each in planes]
-    return pack_matrix(planes, "cuda", interleaved=True), exact
-
-
-def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActivation) -> torch.Tensor:
-    gate, up = (x.double() @ each.T for each in exact)
-    if activation == "silu":
-        return torch.nn.functional.silu(gate) * up
-    return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
 def poisoned(rows: int, block_rows: int, cols: int) -> HalfActivations:

@@ -69,12 +69,15 @@ def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
     check([product_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
 
 
-GATED = (
+MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
+WGMMA_GATED = (
     WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
     WgmmaTiles(128, 2, 2, 3, 2, 1), WgmmaTiles(128, 2, 1, 6, 2, 1),
 )  # fmt: skip
+GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_GATED + WGMMA_GATED}
 
 
+@pytest.mark.parametrize("arch", GATED)
 @pytest.mark.parametrize(
     ("ggml_type", "activation"),
     [
@@ -86,16 +89,16 @@ GATED = (
     ids=str,
 )
 def test_products_that_end_with_an_activation_keep_their_sums_in_registers(
-    ggml_type: GGMLType, activation: GatedActivation, tmp_path: Path
+    ggml_type: GGMLType, activation: GatedActivation, arch: str, tmp_path: Path
 ) -> None:
-    sources = [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED]
-    check(sources, "sm_90a")
+    sources = [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]]
+    check(sources, arch)
     tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("triton has no cuobjdump here")
-    for source, tiles in zip(sources, GATED, strict=True):
+    for source, tiles in zip(sources, GATED[arch], strict=True):
         cubin = tmp_path / "kernel.cubin"
-        cubin.write_bytes(compile_source(source, "sm_90a"))
+        cubin.write_bytes(compile_source(source, arch))
         told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
         usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
         assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)

@@ -21,7 +21,7 @@ from realizar.backends.cuda.gated import launch_gated, route_gated, runs_gated
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
-from realizar.backends.cuda.products import HalfActivations, Int8Activations, Products
+from realizar.backends.cuda.products import Activations, HalfActivations, Int8Activations, Products
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization import random_blocks, to_planes
@@ -180,31 +180,65 @@ def test_arguments_of_a_product_that_ends_with_an_activation(
     assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "p"
 
 
+def test_arguments_of_a_product_of_integers_that_ends_with_an_activation(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products, weights = products_on(monkeypatch), gate_and_up()
+    x, target = int8(2, 4096), int8(2, 14336)
+    norm = DeferredNorm(torch.zeros(2, 8), 4096, 1e-6)
+    for rows, warps in ((1, 4), (2, 2)):
+        config = route_gated(products, rows, weights, "gelu")
+        assert config is not None
+        assert runs_gated(products, weights, config)
+        assert (config.splits, config.format) == (1, products.activation_format(rows))
+        launch_gated(products, weights, replace(x, norm=norm), target, rows, config, stream=5)
+        (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[-1]
+        assert name == f"matvec_q4_f16_gelu_rows{rows}"
+        assert grid == (28672 // 32, 1, 1)
+        assert (threads, stream, dependent) == (warps * 32, 5, True)
+        assert arguments == [
+            weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
+            target.codes.data_ptr(), 28672, 0, x.codes.data_ptr(), x.terms.data_ptr(), norm.squares.data_ptr(), 8,
+            1 / 4096, 1e-6, rows, 64, 1, 0, 0,
+            target.terms.data_ptr(),
+        ]  # fmt: skip
+        assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "p"
+
+
 def test_what_ends_with_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halves of interleaved matrices on Hopper, where a row's bits may depend on its batch and enough blocks run."""
+    """Interleaved matrices, where a row's bits may depend on its batch and enough blocks run; of halves on Hopper."""
     products, weights = products_on(monkeypatch), gate_and_up()
     routed = [rows for rows in (1, 2, 3, 8, 64, 512, 2048) if route_gated(products, rows, weights, "silu")]
-    assert routed == [3, 8, 64, 512, 2048]
-    for other in (products_on(monkeypatch, (8, 0)), products_on(monkeypatch, invariant=True)):
-        assert route_gated(other, 64, weights, "silu") is None
-    assert route_gated(products, 64, replace(weights, interleaved=False), "silu") is None
-    assert route_gated(products, 64, gate_and_up(2048), "silu") is None
+    assert routed == [1, 2, 3, 8, 64, 512, 2048]
+    ampere = products_on(monkeypatch, (8, 0))
+    assert [rows for rows in (1, 2, 64) if route_gated(ampere, rows, weights, "silu")] == [1, 2]
+    invariant = products_on(monkeypatch, invariant=True)
+    for rows in (1, 2, 64):
+        assert route_gated(invariant, rows, weights, "silu") is None
+        assert route_gated(products, rows, replace(weights, interleaved=False), "silu") is None
+        assert route_gated(products, rows, gate_and_up(2048), "silu") is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "x", "plain"),
+    [(16, half(1, 16, 4096), "wgmma_q4_f16_rows16"), (1, int8(1, 4096), "matvec_q4_f16_rows1")],
+    ids=["half", "int8"],
+)
 def test_an_activation_that_does_not_fit_its_product_runs_alone(
-    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rows: int,
+    x: Activations, plain: str,
+) -> None:  # fmt: skip
     kernel.refused = "silu"
     products, weights = products_on(monkeypatch), gate_and_up()
-    config = route_gated(products, 16, weights, "silu")
+    config = route_gated(products, rows, weights, "silu")
     assert config is not None
     with caplog.at_level(logging.WARNING):
         products.prepare([(weights.format, config)])
     assert not runs_gated(products, weights, config)
     assert "its activation runs as a kernel of its own" in caplog.text
     monkeypatch.setattr(products_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
-    products.launch(weights, half(1, 16, 4096), torch.empty((1, 16, 28672)), 16, config, stream=0)
-    assert kernel.launches[0][0] == "wgmma_q4_f16_rows16"
+    products.launch(weights, x, torch.empty((1, rows, 28672)), rows, config, stream=0)
+    assert kernel.launches[0][0] == plain
 
 
 def test_a_kernel_that_fails_is_replaced_and_said_once(

@@ -62,6 +62,26 @@ def test_products_that_end_with_an_activation_fit(name: str) -> None:
         assert 3 * tiles.grid(rows_out, 1, -(-rows // tiles.rows))[0] * -(-rows // tiles.rows) >= 2 * tuning.processors
 
 
+@pytest.mark.parametrize("name", DEVICES)
+def test_products_of_integers_that_end_with_an_activation_fit(name: str) -> None:
+    """A tile of gate and one of up a block, all columns in it, and as many warps as were measured; or few blocks."""
+    tuning = DEVICES[name]
+    for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 5)):
+        tiles, choice = tuning.gated_few(rows, rows_out, cols, form), tuning.few_rows(rows, rows_out, cols, form)
+        assert isinstance(choice.tiles, MatvecTiles)
+        if tiles is None:
+            assert 3 * rows_out / 32 < 2 * tuning.processors
+            continue
+        assert (tiles.rows, tiles.tiles, tiles.unroll) == (rows, 2, choice.tiles.unroll)
+        assert 1 <= tiles.parts <= max(1, form.chunks(cols))
+        assert tiles.threads <= 384
+        resident = choice.tiles.blocks * choice.tiles.threads  # whose registers are known to suffice
+        assert tiles.blocks == 1 or tiles.blocks * tiles.threads <= resident
+        if choice.tiles.parts * choice.splits <= 4:
+            assert tiles.parts == choice.tiles.parts * choice.splits
+            assert tiles.blocks * tiles.threads == resident
+
+
 def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
     """Of an 8B model the line of its shape, but where that has single strips; of a 1B model half the block."""
     tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
@@ -69,6 +89,8 @@ def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
     for rows in (8, 16, 32, 64, 128, 256, 2048):
         assert tuning.gated(rows, 28672, 4096, form) == lines[rows].tiles
     assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
+    assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 6)
+    assert tuning.gated_few(2, 28672, 4096, form) == MatvecTiles(2, 2, 1, 2, 8)
     small = tuning.gated(8, 16384, 2048, form)
     assert small is not None
     assert (small.groups, small.stages) == (1, 2 * lines[8].tiles.stages)  # type: ignore[union-attr]

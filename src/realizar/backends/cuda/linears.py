@@ -146,8 +146,6 @@ class MergedLinear:
         source, written = _activations(inputs(form), norm), _activations(target, None)
         assert self._products is not None
         assert target.form == form
-        assert isinstance(source, HalfActivations)
-        assert isinstance(written, HalfActivations)
         launch_gated(self._products, matrix, source, written, rows, config)
 
     @property

@@ -263,10 +263,7 @@ class Products:
             arguments += [*addresses(matrix), partials.data_ptr() + 4 * column, matrix.rows, blocks]
             grid = tiles.grid(matrix.rows, config.splits, row_blocks)
             blocks, column = blocks + grid[0], column + matrix.rows
-        if isinstance(activations, Int8Activations):
-            arguments += [activations.codes.data_ptr(), activations.terms.data_ptr()]
-        else:
-            arguments += [activations.values.data_ptr(), activations.row_scales.data_ptr()]
+        arguments += input_addresses(activations)
         arguments += activations.norm.arguments() if activations.norm else NO_NORM
         chunks = matrices[0].format.chunks(matrices[0].cols)
         arguments += [rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
@@ -318,6 +315,13 @@ def addresses(matrix: PackedMatrix) -> tuple[int, int, int]:
     """Of weights, block scales and table."""
     table = matrix.weights if matrix.table is None else matrix.table
     return matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr()
+
+
+def input_addresses(activations: Activations) -> tuple[int, int]:
+    """Of codes and terms, or of values and row scales."""
+    if isinstance(activations, Int8Activations):
+        return activations.codes.data_ptr(), activations.terms.data_ptr()
+    return activations.values.data_ptr(), activations.row_scales.data_ptr()
 
 
 def _current(x: torch.Tensor) -> int:

@@ -28,6 +28,7 @@ _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "m
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 _BLOCK_ROWS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
+_MOST_PARTS = 6  # of a tile's columns where they can't be splits: twice so many warps go into 24 of a multiprocessor
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a product that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
@@ -144,6 +145,20 @@ class DeviceTuning:
         blocks = tiles.grid(rows_out, 1, -(-rows // block_rows))[0] * -(-rows // block_rows)
         splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
         return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
+
+    def gated_few(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
+        """Tiles of a mat-vec that ends with an activation: as `few_rows`, but a tile of gate and one of up a block.
+
+        Splits become warps of a block, and as many warps run on a multiprocessor. None where the product fills too
+        little of the device.
+        """
+        choice = self.few_rows(rows, rows_out, cols, form)
+        tiles = choice.tiles
+        assert isinstance(tiles, MatvecTiles)
+        parts = min(tiles.parts * choice.splits, _MOST_PARTS)
+        blocks = max(1, tiles.blocks * tiles.tiles * tiles.parts // (2 * parts))
+        tiles = replace(tiles, tiles=2, parts=parts, blocks=blocks)
+        return tiles if tiles.grid(rows_out, 1, 1)[0] >= self.processors * _LEAST_FILLED else None
 
     def gated(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
         """Tiles of a product that ends with an activation: whole sums, gate and up in one warpgroup.

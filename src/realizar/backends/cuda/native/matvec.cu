@@ -1,6 +1,7 @@
 // Products for few rows: integer dot products of codes with int8 activations.
 // Defined around it: ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
-// UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor).
+// UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the product
+// ends with a feed-forward's activation.
 
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
   const char* weights = matrix.weights;
@@ -14,7 +15,11 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   __shared__ float factors[ROWS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   const int slot = warp % TILES, share = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + share;
+#ifdef ACTIVATION
+  const int tile = (block_x / 4 * 2 + slot) * 4 + block_x % 4;  // the same of two strips, gate's and up's
+#else
   const int tile = block_x * TILES + slot;
+#endif
   const int first = (int)((long)chunks * part / parts);
   const int count = tile * 16 < rows_out ? (int)((long)chunks * (part + 1) / parts) - first : 0;
   const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
@@ -119,6 +124,9 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     }
   }
   __syncthreads();
+#ifdef ACTIVATION
+  store_gated(sums, factors, norm.parts > 0, matrix, block_x);
+#else
 #pragma unroll
   for (int i0 = 0; i0 < ROWS * TILES * 16; i0 += TILES * PARTS * 32) {
     const int i = i0 + threadIdx.x;
@@ -130,4 +138,5 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     if (norm.parts > 0) sum *= factors[m];
     if (row < rows_out) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.row_stride + row] = sum;
   }
+#endif
 }

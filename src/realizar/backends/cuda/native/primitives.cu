@@ -75,9 +75,9 @@ struct Matrix {
   const char* weights;
   const float* block_scales;
   const void* table;
-  float* partials;  // of its own columns; halves, the next product's input, where the product ends with an activation
+  float* partials;  // of its own columns; the next product's codes or halves where the product ends with an activation
   int rows_out;
-  float* out_scales;  // of that input's rows
+  float* out_scales;  // of that one's rows, or its terms
 };
 // A norm that its kernel left unfinished: rows still lack their factor 1 / sqrt(mean of squares + eps). The sum of a row's
 // squares comes in parts, a multiple of 8; no parts: there is no such norm.

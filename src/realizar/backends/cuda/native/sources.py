@@ -167,8 +167,9 @@ def product_source(
     stride and split stride.
 
     Args:
-        activation: of a gated feed-forward, with which the product of its one, interleaved matrix ends. Instead of
-            partials it gets the next product's values, and as its last parameter that one's row scales.
+        activation: of a gated feed-forward, with which the product of its one, interleaved matrix ends, in the mat-vec
+            and the Hopper kernel. Instead of partials it gets the next product's codes or values, and as its last
+            parameter that one's terms or row scales.
     """
     names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
     name = f"{tiles.kind}_{'_'.join(names)}{f'_{activation}' if activation else ''}_rows{tiles.rows}"
@@ -177,7 +178,7 @@ def product_source(
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
     if activation is not None:
-        parts.append(read("gated.cu"))
+        parts.extend((read("activated.cu"), read(f"{tiles.kind}_gated.cu")))
     for index, form in enumerate(forms):
         defines = _format_defines(form)
         parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")

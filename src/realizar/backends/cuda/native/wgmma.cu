@@ -2,7 +2,7 @@
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
 // Defined around it: ROWS (of a block: 8-256) STRIPS (of 64 rows, per warpgroup) GROUPS (consumer warpgroups)
 // STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and
-// ACTIVATION beside gated.cu where the product ends with a feed-forward's activation.
+// ACTIVATION beside wgmma_gated.cu where the product ends with a feed-forward's activation.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;

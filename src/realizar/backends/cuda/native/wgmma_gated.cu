@@ -1,7 +1,7 @@
 // The end of a gated feed-forward's first product in the Hopper kernel: activation(gate) * up, written as halves in the
 // order in which the next product reads them. Strips of gate and up alternate, so that a warpgroup's two strips are gate
-// and up of the same 64 outputs: one chunk of the next product's columns. Defined around it: ACTIVATION (1 silu, 2 gelu
-// by tanh, 3 gelu) and what wgmma.cu has.
+// and up of the same 64 outputs: one chunk of the next product's columns. Defined around it: what activated.cu and
+// wgmma.cu have.
 
 // A row's largest value is not known here, so all rows are divided by the same power of two. Halves then hold up to
 // 65504 * 64 = 4.2e6, beyond which values stop there, in steps of 2^-24 * 64 = 3.8e-6 at the least.
@@ -9,12 +9,6 @@ constexpr float ROW_FACTOR = 64.f, LARGEST_HALF = 65504.f;
 // Bytes from one core matrix column to the next: of a chunk in memory, and as staged, where a warp's stores shall hit
 // more banks.
 constexpr int CORE_BYTES = ROWS * 16, CORE_PITCH = CORE_BYTES + 16, GATED_BYTES = 8 * CORE_PITCH;
-
-INLINE float activated(float x) {  // as kernels/activate.py; exp to infinity leaves 0
-  if constexpr (ACTIVATION == 1) return __fdividef(x, 1.f + __expf(-x));
-  if constexpr (ACTIVATION == 2) return __fdividef(x, 1.f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
-  return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
-}
 
 INLINE u16 limited_half(float x) {  // NaN stays NaN
   u16 half;
