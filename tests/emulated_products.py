@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda import runner, weights
+from realizar.backends.cuda import bind_attention, runner, weights
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_activations import half_positions, padded_cols
@@ -49,8 +49,9 @@ class EmulatedPacker:
 
     def pack(
         self, parts: Sequence[RawMatrix], into: torch.Tensor | None = None,
-        uploaded: Callable[[int], None] | None = None,
+        uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
     ) -> PackedMatrix:  # fmt: skip
+        assert not interleaved, "parts lie one below the other here"
         dense = [dequantize(part.ggml_type, part.data, part.rows, part.cols) for part in parts]
         rows = sum(part.rows for part in parts)
         values = torch.from_numpy(np.concatenate(dense).astype(np.float64))
@@ -108,4 +109,5 @@ def emulate_products(monkeypatch: pytest.MonkeyPatch) -> list[EmulatedProducts]:
     monkeypatch.setattr(DeviceProfile, "has_dependent_launch", property(lambda _: False))
     monkeypatch.setattr(runner, "Products", make)
     monkeypatch.setattr(weights, "Packer", EmulatedPacker)
+    monkeypatch.setattr(bind_attention, "DecodeAttention", lambda _: None)
     return made

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 import cuda_runs
-from realizar.backends.cuda import products, weights
+from realizar.backends.cuda import bind_attention, products, weights
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.pack import PackedMatrix
@@ -58,7 +58,7 @@ class HostPacker:
 
 
 class HostKernel:
-    """In place of `Kernel`; `names` counts launches of each."""
+    """In place of `Kernel`; `names` counts launches of each, and the norms that they finish."""
 
     names: dict[str, int]
 
@@ -66,19 +66,22 @@ class HostKernel:
         self.name = name
 
     def launch(
-        self, _grid: tuple[int, int, int], _threads: int, arguments: Sequence[int], sizes: str, _stream: int,
+        self, _grid: tuple[int, int, int], _threads: int, arguments: Sequence[Any], sizes: str, _stream: int,
         _dependent: bool,
     ) -> None:  # fmt: skip
         self.names[self.name] = self.names.get(self.name, 0) + 1
         gated = sizes.endswith("ip")
         count = sizes.count("ppppii")
-        x_at, scales_at, rows, chunks, splits, row_stride, split_stride = arguments[6 * count :][:7]
+        x_at, scales_at, *norm, rows, chunks, splits, row_stride, split_stride = arguments[6 * count :][:11]
         block_rows = int(self.name.rpartition("rows")[2])
         if self.name.startswith("matvec"):
             x = _read_int8(x_at, scales_at, rows, chunks * 64)
         else:
             blocks = -(-rows // block_rows)
             x = _read_half(x_at, scales_at, blocks, chunks, block_rows)[:rows]
+        if norm[1]:
+            self.names["finished norms"] = self.names.get("finished norms", 0) + 1
+            x = _finish_norm(x, *norm)
         for index in range(count):
             weights_at, _, _, out, rows_out, _ = arguments[6 * index :][:6]
             matrix = _floats[weights_at]
@@ -91,6 +94,14 @@ class HostKernel:
                 for split in range(splits):
                     to = _array(out + 4 * (split * split_stride + row * row_stride), np.float32, rows_out)
                     to[:] = sums[row] if split == 0 else 0.0
+
+
+def _finish_norm(
+    x: NDArray[np.float32], squares_at: int, parts: int, inverse_width: float, eps: float
+) -> NDArray[np.float32]:
+    """Rows times 1 / sqrt(mean of squares + eps)."""
+    squares = _array(squares_at, np.float32, len(x) * parts).reshape(len(x), parts)
+    return x / np.sqrt(squares.sum(axis=1, keepdims=True) * np.float32(inverse_width) + np.float32(eps))
 
 
 def _write_gated(name: str, sums: NDArray[np.float32], out: int, scales_at: int, block_rows: int) -> None:
@@ -145,6 +156,7 @@ def run_packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.cache_bytes, own.memory_bytes)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
+    monkeypatch.setattr(bind_attention, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
     monkeypatch.setattr(products, "Kernel", HostKernel)
     monkeypatch.setattr(products, "compile_sources", compile_all)
     monkeypatch.setattr(products, "compile_source", lambda source, arch: b"")

@@ -179,7 +179,8 @@ def test_attention_of_tokens(name: str) -> None:
         assert np.abs(cached[:, -1] - made).max() <= 0.02 * np.abs(made).max()
         expected = twin.attended(row, cached).reshape(-1)
         error = np.linalg.norm(found[row] - expected) / np.linalg.norm(expected)
-        assert error <= {"f32": 2e-5, "int8": 0.01, "half": 1e-3}[kernel.out], (row, error)
+        rounded = {"bf16": 4e-3, "f16": 1e-3, "int8": 1e-3}[kernel.element]  # queries and weights in that type
+        assert error <= rounded + (0.01 if kernel.out == "int8" else 0.0), (row, error)
 
 
 def stored(values: torch.Tensor, element: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from realizar.backends.cuda import pack_raw
+from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
@@ -134,6 +135,23 @@ def test_large_values_stop_and_small_ones_keep_a_step(products: Products) -> Non
     assert float((found[1] - reference[1]).abs().max()) < 2.0**-19 + 1e-3 * float(reference[1].abs().max())
     assert bool(found[2].isnan().all())
     assert bool(found[3:].isfinite().all())
+
+
+@pytest.mark.parametrize("rows", [8, 33, 64, 130])
+def test_a_norm_is_finished_before_the_activation(products: Products, rows: int) -> None:
+    matrix, exact = pair(GGMLType.Q4_K)
+    x = 30 * torch.randn(rows, COLS, device="cuda")
+    squares = torch.zeros(rows, 8, device="cuda")
+    squares[:, 0], squares[:, 5] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
+    root = (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
+    for config in configs(rows, "silu"):
+        activations = products.to_half(x, config.format.block_rows)
+        target = poisoned(rows, config.format.block_rows, WIDTH)
+        unfinished = replace(activations, norm=DeferredNorm(squares, COLS, 1e-5))
+        launch_gated(products, matrix, unfinished, target, rows, config)
+        reference = expected(x.double() / root, exact, "silu")
+        error = (rows_of(target, rows) - reference).norm(dim=1) / reference.norm(dim=1)
+        assert float(error.max()) < _TOLERANCE, config
 
 
 @pytest.mark.parametrize("rows", [8, 48, 64, 128, 512, 700])

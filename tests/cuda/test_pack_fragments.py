@@ -11,7 +11,7 @@ import torch
 
 from realizar.backends.cuda.fragments import FragmentFormat, fragment_format, pack_fragments
 from realizar.backends.cuda.pack import codebook_table, pack_matrix, strip_places
-from realizar.backends.cuda.pack_raw import RawMatrix, pack_by_threads, raw_format
+from realizar.backends.cuda.pack_raw import RawMatrix, memory_bytes, pack_by_threads, raw_format
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import QUANTIZED_TYPES, Planes, random_blocks, to_planes
@@ -201,7 +201,7 @@ def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
     ]
     planes = [to_planes(part.ggml_type, part.data, part.rows, cols) for part in parts]
     alone = [pack_matrix(each, "cpu") for each in planes]
-    memory = torch.zeros(2 * alone[0].weights.numel(), dtype=torch.uint8)
+    memory = torch.zeros(memory_bytes(parts), dtype=torch.uint8)
     for got in (pack_matrix(planes, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
         assert got.interleaved
         assert (got.rows, got.cols, got.format) == (768, cols, alone[0].format)
@@ -210,7 +210,7 @@ def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
             part = alone[strip % 2]
             assert torch.equal(strips[strip], part.weights.view(6, -1)[strip // 2])
             assert got.block_scales[strip] == part.block_scales[strip // 2]
-    assert torch.equal(memory, got.weights)
+    assert memory.data_ptr() == got.weights.data_ptr()
 
 
 def test_only_two_alike_take_turns() -> None:

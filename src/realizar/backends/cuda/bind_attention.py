@@ -10,7 +10,7 @@ import torch
 import triton
 
 from realizar.backends.cuda.activations import CHUNK, ActivationBuffer, Form
-from realizar.backends.cuda.decode_attention import BLOCKS_PER_PROCESSOR, DecodeAttention
+from realizar.backends.cuda.decode_attention import WARPS_PER_PROCESSOR, DecodeAttention
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import (
     KEYS,
@@ -39,6 +39,7 @@ from realizar.backends.program import Attend, Rotate
 from realizar.models.spec import Attention, Norm
 
 _NORM_KINDS = {"rms": 1, "layer": 2}
+_SHORT = 2048  # tokens of a context that is not cut into more parts than pay
 _FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
 
 
@@ -208,9 +209,15 @@ class AttentionBinder:
             interleaved=bool(rope and rope.pairing == "interleaved"), element=self._kv.dtype,
             block_size=self._kv.block_size, out=form.kind, block_rows=form.block_rows,
         )  # fmt: skip
-        wide = replace(kernel, warps=8)
-        few = shape.decodes * attention.num_kv_heads <= self._device.processors and not self._fixed
-        return wide if few and wide.supported else kernel
+        return replace(kernel, warps=self._warps(kernel, shape.decodes * attention.num_kv_heads))
+
+    def _warps(self, kernel: AttendKernel, blocks: int) -> int:
+        """Few blocks shall end soon, many shall fit at once."""
+        if self._fixed:
+            return 4
+        if 2 * blocks <= self._device.processors and self._context <= _SHORT and replace(kernel, warps=8).supported:
+            return 8
+        return 4 if blocks <= self._device.processors else 2
 
     def _start_native(self, native: DecodeAttention, decode: BoundDecode, shape: StepShape) -> None:
         attention, space, layer = decode.operation.attention, self._space, decode.operation.layer
@@ -236,9 +243,10 @@ class AttentionBinder:
             *strides, key_at, value_at, attention.num_kv_heads, attention.window or 0,
             self._kv.group_of(layer) * arrays.sizes.rows, stride,
         ]  # fmt: skip
-        fitting = BLOCKS_PER_PROCESSOR * self._device.processors // (shape.decodes * attention.num_kv_heads)
+        blocks = shape.decodes * attention.num_kv_heads
+        room = WARPS_PER_PROCESSOR // kernel.warps * self._device.processors
         parts = self.parts(attention, shape)
-        grid = shape.decodes, attention.num_kv_heads, parts if self._fixed else max(1, min(parts, fitting))
+        grid = shape.decodes, attention.num_kv_heads, parts if self._fixed else max(1, min(parts, room // blocks))
         native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])
 
     def _start_decodes(self, decode: BoundDecode, shape: StepShape) -> None:

@@ -14,7 +14,7 @@ from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
 _SIZES = "p" * 26 + "fff" + "i" * 8
-BLOCKS_PER_PROCESSOR = 3  # that registers allow at 128 dimensions and four queries a KV head
+WARPS_PER_PROCESSOR = 12  # that registers allow at 128 dimensions
 
 
 class DecodeAttention:

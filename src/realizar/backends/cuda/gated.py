@@ -23,7 +23,7 @@ def route_gated(
     Where batches may not change a row's bits it never does: not every number of rows could.
     """
     form = products.activation_format(rows)
-    if form.kind == "int8" or products.batch_invariant or not matrix.interleaved:
+    if not matrix.interleaved or form.kind == "int8" or products.batch_invariant:
         return None
     tiles = products.tuning.gated(rows, matrix.rows, matrix.cols, matrix.format)
     if tiles is None:

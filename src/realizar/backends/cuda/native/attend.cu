@@ -147,7 +147,7 @@ INLINE void write_group(const float* x, char* out, float* out_scale, float* term
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS == 4 && HEAD <= 128 ? 3 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 && HEAD <= 128 ? 12 / WARPS : 1)
 NAME(const float* product, const float* bias, const int* positions, const float* cosine, const float* sine,
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,

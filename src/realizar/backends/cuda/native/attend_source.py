@@ -22,7 +22,7 @@ class AttendKernel:
         rotary: dimensions that rope turns. interleaved: whether neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
         out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
-        warps: of a block, 4 or 8.
+        warps: of a block: 2, 4 or 8.
     """
 
     head: int

@@ -2,6 +2,17 @@
 // Defined around it: ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
 // UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor).
 
+// While the kernel before still runs, memory would be idle but for the first chunks: what comes next, about AHEAD bytes
+// of the matrix, goes to the second-level cache. The four warps of a strip's tiles take a quarter of each block.
+constexpr long AHEAD = 10 << 20;
+INLINE void prefetch(const char* strip, int chunks, int first, int count, int quarter, int rows_out, int lane) {
+  constexpr int LINES = (BLOCK_BYTES / 4 + 127) / 128;
+  const long whole = (long)(rows_out + 63) / 64 * chunks * BLOCK_BYTES;
+  const int share = (int)((count * AHEAD + whole - 1) / whole), until = UNROLL + share < count ? UNROLL + share : count;
+  for (int i = lane; i < (until - UNROLL) * LINES; i += 32)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(strip + block_at(first + UNROLL + i / LINES) + quarter * (BLOCK_BYTES / 4) + i % LINES * 128));
+}
+
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
   const char* weights = matrix.weights;
   const float* block_scales = matrix.block_scales;
@@ -31,6 +42,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   };
   Raw even[UNROLL], odd[UNROLL];
   request(even, 0);
+  prefetch(strip, chunks, first, count, tile % 4, rows_out, lane);
   const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
   let_next_start();
   wait_for_previous();
