@@ -64,6 +64,9 @@ class GPURunner:
         ids, positions, slots = [], [], []
         table = np.zeros((len(parts), max(len(request.blocks) for request, _ in parts)), np.int32)
         for index, (request, count) in enumerate(parts):
+            left = len(request.token_ids) - request.computed
+            if count > left:
+                raise ValueError(f"{count} tokens of row {request.row}, which has {left} left")
             places = np.arange(request.computed, request.computed + count, dtype=np.int32)
             rows.append(RowInput(request.row, sum(map(len, ids)), count, request.computed, sample))
             ids.append(np.asarray(request.token_ids[request.computed : request.computed + count], np.int32))

@@ -23,6 +23,7 @@ RECIPES = {
     "q6_k-64-norms": Recipe(64, 4, 2, weights="Q6_K", windows=(None, None), parts=("post_norms", "qk_norm", "sinks")),
     "bf16-64-gqa4": Recipe(64, 8, 2, weights="BF16", windows=(None, None), parts=("biases",)),
 }
+TOKENS = 1024  # of every request: none of the steps below asks for more than it has
 POISONED = ("hidden", "query", "attended", "partial_sums", "attention_parts", "attention_state", "logits", "choices")
 
 
@@ -49,9 +50,9 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
     runner = GPURunner(*random_model(recipe), config)
     graphs, space = runner.backend._graphs, runner.backend._space
     assert min(runner.capacity.num_blocks) >= 32 * rows
-    requests = [runner.request(row, random_tokens(recipe, 1000, row), first=32 * row) for row in range(rows)]
+    requests = [runner.request(row, random_tokens(recipe, TOKENS, row), first=32 * row) for row in range(rows)]
     for request in requests:
-        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, 1000, 0)
+        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, TOKENS, 0)
     replay, seen = graphs.replay, []
 
     def noted(shape: StepShape) -> bool:
