@@ -91,9 +91,11 @@ def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
     assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
     assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 6)
     assert tuning.gated_few(2, 28672, 4096, form) == MatvecTiles(2, 2, 1, 2, 8)
-    small = tuning.gated(8, 16384, 2048, form)
+    small, line = tuning.gated(128, 16384, 2048, form), lines[128].tiles
     assert small is not None
-    assert (small.groups, small.stages) == (1, 2 * lines[8].tiles.stages)  # type: ignore[union-attr]
+    assert isinstance(line, WgmmaTiles)
+    assert (line.groups, small.groups) == (2, 1)
+    assert small.stages > line.stages
 
 
 def test_fixed_splits_depend_on_the_shape_alone() -> None:
