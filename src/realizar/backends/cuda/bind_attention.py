@@ -210,7 +210,7 @@ class AttentionBinder:
             block_size=self._kv.block_size, out=form.kind, block_rows=form.block_rows,
         )  # fmt: skip
         warps, resident = self._warps(kernel, shape, attention)
-        return replace(kernel, warps=warps, resident=resident)
+        return replace(kernel, warps=warps, resident=resident, least=2 if self._fixed or shape.long else 4)
 
     def _warps(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> tuple[int, int]:
         """Of a block and of a multiprocessor: few blocks shall end soon, many shall fit at once."""

@@ -3,7 +3,7 @@
 // writes them to the cache and takes them from shared memory. Warps take tiles of 16 keys in turn, on the tensor cores:
 // scores are queries x keys, and the result is values^T x weights^T, so that both read what lies side by side in memory.
 // The block that comes last joins the parts, in their order.
-// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
+// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) LEAST (64s of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
 // 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
 // half) BLOCK_ROWS.
 
@@ -162,7 +162,7 @@ NAME(const float* product, const float* bias, const int* positions, const float*
   const int decode = blockIdx.x, kv_head = blockIdx.y, part = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int row = decodes[decode];
   const int length = row >= 0 ? contexts[row] : 0, seen = window > 0 && length > window ? length - window : 0, low = seen / CUT * CUT;
-  const int cuts = (length - low + CUT - 1) / CUT, even = (cuts + (int)gridDim.z - 1) / (int)gridDim.z, each = even > 2 ? even : 2;
+  const int cuts = (length - low + CUT - 1) / CUT, even = (cuts + (int)gridDim.z - 1) / (int)gridDim.z, each = even > LEAST ? even : LEAST;
   const int parts = (cuts + each - 1) / each;
   if (part >= parts) return;  // rows that are none have no part
   const bool newest = part == parts - 1;

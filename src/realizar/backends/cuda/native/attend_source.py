@@ -23,6 +23,7 @@ class AttendKernel:
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
         out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow; 8 where warps are.
+        least: parts of a context are no shorter than so many times 64 keys.
     """
 
     head: int
@@ -39,6 +40,7 @@ class AttendKernel:
     block_rows: int
     warps: int = 4
     resident: int = 12
+    least: int = 2
 
     @property
     def supported(self) -> bool:
@@ -49,14 +51,14 @@ class AttendKernel:
 
     def source(self) -> Source:
         shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}"
-        name = f"attend_{shape}_warps{self.warps}_{self.resident}"
+        name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.least}"
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
             "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
             "BLOCK_ROWS": self.block_rows, "WARPS": self.warps,
-            "RESIDENT": self.resident,
+            "RESIDENT": self.resident, "LEAST": self.least,
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + read("primitives.cu") + read("attend.cu"))
