@@ -25,7 +25,6 @@ from fp8_cases import (  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
 from realizar.backends.cuda.fp8_copies import FP8Copy, copy_matrices, prepare_copying, sum_type  # noqa: E402
-from realizar.backends.cuda.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.pack_raw import Packer  # noqa: E402
 from realizar.backends.cuda.products import Products  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
