@@ -118,6 +118,7 @@ def main() -> int:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--fp8-copies", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     batches = [int(text) for text in arguments.batches.split(",") if text]
@@ -126,7 +127,7 @@ def main() -> int:
     config = EngineConfig(
         device="cuda", max_running=max([*batches, 1]), max_step_tokens=max(arguments.prefill, 512),
         context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
-        prefix_cache=False,
+        prefix_cache=False, fp8_copies=arguments.fp8_copies,
     )  # fmt: skip
     spec = build_spec(checkpoint, config.context_length)
     backend = CUDABackend()

@@ -36,7 +36,7 @@ RECIPES = {
     "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("row_norm", "ungated"), activation="gelu"),
 }
-FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64))
+FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64), Form("fp8"))
 
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.uint8: "*u8",
@@ -79,12 +79,15 @@ def run_backend(recipes: list[str], forms: int) -> None:
     linears.product_type = lambda device: tl.float16
     plain_forms = linears.MergedLinear.forms
     plain_launch = linears.MergedLinear.launch
+    plain_finishes = linears.MergedLinear.finishes_norms
     packed = linears.MergedLinear.all_packed
     for kv, recipe in ((name, RECIPES[name]) for name in recipes):
         for form in FORMS[:forms]:
             linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
             linears.MergedLinear.launch = plain_launch if form is None else (lambda *_: None)
             linears.MergedLinear.all_packed = packed if form is None else True
+            finishes = form is None or form.kind != "fp8"
+            linears.MergedLinear.finishes_norms = plain_finishes if finishes else (lambda *_: False)
             by_turns = form is not None and form.kind == "half" and "biases" not in recipe.parts
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
             kv_dtype: Any = "auto" if kv == "f32" else kv

@@ -33,6 +33,9 @@ class EngineConfig:
         device: where the model runs; `auto` is the GPU where torch can use one, else the CPU.
         batch_invariant: on a GPU, whether a row gets the same bits in every batch, at some cost in speed; on the CPU it
             always does.
+        fp8_copies: on a GPU of compute capability 8.9 or more, whether quantised matrices get a copy in FP8 that steps
+            of 128 rows and more read: faster, in twice to three times the memory, and with about 3.7 % error in every
+            product, far outside of the fidelity that is held otherwise. Not together with batch_invariant.
         threads: CPU threads; None takes the physical cores.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
@@ -68,6 +71,7 @@ class EngineConfig:
     prefix_cache: bool = True
     device: DeviceChoice = "auto"
     batch_invariant: bool = False
+    fp8_copies: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -83,6 +87,10 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, above prompt_lookup_max {self.prompt_lookup_max}",
                 "prompt_lookup_min",
+            )
+        if self.fp8_copies and self.batch_invariant:
+            raise InvalidRequestError(
+                "fp8_copies and batch_invariant exclude each other: copies serve steps of many rows alone", "fp8_copies"
             )
         if self.kv_cache_dtype not in get_args(KVCacheDType):
             known = ", ".join(get_args(KVCacheDType))

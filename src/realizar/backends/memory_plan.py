@@ -32,7 +32,7 @@ class MemoryPlan:
 
     Attributes:
         device: `cpu` or `cuda`.
-        weight_bytes: of all matrices, packed.
+        weight_bytes: of all matrices, packed. copy_bytes: of their copies in FP8, where those are asked for.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step.
         kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
@@ -51,6 +51,7 @@ class MemoryPlan:
     kv_limit_bytes: int
     free_bytes: int
     contexts: tuple[ContextPlan, ...]
+    copy_bytes: int = 0
 
 
 def planned_lengths(context_length: int) -> list[int]:

@@ -39,6 +39,7 @@ def plan_command(
     device: Annotated[
         DeviceChoice, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")
     ] = "auto",
+    fp8_copies: Annotated[bool, Parameter(negative=(), help="With the FP8 copies of `realizar run`.")] = False,
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -57,6 +58,7 @@ def plan_command(
         max_step_tokens=max_step_tokens,
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_bytes=kv_cache_bytes,
+        fp8_copies=fp8_copies,
         instruction_set=instruction_set,
     )
     with download_progress() as progress:
@@ -84,10 +86,11 @@ def _plan_gpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, mem
 
 def _report(plan: MemoryPlan, max_running: int) -> list[str]:
     on_gpu, token_kib = plan.device == "cuda", plan.kv_bytes_per_token / 1024
-    needed = plan.weight_bytes + plan.workspace_bytes + (plan.embedding_bytes if on_gpu else 0)
+    needed = plan.weight_bytes + plan.copy_bytes + plan.workspace_bytes + (plan.embedding_bytes if on_gpu else 0)
     kept = f"{_size(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
+    copies = f", {_size(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
     lines = [
-        f"weights      {_size(plan.weight_bytes)} packed, and the embedding, {kept}",
+        f"weights      {_size(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
         f"workspace    {_size(plan.workspace_bytes)}",
         f"KV cache     {token_kib:.1f} KiB a token of {plan.kv_dtype}, {_size(plan.kv_limit_bytes)} at most",
         f"free memory  {_size(plan.free_bytes)}{'' if needed <= plan.free_bytes else f': {_size(needed)} do not fit'}",

@@ -7,7 +7,7 @@ from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
 from realizar.backends.cpu.kv_memory import KVSizes, free_memory_bytes, kv_limit_bytes
 from realizar.backends.cpu.pack import packed_bytes
 from realizar.backends.cpu.pack_floats import packed_float_bytes
-from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS
+from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
 from realizar.backends.program import Project, build_program
@@ -29,7 +29,9 @@ def plan_memory(
         CheckpointError: a tensor is missing, left over or of the wrong shape.
         UnsupportedModelError: a tensor's type does not run.
         CapacityError: the block size does not suit the CPU.
+        InvalidRequestError: FP8 copies are asked for.
     """
+    refuse_copies(config)
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
     program = build_program(spec)

@@ -47,6 +47,16 @@ MAX_THREADS = 1024  # they wait for each other in loops: a number mistyped would
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 
 
+def refuse_copies(config: EngineConfig) -> None:
+    """Refuse what only GPUs have.
+
+    Raises:
+        InvalidRequestError: FP8 copies are asked for.
+    """
+    if config.fp8_copies:
+        raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
+
+
 class CPUStep:
     """A finished forward pass whose rows are sampled when the result is asked for, or the next step submitted."""
 
@@ -83,6 +93,7 @@ class CPUBackend:
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
         start = time.perf_counter()
+        refuse_copies(config)
         check_tensors(spec, checkpoint)
         self._spec = spec
         instructions = select(config.instruction_set)

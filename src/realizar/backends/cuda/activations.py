@@ -11,12 +11,15 @@ from realizar.backends.cuda.kernels import activation as formats
 
 CHUNK = 64  # columns of a chunk of the products' own formats
 
-FormKind = Literal["f32", "bf16", "f16", "int8", "half"]
+FormKind = Literal["f32", "bf16", "f16", "int8", "half", "fp8"]
 
 _CODES = {
     "f32": formats.PLAIN, "bf16": formats.PLAIN, "f16": formats.SCALED, "int8": formats.INT8, "half": formats.HALF,
+    "fp8": formats.FP8,
 }  # fmt: skip
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "half": torch.float16}
+_DTYPES = {
+    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "half": torch.float16, "fp8": torch.uint8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class Form:
     """How an activation is written.
 
     Attributes:
-        kind: row after row in a type (`f16` with a power of two per row), or one of the CUDA products' formats.
+        kind: row after row in a type (`f16` with a power of two per row, `fp8` with a scale), or one of the CUDA
+            products' formats.
         block_rows: rows of a block of `half`.
     """
 
@@ -37,7 +41,7 @@ class ActivationBuffer:
     """Room for rows of one form.
 
     Attributes:
-        values: [rows, cols], or float16 in the order of `pack_activations`.
+        values: [rows, cols], of `fp8` its bytes; or float16 in the order of `pack_activations`.
         scales: float32 [rows], what rows were divided by.
         codes, terms: of `int8`.
     """

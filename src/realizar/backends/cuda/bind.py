@@ -10,7 +10,7 @@ from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.bind_attention import AttentionBinder
 from realizar.backends.cuda.bind_norm import Branch, NormBinder
 from realizar.backends.cuda.deferred_norm import DeferredNorm
-from realizar.backends.cuda.kernel_sizes import activation_blocks
+from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_row
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
@@ -177,7 +177,7 @@ class Binder:
             partials = space.partials(splits, shape.tokens, up.width)
             for form in reader.forms(shape.tokens):
                 target = self._buffer(form, width)
-                cut = activation_blocks(width, shape.tokens)
+                cut = whole_row(width) if form.kind == "fp8" else activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
                     up_at, width, *target.pointers(), *space.row_state, SPLITS=splits,

@@ -310,13 +310,13 @@ class AttentionBinder:
     def _convert(self, attention: Attention, reader: MergedLinear) -> Callable[[StepShape], None]:
         """What attention left as float32, for the output projection."""
         space, width = self._space, attention.num_heads * attention.head_size
-        cut = row_in_blocks(width)
 
         def run(shape: StepShape) -> None:
             if self._direct(attention, reader, shape) is not None:
                 return
             for form in reader.forms(shape.tokens):
                 target = space.activations.get(form, width)
+                cut = whole_row(width) if form.kind == "fp8" else row_in_blocks(width)
                 convert[(shape.tokens, cut.blocks)](
                     space.attended, space.attended.stride(0), width, *target.pointers(), *space.row_state,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),

@@ -35,7 +35,8 @@ class Branch:
 class NormBinder:
     """Binds a program's norms of the residual stream, in their order.
 
-    A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once. Each of the body
+    A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
+    for which readers have FP8 copies. Each of the body
     leaves the row's sum of squares for the next, in one of two buffers in turn.
     """
 
@@ -51,7 +52,13 @@ class NormBinder:
         plain = branch is not None and branch.norm is None and norm is not None and norm.bias is None
         if branch is None or norm is None or not plain or norm.kind != "rms" or not reader.all_packed:
             return self._whole(branch, norm, reader, squares=squares), None
-        return self._blocks(branch, norm, reader, squares, before), DeferredNorm(squares, self._cols, float(norm.eps))
+        whole = self._whole(branch, norm, reader, squares=squares)
+        blocks = self._blocks(branch, norm, reader, squares, before)
+
+        def run(shape: StepShape) -> None:
+            (blocks if reader.finishes_norms(shape.tokens) else whole)(shape)
+
+        return run, DeferredNorm(squares, self._cols, float(norm.eps))
 
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""

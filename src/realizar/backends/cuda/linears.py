@@ -12,6 +12,15 @@ import triton
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.fp8_copies import (
+    FORM,
+    LEAST_ROWS,
+    FP8Copy,
+    copy_bytes,
+    copy_matrices,
+    is_copied,
+    prepare_copying,
+)
 from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.gated import launch_gated, route_gated, runs_gated
 from realizar.backends.cuda.kernel_sizes import product_type
@@ -47,6 +56,9 @@ class MergedLinear:
         bias: float32 over all columns, or None; the kernel that sums the splits adds it.
         products: of packed matrices; None where there are none.
         activation: of the feed-forward whose gate and up these are, where the product that reads its result is packed.
+
+    Attributes:
+        copy: of all matrices, in FP8, for steps of many rows; None where there is none.
     """
 
     def __init__(
@@ -55,6 +67,7 @@ class MergedLinear:
     ) -> None:  # fmt: skip
         self._device, self._products, self.bias, self._activation = device, products, bias, activation
         self._routes: dict[int, list[ProductConfig]] = {}
+        self.copy: FP8Copy | None = None
         self.segments: list[Segment] = []
         self.width = 0
         for matrix in matrices:
@@ -70,10 +83,14 @@ class MergedLinear:
 
     def forms(self, rows: int) -> tuple[Form, ...]:
         """What the input must be written as, for a step of so many rows; one, unless kinds of matrices are mixed."""
+        if self._copy_for(rows) is not None:
+            return (FORM,)
         return tuple(dict.fromkeys(self._form(segment, rows) for segment in self.segments))
 
     def splits(self, rows: int) -> int:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
+        if self._copy_for(rows) is not None:
+            return 1
         routes = self.routes(rows)
         if routes:
             return routes[0][1].splits
@@ -84,8 +101,10 @@ class MergedLinear:
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
     def routes(self, rows: int) -> list[tuple[PackedMatrix, ProductConfig]]:
-        """The packed matrices, and how each is multiplied in a step of so many rows."""
-        packed = [segment.matrix for segment in self.segments if isinstance(segment.matrix, PackedMatrix)]
+        """The packed matrices, and how each is multiplied in a step of so many rows; none where their copy is."""
+        if self._copy_for(rows) is not None:
+            return []
+        packed = _packed(self)
         if not packed or self._products is None:
             return []
         if rows not in self._routes:
@@ -115,7 +134,11 @@ class MergedLinear:
         return [((matrix.format,), config) for matrix, config in routes]
 
     def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor, norm: DeferredNorm | None = None) -> None:
-        """Write float32 partials [splits, rows, width], contiguous; finish `norm`, where all matrices are packed."""
+        """Write float32 partials [splits, rows, width], contiguous; finish `norm`, if `finishes_norms`."""
+        copy = self._copy_for(rows)
+        if copy is not None:
+            copy.multiply(inputs(FORM), rows, partials)
+            return
         routes = self.routes(rows)
         if self._products is not None and self.all_packed:
             matrices, config = [matrix for matrix, _ in routes], routes[0][1]
@@ -150,8 +173,16 @@ class MergedLinear:
 
     @property
     def all_packed(self) -> bool:
-        """Whether the CUDA products alone read the input, in one launch; they can finish a norm."""
+        """Whether the CUDA products alone read the input, in one launch, but for steps that the FP8 copy takes."""
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
+
+    def finishes_norms(self, rows: int) -> bool:
+        """Whether a step of so many rows may leave a norm's root to `launch`."""
+        return self.all_packed and self._copy_for(rows) is None
+
+    def _copy_for(self, rows: int) -> FP8Copy | None:
+        """What a step of so many rows reads in place of the matrices, if anything."""
+        return self.copy if rows >= LEAST_ROWS else None
 
     def _form(self, segment: Segment, rows: int) -> Form:
         matrix = segment.matrix
@@ -199,6 +230,29 @@ class Merger:
         routes = [linear.routes(rows) for rows in sorted(set(row_counts)) for linear in self._made.values()]
         wanted = [(tuple(matrix.format for matrix, _ in route), route[0][1]) for route in routes if route]
         self._products.prepare(wanted, compiled)
+
+
+def copy_to_fp8(
+    linears: Sequence[MergedLinear], products: Products, sums: torch.dtype, copied: Callable[[float], None]
+) -> int:
+    """Give all that is packed, and of sizes that FP8 products take, a copy; `copied` gets the share done.
+
+    Returns the bytes of all copies.
+
+    Args:
+        sums: from `fp8_copies.sum_type`.
+    """
+    wanted = [one for one in linears if one.all_packed and is_copied(one.width, one.cols)]
+    matrices = [_packed(one) for one in wanted]
+    prepare_copying(products, [matrix for group in matrices for matrix in group])
+    for done, (linear, group) in enumerate(zip(wanted, matrices, strict=True)):
+        linear.copy = copy_matrices(products, group, sums)
+        copied((done + 1) / len(wanted))
+    return sum(copy_bytes(linear.width, linear.cols) for linear in wanted)
+
+
+def _packed(linear: MergedLinear) -> list[PackedMatrix]:
+    return [segment.matrix for segment in linear.segments if isinstance(segment.matrix, PackedMatrix)]
 
 
 def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:

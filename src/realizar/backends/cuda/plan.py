@@ -7,24 +7,27 @@ products, copies of the sampler's tables, what torch and the driver take for the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
+from realizar.backends.cuda.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory, kv_limit_bytes
+from realizar.backends.cuda.linears import product_groups
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
-from realizar.backends.program import Project, build_program
+from realizar.backends.program import Program, Project, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import ModelSpec, TensorName
 from realizar.quantization import QUANTIZED_TYPES, to_planes
 
 _EVERYTHING = 1 << 60  # bytes: no limit
@@ -57,7 +60,8 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
     compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
     sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
     workspace = Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
-    limit = kv_limit_bytes(config, max(free - weight_bytes - embedding - workspace, 0))
+    copies = _copy_bytes(program, types) if config.fp8_copies else 0
+    limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
     caches = {length: KVMemory(spec, alone, length, automatic, device) for length in planned_lengths(context)}
     two_blocks = KVMemory(spec, alone, config.block_size, automatic, device)  # the second for what starts in the first
@@ -73,7 +77,19 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
         contexts=tuple(
             ContextPlan(length, cache.size_bytes, limit // cache.size_bytes) for length, cache in caches.items()
         ),
+        copy_bytes=copies,
     )
+
+
+def _copy_bytes(program: Program, types: Mapping[TensorName, GGMLType]) -> int:
+    """Of the FP8 copies of all products whose matrices are quantised."""
+    groups = {tuple(linear.weight for linear in group): group for group in product_groups(program.body + program.tail)}
+    sizes = [
+        (sum(linear.out_features for linear in group), group[0].in_features)
+        for weights, group in groups.items()
+        if all(types[weight] in QUANTIZED_TYPES for weight in weights)
+    ]
+    return sum(copy_bytes(*size) for size in sizes if is_copied(*size))
 
 
 def matrix_bytes(ggml_type: GGMLType, rows: int, cols: int) -> int:

@@ -14,11 +14,12 @@ from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
 from realizar.backends.cuda.device import DeviceLostError, DeviceProfile, device_errors, open_device
 from realizar.backends.cuda.finish import StepFinisher
+from realizar.backends.cuda.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.launch import Launch, StepLaunch
-from realizar.backends.cuda.linears import MergedLinear, Merger, partial_floats, product_groups
+from realizar.backends.cuda.linears import MergedLinear, Merger, copy_to_fp8, partial_floats, product_groups
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler
@@ -64,7 +65,8 @@ class CUDABackend:
             self._load(spec, checkpoint, config, device)
         self._capacity = Capacity(
             block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
-            max_step_tokens=config.max_step_tokens, context_length=self._context, weight_bytes=self._weights.size_bytes,
+            max_step_tokens=config.max_step_tokens, context_length=self._context,
+            weight_bytes=self._weights.size_bytes + self._copy_bytes,
             weight_bytes_per_token=self._weights.size_bytes, kv_cache_bytes=self._kv.size_bytes,
             kv_cache_dtype=self._kv.dtype, load_s=time.perf_counter() - start,
         )  # fmt: skip
@@ -72,6 +74,8 @@ class CUDABackend:
 
     def _load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, device: DeviceProfile) -> None:
         self._spec, self._device = spec, device
+        if config.fp8_copies:
+            check_device(device)
         self._context = min(config.context_length or spec.context_length, spec.context_length)
         program = build_program(spec)
         body, tail = product_groups(program.body), product_groups(program.tail)
@@ -90,6 +94,10 @@ class CUDABackend:
         merger = Merger(self._weights, device, products)
         counts = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
         layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
+        self._copy_bytes = 0
+        if config.fp8_copies and products is not None:
+            copying = partial(self._progress, "copying weights to FP8")
+            self._copy_bytes = copy_to_fp8(layers + head, products, sum_type(device), copying)
         self._prepare(products, layers, counts, head, row_counts(sizes.selected))
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, row_counts(sizes.selected))))
         self._kv = KVMemory(spec, config, self._context, automatic, device)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import row_complete, store_values
+from realizar.backends.cuda.kernels.activation import FP8, row_complete, store_row, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
@@ -45,7 +45,7 @@ def activate(
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
     FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """activation(gate) * up, or activation(up). Grid: rows, blocks of columns.
+    """activation(gate) * up, or activation(up). Grid: rows, blocks of columns; for FP8 one block.
 
     A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
     with `up_at` 64.
@@ -55,16 +55,21 @@ def activate(
     first = tl.program_id(1) * BLOCK
     at = row * row_stride
     x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK)
-    store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-    factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
-    if factor != 1.0:
-        for block in tl.range(0, tl.num_programs(1)):
-            first = block * BLOCK
-            x = activated(
-                product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
-            )
-            x = x / factor
-            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    if FORMAT == FP8:
+        store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    else:
+        store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
+        if factor != 1.0:
+            for block in tl.range(0, tl.num_programs(1)):
+                first = block * BLOCK
+                x = activated(
+                    product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
+                )
+                x = x / factor
+                store_values(
+                    x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
+                )
 
 
 @triton.jit
@@ -73,16 +78,21 @@ def convert(
     FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 rows into a product's format. Grid: rows, blocks of columns."""
+    """float32 rows into a product's format. Grid: rows, blocks of columns; for FP8 one block."""
     begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = source + row * source_stride + tl.arange(0, BLOCK)
     first = tl.program_id(1) * BLOCK
     x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0)
-    store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-    factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
-    if factor != 1.0:
-        for block in tl.range(0, tl.num_programs(1)):
-            first = block * BLOCK
-            x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0) / factor
-            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    if FORMAT == FP8:
+        store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    else:
+        store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
+        if factor != 1.0:
+            for block in tl.range(0, tl.num_programs(1)):
+                first = block * BLOCK
+                x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0) / factor
+                store_values(
+                    x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
+                )

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-PLAIN, SCALED, INT8, HALF, NOTHING = (tl.constexpr(i) for i in range(5))
+PLAIN, SCALED, INT8, HALF, NOTHING, FP8 = (tl.constexpr(i) for i in range(6))
 
 
 @triton.jit
@@ -19,6 +19,19 @@ def row_factor(largest):
     low = tl.where((exponent < -8) & (exponent > -100), exponent + 4, 0)
     shift = tl.where(exponent > 14, exponent - 14, low)
     return ((shift + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def fp8_code(x):
+    """Bytes of the nearest e4m3, of two the even one, for |x| up to 448. By hand: the interpreter's are wrong."""
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+    tiny = size < 0x3C800000  # below the least normal, 2^-6, steps are of 2^-9
+    steps = round_even(tl.where(tiny, tl.abs(x), 0.0) * 512.0).to(tl.int32)
+    code = tl.minimum(tl.where(tiny, steps, normal), 0x7E)
+    code = tl.where(size > 0x7F800000, 0x7F, code)  # a NaN stays one
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit
@@ -77,12 +90,22 @@ def store_row(
     x, row, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A whole row by one program. SCALED and HALF divide it by a power of two, which `value_scale` gets."""
-    if FORMAT == SCALED or FORMAT == HALF:
-        factor = row_factor(tl.max(tl.abs(x), axis=0))
-        tl.store(value_scale + row, factor)
-        x = x / factor
-    store_values(x, row, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    """A whole row by one program.
+
+    SCALED and HALF divide it by a power of two, which `value_scale` gets. FP8, which only whole rows can be written as,
+    divides it so that its largest value is 448.
+    """
+    if FORMAT == FP8:
+        scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30) / 448.0
+        tl.store(value_scale + row, scale)
+        columns = tl.arange(0, BLOCK)
+        tl.store(values + row.to(tl.int64) * value_stride + columns, fp8_code(x / scale), mask=columns < width)
+    else:
+        if FORMAT == SCALED or FORMAT == HALF:
+            factor = row_factor(tl.max(tl.abs(x), axis=0))
+            tl.store(value_scale + row, factor)
+            x = x / factor
+        store_values(x, row, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
 
 
 @triton.jit
