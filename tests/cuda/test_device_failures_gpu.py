@@ -140,7 +140,10 @@ def test_a_poisoned_context_ends_the_engine_and_its_process_goes_on_to_its_end()
 
 
 def test_many_loads_leave_nothing() -> None:
-    """Neither on the device, as its driver counts, nor on the host: after the first loads both stand still."""
+    """Neither on the device, as its driver counts, nor on the host: after the first loads both stand still.
+
+    Meaningful where nothing else uses the device meanwhile.
+    """
     spec, checkpoint = random_model(RECIPE)
     free, resident = [], []
     for _ in range(CYCLES):

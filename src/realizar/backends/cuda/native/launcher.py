@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
 
+_functions: dict[tuple[int, str, bytes], Any] = {}
 _ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
@@ -34,8 +36,23 @@ def _check(result: tuple[Any, ...], what: str) -> Any:
     return values[0] if values else None
 
 
+def _function(cubin: bytes, name: str) -> Any:
+    """An entry point of a cubin that is loaded once in a context, and stays: a model loaded again takes no more memory.
+
+    Raises:
+        KernelError: the device refuses the code.
+    """
+    driver = _driver()
+    context = int(_check(driver.cuCtxGetCurrent(), "finding the context"))
+    key = context, name, hashlib.sha256(cubin).digest()
+    if key not in _functions:
+        module = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
+        _functions[key] = _check(driver.cuModuleGetFunction(module, name.encode()), f"finding kernel {name}")
+    return _functions[key]
+
+
 class Kernel:
-    """A loaded entry point. Belongs to the context that is current when it is made; keeps its module alive."""
+    """A loaded entry point. Belongs to the context that is current when it is made."""
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
         """Load a cubin.
@@ -47,11 +64,10 @@ class Kernel:
         Raises:
             KernelError: the device refuses the code, or has less shared memory.
         """
-        driver = _driver()
         self.name, self.shared_bytes = name, shared_bytes
-        self._module = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
-        self._function = _check(driver.cuModuleGetFunction(self._module, name.encode()), f"finding kernel {name}")
+        self._function = _function(cubin, name)
         if shared_bytes > 32 * 1024:  # beyond 48 KiB together with static shared memory it must be asked for
+            driver = _driver()
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(
                 driver.cuFuncSetAttribute(self._function, attribute, shared_bytes),
