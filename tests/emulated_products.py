@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda import bind_attention, runner, weights
+from realizar.backends.cuda import bind_decode, runner, weights
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_activations import half_positions, padded_cols
@@ -109,5 +109,5 @@ def emulate_products(monkeypatch: pytest.MonkeyPatch) -> list[EmulatedProducts]:
     monkeypatch.setattr(DeviceProfile, "has_dependent_launch", property(lambda _: False))
     monkeypatch.setattr(runner, "Products", make)
     monkeypatch.setattr(weights, "Packer", EmulatedPacker)
-    monkeypatch.setattr(bind_attention, "DecodeAttention", lambda _: None)
+    monkeypatch.setattr(bind_decode, "DecodeAttention", lambda _: None)
     return made

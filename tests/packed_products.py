@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 import cuda_runs
-from realizar.backends.cuda import bind_attention, products, weights
+from realizar.backends.cuda import bind_decode, products, weights
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.pack import PackedMatrix
@@ -174,7 +174,7 @@ def run_packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.cache_bytes, own.memory_bytes)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
-    monkeypatch.setattr(bind_attention, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
+    monkeypatch.setattr(bind_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
     monkeypatch.setattr(products, "Kernel", HostKernel)
     monkeypatch.setattr(products, "compile_sources", compile_all)
     monkeypatch.setattr(products, "compile_source", lambda source, arch: b"")
