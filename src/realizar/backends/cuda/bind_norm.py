@@ -18,7 +18,7 @@ from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.models.spec import ModelSpec, Norm
 
-_NORM_KINDS = {"rms": 1, "layer": 2}
+NORM_KINDS = {"rms": 1, "layer": 2}
 
 Run = Callable[[StepShape], None]
 
@@ -98,9 +98,9 @@ class NormBinder:
                 added.add_scale if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
                 self._none if squares is None else squares,
                 SPLITS=splits, PRODUCT_BIAS=bias is not None,
-                BRANCH_NORM=_NORM_KINDS[added.norm.kind] if added and added.norm else 0,
+                BRANCH_NORM=NORM_KINDS[added.norm.kind] if added and added.norm else 0,
                 BRANCH_BIAS=bool(added and added.norm and added.norm.bias),
-                NORM=_NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), GATHER=gather,
+                NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), GATHER=gather,
                 PARTS=0 if squares is None else square_parts(cols), BLOCK=cut.block, num_warps=cut.warps, **constants,
                 **space.launching(rows),
             )  # fmt: skip
