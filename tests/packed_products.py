@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_activations import int8_activations
 from realizar.backends.cuda.pack_raw import RawMatrix, pack_by_threads
+from realizar.backends.cuda.products import Activations, Int8Activations, Products, input_addresses
 from realizar.quantization import to_planes
 
 ROW_FACTOR = 64.0  # of halves from products that end with an activation
@@ -58,10 +59,18 @@ class HostPacker:
         return packed
 
 
-class HostKernel:
-    """In place of `Kernel`; `names` counts launches of each, and the norms that they finish."""
+@dataclass(slots=True)
+class Launches:
+    """Products that ran: how often each kernel, and of one after the other whether it finished a norm."""
 
-    names: dict[str, int]
+    names: dict[str, int] = field(default_factory=dict)
+    norms: list[bool] = field(default_factory=list)
+
+
+class HostKernel:
+    """In place of `Kernel`. Splits have their own columns, chunks of 64, as the kernels have."""
+
+    launches: Launches
 
     def __init__(self, _cubin: bytes, name: str, _shared_bytes: int) -> None:
         self.name = name
@@ -70,7 +79,8 @@ class HostKernel:
         self, _grid: tuple[int, int, int], _threads: int, arguments: Sequence[Any], sizes: str, _stream: int,
         _dependent: bool,
     ) -> None:  # fmt: skip
-        self.names[self.name] = self.names.get(self.name, 0) + 1
+        names = self.launches.names
+        names[self.name] = names.get(self.name, 0) + 1
         gated = sizes.endswith("ip")
         count = sizes.count("ppppii")
         x_at, scales_at, *norm, rows, chunks, splits, row_stride, split_stride = arguments[6 * count :][:11]
@@ -80,25 +90,39 @@ class HostKernel:
         else:
             blocks = -(-rows // block_rows)
             x = _read_half(x_at, scales_at, blocks, chunks, block_rows)[:rows]
+        self.launches.norms.append(norm[1] > 0)
         if norm[1]:
-            self.names["finished norms"] = self.names.get("finished norms", 0) + 1
             x = _finish_norm(x, *norm)
         for index in range(count):
             weights_at, _, _, out, rows_out, _ = arguments[6 * index :][:6]
             matrix = _floats[weights_at]
             assert len(matrix) == rows_out
-            sums = x[:, : matrix.shape[1]] @ matrix.T
             if gated:
-                values = _activated(self.name, sums)
+                values = _activated(self.name, x[:, : matrix.shape[1]] @ matrix.T)
                 if self.name.startswith("matvec"):
                     _write_int8(values, out, arguments[-1])
                 else:
                     _write_half(values, out, arguments[-1], block_rows)
                 continue
-            for row in range(rows):
-                for split in range(splits):
+            for split in range(splits):
+                first, end = (min(64 * (chunks * at // splits), matrix.shape[1]) for at in (split, split + 1))
+                sums = x[:, first:end] @ matrix[:, first:end].T
+                for row in range(rows):
                     to = _array(out + 4 * (split * split_stride + row * row_stride), np.float32, rows_out)
-                    to[:] = sums[row] if split == 0 else 0.0
+                    to[:] = sums[row]
+
+
+def decoded(activations: Activations, rows: int, cols: int) -> NDArray[np.float32]:
+    """[rows, cols] that a product multiplies by, its deferred norm finished."""
+    addresses = input_addresses(activations)
+    if isinstance(activations, Int8Activations):
+        x = _read_int8(*addresses, rows, activations.codes.shape[1])
+    else:
+        blocks, chunks, _, eights = activations.values.shape[:4]
+        x = _read_half(*addresses, blocks, chunks, 8 * eights)[:rows]
+    if activations.norm is not None:
+        x = _finish_norm(x, *activations.norm.arguments())
+    return x[:, :cols]
 
 
 def _finish_norm(
@@ -161,8 +185,12 @@ def _array(address: int, dtype: Any, count: int) -> NDArray[Any]:
     return np.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype)
 
 
-def run_packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """From now on runners pack their matrices and multiply with these twins; returns where launches are counted."""
+def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> Launches:
+    """From now on runners pack their matrices and multiply with these twins; returns where launches are noted.
+
+    Args:
+        splits: of all products that have as many chunks and no activation; as tuned if None.
+    """
     properties = SimpleNamespace(
         name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024
     )
@@ -180,5 +208,8 @@ def run_packed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(products, "compile_source", lambda source, arch: b"")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=0))
-    HostKernel.names = {}
-    return HostKernel.names
+    if splits is not None:
+        choose = Products._choose
+        monkeypatch.setattr(Products, "_choose", lambda *asked: replace(choose(*asked), splits=splits))
+    HostKernel.launches = Launches()
+    return HostKernel.launches

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from cuda_runs import GPURunner  # noqa: E402
-from emulated_products import decoded, emulate_products  # noqa: E402
+from packed_products import decoded, run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.activations import ActivationBuffer, ActivationBuffers, Form  # noqa: E402
 from realizar.backends.cuda.deferred_norm import DeferredNorm  # noqa: E402
@@ -65,7 +65,7 @@ class Chain:
             *buffer.pointers(), COLS, self.squares[0], SPLITS=0, PRODUCT_BIAS=False, BRANCH_NORM=0, BRANCH_BIAS=False,
             NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=PARTS, BLOCK=1024, **buffer.constants(),
         )  # fmt: skip
-        return decoded(activations(buffer, None), ROWS, COLS).numpy()
+        return decoded(activations(buffer, None), ROWS, COLS).astype(np.float64)
 
     def add(self, parts: np.ndarray, bias: np.ndarray, scale: float) -> np.ndarray:
         """Add splits of a product, with the root left to the reader, who is asked for the norm: float64."""
@@ -77,7 +77,7 @@ class Chain:
             self.weight, *buffer.pointers(), COLS, squares, before, SPLITS=len(parts), PRODUCT_BIAS=True,
             DEPENDENT=False, PARTS=PARTS, BLOCK=BLOCK, **buffer.constants(),
         )  # fmt: skip
-        return decoded(activations(buffer, DeferredNorm(squares, COLS, EPS)), ROWS, COLS).numpy()
+        return decoded(activations(buffer, DeferredNorm(squares, COLS, EPS)), ROWS, COLS).astype(np.float64)
 
 
 def normed(hidden: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ MODELS = {
 def test_models_over_products_that_finish_norms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, single tokens, two rows at once: both formats. All norms but the first are deferred where they may be."""
     recipe, norms = MODELS[name]
-    made = emulate_products(monkeypatch)
+    products = run_packed(monkeypatch, splits=2)
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16"
@@ -166,7 +166,7 @@ def test_models_over_products_that_finish_norms(name: str, monkeypatch: pytest.M
     tokens, others = random_tokens(recipe, 14, 1), random_tokens(recipe, 6, 2)
     first, second = runner.request(0, tokens), runner.request(1, others, first=1)
     runner.step([(first, 12)])
-    launched = len(made[0].norms)
+    launched = len(products.norms)
     runner.step([(first, 1)])
     runner.step([(first, 1), (second, 6)])
     reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
@@ -174,5 +174,5 @@ def test_models_over_products_that_finish_norms(name: str, monkeypatch: pytest.M
         assert errors(request.values(), reference.logits(request.token_ids)).max() < 0.02
     layers = len(recipe.windows)
     # QKV, O, gate with up, and down of each layer, then the head
-    assert made[0].norms[: 4 * layers].count(True) == max(0, norms - 1) == made[0].norms[:launched].count(True)
+    assert products.norms[: 4 * layers].count(True) == max(0, norms - 1) == products.norms[:launched].count(True)
     runner.close()
