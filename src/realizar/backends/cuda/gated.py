@@ -7,18 +7,17 @@ kernel less, and neither the sums of 2 x 14336 columns as float32 nor their way 
 
 from __future__ import annotations
 
-import torch
-
-from realizar.backends.cuda.deferred_norm import NO_NORM
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.products import (
+    MATRIX_SIZES,
+    SHAPE_SIZES,
     Activations,
     HalfActivations,
     ProductConfig,
     Products,
-    addresses,
     input_addresses,
+    shape_arguments,
 )
 
 
@@ -36,7 +35,7 @@ def route_gated(
     tiles = choose(rows, matrix.rows, matrix.cols, matrix.format)
     if tiles is None:
         return None
-    return ProductConfig(tiles, form, 1, products.capability >= (9, 0) and products.tuning.dependent(rows), activation)
+    return ProductConfig(tiles, form, 1, products.is_dependent(rows), activation)
 
 
 def runs_gated(products: Products, matrix: PackedMatrix, config: ProductConfig) -> bool:
@@ -66,10 +65,8 @@ def launch_gated(
     """
     assert isinstance(activations, HalfActivations) == isinstance(target, HalfActivations)
     kernel, tiles = products.prepared((matrix.format,), config.tiles, config.activation)
-    handle = torch.cuda.current_stream(products.device).cuda_stream if stream is None else stream
     out, out_scales = input_addresses(target)
-    arguments: list[float] = [*addresses(matrix), out, matrix.rows, 0, *input_addresses(activations)]
-    arguments += activations.norm.arguments() if activations.norm else NO_NORM
-    arguments += [rows, matrix.format.chunks(matrix.cols), 1, 0, 0, out_scales]
-    grid = tiles.grid(matrix.rows, 1, -(-rows // tiles.rows))
-    kernel.launch(grid, tiles.threads, arguments, "ppppii" + "pp" + "piff" + "iiiii" + "p", handle, config.dependent)
+    shape = shape_arguments(activations, rows, matrix, 1, 0, 0)
+    arguments = [*matrix.arguments(out, 0), *shape, out_scales]
+    grid, sizes = tiles.grid(matrix.rows, 1, -(-rows // tiles.rows)), MATRIX_SIZES + SHAPE_SIZES + "p"
+    kernel.launch(grid, tiles.threads, arguments, sizes, products.stream(stream), config.dependent)

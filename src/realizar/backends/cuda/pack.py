@@ -42,6 +42,12 @@ class PackedMatrix:
         """Bytes that a product reads."""
         return int(self.weights.numel() + 4 * self.block_scales.numel())
 
+    def arguments(self, out: int, first_block: int) -> tuple[int, ...]:
+        """What products take of one of their matrices: `out` is where its rows go, `first_block` its first in x."""
+        table = self.weights if self.table is None else self.table
+        weights = self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
+        return *weights, out, self.rows, first_block
+
 
 def pack_matrix(
     parts: Planes | Sequence[Planes], device: torch.device | str, compact: bool = False,

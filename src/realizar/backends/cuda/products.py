@@ -57,6 +57,7 @@ _LOG = logging.getLogger(__name__)
 Kind = Literal["int8", "half"]
 Forms: TypeAlias = tuple[FragmentFormat, ...]
 Key: TypeAlias = tuple[Forms, Tiles, GatedActivation | None]
+MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `product_source`'s order
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +170,11 @@ class Products:
         forms = tuple(matrix.format for matrix in matrices)
         tiles = self.tuning.shrunk(choice.tiles, forms)
         splits = min(choice.splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
-        dependent = self.capability >= (9, 0) and self.tuning.dependent(rows)
-        return [ProductConfig(tiles, form, splits, dependent) for _ in matrices]
+        return [ProductConfig(tiles, form, splits, self.is_dependent(rows)) for _ in matrices]
+
+    def is_dependent(self, rows: int) -> bool:
+        """Whether products of so many rows are launched with programmatic stream serialisation."""
+        return self.capability >= (9, 0) and self.tuning.dependent(rows)
 
     def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix, rows_out: int) -> Choice:
         """The choice for a matrix's format and columns, and as many rows of weights."""
@@ -253,26 +257,25 @@ class Products:
         """
         forms = tuple(matrix.format for matrix in matrices)
         kernel, tiles = self.prepared(forms, config.tiles)
-        handle = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
         row_blocks = 1 if config.format.kind == "int8" else -(-rows // tiles.rows)
         arguments: list[int | float] = []
         blocks = column = 0
         grid = (0, 0, 0)
         for index, matrix in enumerate(matrices):
             column = column if columns is None else columns[index]
-            arguments += [*addresses(matrix), partials.data_ptr() + 4 * column, matrix.rows, blocks]
+            arguments += matrix.arguments(partials.data_ptr() + 4 * column, blocks)
             grid = tiles.grid(matrix.rows, config.splits, row_blocks)
             blocks, column = blocks + grid[0], column + matrix.rows
-        arguments += input_addresses(activations)
-        arguments += activations.norm.arguments() if activations.norm else NO_NORM
-        chunks = matrices[0].format.chunks(matrices[0].cols)
-        arguments += [rows, chunks, config.splits, partials.stride(1), partials.stride(0)]
-        sizes = "ppppii" * len(matrices) + "pp" + "piff" + "iiiii"
+        strides = partials.stride(1), partials.stride(0)
+        arguments += shape_arguments(activations, rows, matrices[0], config.splits, *strides)
+        handle, sizes = self.stream(stream), MATRIX_SIZES * len(matrices) + SHAPE_SIZES
         kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
 
-    def prepared(
-        self, forms: Forms, tiles: Tiles, activation: GatedActivation | None = None
-    ) -> tuple[Kernel, Tiles]:  # fmt: skip
+    def stream(self, handle: int | None) -> int:
+        """A stream's handle; that of torch's current one if None."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream) if handle is None else handle
+
+    def prepared(self, forms: Forms, tiles: Tiles, activation: GatedActivation | None = None) -> tuple[Kernel, Tiles]:
         """A kernel and the tiles that it has, loaded now if not before.
 
         Raises:
@@ -291,7 +294,7 @@ class Products:
         terms = torch.empty((rows, padded // 16, 2), dtype=torch.float32, device=x.device)
         units = rows * padded // 32
         arguments = [x.data_ptr(), codes.data_ptr(), terms.data_ptr(), rows, cols, padded]
-        self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", _current(x), False)
+        self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", self.stream(None), False)
         return Int8Activations(codes, terms)
 
     def to_half(self, x: torch.Tensor, block_rows: int) -> HalfActivations:
@@ -302,7 +305,7 @@ class Products:
         values = torch.empty(shape, dtype=torch.float16, device=x.device)
         scales = torch.empty(blocks * block_rows, dtype=torch.float32, device=x.device)
         arguments = [x.data_ptr(), values.data_ptr(), scales.data_ptr(), rows, cols, padded, block_rows]
-        self._writer("to_half").launch((blocks * block_rows, 1, 1), 256, arguments, "pppiiii", _current(x), False)
+        self._writer("to_half").launch((blocks * block_rows, 1, 1), 256, arguments, "pppiiii", self.stream(None), False)
         return HalfActivations(values, scales)
 
     def _writer(self, name: str) -> Kernel:
@@ -311,10 +314,10 @@ class Products:
         return self._writers[name]
 
 
-def addresses(matrix: PackedMatrix) -> tuple[int, int, int]:
-    """Of weights, block scales and table."""
-    table = matrix.weights if matrix.table is None else matrix.table
-    return matrix.weights.data_ptr(), matrix.block_scales.data_ptr(), table.data_ptr()
+def shape_arguments(activations: Activations, rows: int, matrix: PackedMatrix, *splitting: int) -> tuple[float, ...]:
+    """Of all matrices, as SHAPE_SIZES has them; `splitting`: splits, row stride, split stride."""
+    norm = activations.norm.arguments() if activations.norm else NO_NORM
+    return *input_addresses(activations), *norm, rows, matrix.format.chunks(matrix.cols), *splitting
 
 
 def input_addresses(activations: Activations) -> tuple[int, int]:
@@ -322,8 +325,3 @@ def input_addresses(activations: Activations) -> tuple[int, int]:
     if isinstance(activations, Int8Activations):
         return activations.codes.data_ptr(), activations.terms.data_ptr()
     return activations.values.data_ptr(), activations.row_scales.data_ptr()
-
-
-def _current(x: torch.Tensor) -> int:
-    """Handle of torch's current stream on a tensor's device."""
-    return int(torch.cuda.current_stream(x.device).cuda_stream)
