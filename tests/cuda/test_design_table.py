@@ -27,6 +27,7 @@ from realizar.backends.cuda.device import (  # noqa: E402
     interpreter_device,
     open_device,
 )
+from realizar.backends.cuda.fp8_copies import FP8Copy  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.kernel_sizes import decode_parts  # noqa: E402
 from realizar.backends.cuda.launch import Launch  # noqa: E402
@@ -161,6 +162,15 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
             assert isinstance(tuning.many_rows(rows, 4096, 4096, form, fixed=False).tiles, tiles)
 
 
+def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:
+    assert not EngineConfig().fp8_copies
+    linear = MergedLinear([torch.zeros((16, 32), device=DEVICE.torch_device)], None, DEVICE, None)
+    (plain,) = linear.forms(128)
+    codes = torch.zeros((16, 32)).to(torch.float8_e4m3fn)
+    linear.copy = FP8Copy(codes, torch.ones(16), torch.float32)
+    assert [linear.forms(rows)[0].kind for rows in (1, 127, 128, 4096)] == [plain.kind, plain.kind, "fp8", "fp8"]
+
+
 def rows_are_sampled_each_by_its_own_parameters(_runner: GPURunner) -> None:
     sampler, logits = DeviceSampler(3, 48, 64, CPU), torch.arange(48.0).repeat(3, 1)
     biased = SamplingParams(temperature=0, logit_bias={5: 100.0})
@@ -211,6 +221,7 @@ TABLE: dict[str, Callable[[GPURunner], None]] = {
     "attention-split context, fixed grid": contexts_are_cut_alike_for_every_batch,
     "kv cache in int8, rope, QK norm, GQA, biases, LayerNorm, GELU, ungated": logits_of_a_model_of_many_parts,
     "fragment order-one copy from few rows to whole prompts": one_packed_copy_serves_every_number_of_rows,
+    "FP8 copies behind a flag": copies_in_fp8_serve_many_rows_where_asked_for,
     "sampler-argmax and logits on the device, parameters per row": rows_are_sampled_each_by_its_own_parameters,
     "profile-time per part": every_part_of_a_layer_has_its_time,
 }

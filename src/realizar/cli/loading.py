@@ -28,8 +28,7 @@ class EngineOptions:
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
         device: where to run; `auto` is the GPU where torch can use one, else the CPU.
         batch_invariant: on a GPU, the same bits for a row in every batch.
-        fp8_copies: on a GPU, FP8 copies of quantised weights for steps of 128 tokens and more: faster prompts and large
-            batches; about 3.7 % error in each product, far outside of the usual fidelity, and a byte a weight more.
+        fp8_copies: on a GPU, FP8 from 128 tokens a step on: about 3.7 % error a product, a byte a weight more.
     """
 
     device: DeviceChoice = "auto"
