@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -33,3 +35,23 @@ def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActiva
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
     return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+
+
+def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
+    """What reads the activation: a matrix [256, width] on a GPU, and what it is."""
+    data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
+    planes = to_planes(GGMLType.Q6_K, data, 256, width)
+    return pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+
+
+def check_replays(chain: Callable[[], None], partials: torch.Tensor, poison: Callable[[], object]) -> None:
+    """A graph of `chain` writes the partials that are there, each time, whatever `poison` has left before."""
+    once = partials.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(5):
+        poison()
+        partials.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(partials, once)

@@ -11,15 +11,13 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, expected, pair
+from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_replays, down_projection, expected, pair
 from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
-from realizar.backends.cuda.pack import pack_matrix
 from realizar.backends.cuda.pack_activations import int8_activations
 from realizar.backends.cuda.products import ActivationFormat, Int8Activations, ProductConfig, Products
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import random_blocks, to_planes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 # One part and several, an odd number, and rows whose outputs one pass of a block's threads does not hold.
@@ -117,9 +115,7 @@ def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) ->
     """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same."""
     width, cols = 14336, 1024
     matrix, exact = pair(GGMLType.Q4_K, width, cols)
-    data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
-    planes = to_planes(GGMLType.Q6_K, data, 256, width)
-    down, exact_down = pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+    down, exact_down = down_projection(width)
     first, second = route_gated(products, rows, matrix, "silu"), products.route(rows, down)
     assert first is not None
     assert first.format == second.format == ActivationFormat("int8", 1)
@@ -136,14 +132,5 @@ def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) ->
     assert source.norm is not None
     root = (source.norm.squares.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
     reference = expected(values_of(source) / root, exact, "silu") @ exact_down.T
-    once = partials.clone()
-    assert float((once.double().sum(0) - reference).norm() / reference.norm()) < _TOLERANCE
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        chain()
-    for _ in range(5):
-        target.codes.fill_(_POISON)
-        target.terms.fill_(torch.nan)
-        partials.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(partials, once)
+    assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < _TOLERANCE
+    check_replays(chain, partials, lambda: (target.codes.fill_(_POISON), target.terms.fill_(torch.nan)))

@@ -56,8 +56,8 @@ class DecodeBinder:
         self._bound.append(decode)
 
         def run(shape: StepShape) -> None:
-            if self._native is not None and self._native.ready(self._kernel(decode, shape)):
-                self._start_native(self._native, decode, shape)
+            if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
+                self._start_native(self._native, kernel, decode, shape)
             else:
                 self._start_triton(decode, shape)
 
@@ -106,9 +106,11 @@ class DecodeBinder:
     def _are_few(self, decodes: int, attention: Attention) -> bool:
         return 2 * decodes * attention.num_kv_heads <= self._device.processors
 
-    def _start_native(self, native: DecodeAttention, decode: BoundDecode, shape: StepShape) -> None:
+    def _start_native(
+        self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, shape: StepShape
+    ) -> None:
         attention, space, layer = decode.operation.attention, self._space, decode.operation.layer
-        arrays, kernel = space.arrays, self._kernel(decode, shape)
+        arrays = space.arrays
         target = self._arguments.direct(attention, decode.reader, shape)
         if target is None:
             written, stride = [space.attended, None, None], space.attended.stride(0)

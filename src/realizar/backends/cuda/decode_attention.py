@@ -21,8 +21,7 @@ class DecodeAttention:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        capability = torch.cuda.get_device_capability(device)
-        self._arch, self.has_dependent_launch = architecture(capability), capability >= (9, 0)
+        self._arch = architecture(torch.cuda.get_device_capability(device))
         self._kernels: dict[AttendKernel, Kernel | None] = {}
 
     def prepare(self, wanted: Iterable[AttendKernel]) -> None:

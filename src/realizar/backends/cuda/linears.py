@@ -220,17 +220,6 @@ class Merger:
         down = self._weights.groups[(feed_forward.down.weight,)]
         return feed_forward.activation if all(isinstance(matrix, PackedMatrix) for matrix in down) else None
 
-    def prepare(self, row_counts: Iterable[int], compiled: Callable[[int, int], None]) -> None:
-        """Compile the products of all that was merged for these numbers of rows, side by side.
-
-        `compiled` is called, by any thread, with the number compiled so far and the number to compile.
-        """
-        if self._products is None:
-            return
-        routes = [linear.routes(rows) for rows in sorted(set(row_counts)) for linear in self._made.values()]
-        wanted = [(tuple(matrix.format for matrix, _ in route), route[0][1]) for route in routes if route]
-        self._products.prepare(wanted, compiled)
-
 
 def copy_to_fp8(
     linears: Sequence[MergedLinear], products: Products, sums: torch.dtype, copied: Callable[[float], None]

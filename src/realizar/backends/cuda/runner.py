@@ -98,14 +98,12 @@ class CUDABackend:
         if config.fp8_copies and products is not None:
             copying = partial(self._progress, "copying weights to FP8")
             self._copy_bytes = copy_to_fp8(layers + head, products, sum_type(device), copying)
-        self._prepare(products, layers, counts, head, row_counts(sizes.selected))
-        self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, row_counts(sizes.selected))))
+        head_counts = {*row_counts(sizes.rows), *row_counts(sizes.selected)}
+        self._prepare(products, layers, counts, head, head_counts)
+        self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, head_counts)))
         self._kv = KVMemory(spec, config, self._context, automatic, device)
         self._bind(program, merger, config)
         self._loaded = True
-        merger.prepare(
-            {*counts, *row_counts(sizes.selected)}, lambda done, of: self._progress("compiling products", done / of)
-        )
         self._warm_up(layers)
 
     def _bind(self, program: Program, merger: Merger, config: EngineConfig) -> None:
@@ -129,7 +127,7 @@ class CUDABackend:
 
     def _prepare(
         self, products: Products | None, layers: list[MergedLinear], counts: set[int], head: list[MergedLinear],
-        head_counts: list[int],
+        head_counts: set[int],
     ) -> None:  # fmt: skip
         """Compile the CUDA products of every padded number of rows, side by side."""
         if products is not None:
