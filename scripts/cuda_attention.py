@@ -25,25 +25,25 @@ LIMIT_GB_PER_S = 4400.0  # of an H200, for the column of what bytes alone take
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of one context each; the product's splits, parts of the grid, and (warps, resident) of the kernels."""
+    """Rows of one context each; the product's splits, parts of the grid, kernels as (warps, resident, stages)."""
 
     rows: int
     context: int
     element: str
     splits: int
     parts: tuple[int, ...]
-    warps: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[int, int, int], ...]
 
 
 CASES = (
-    Case(1, 150, "bf16", 5, (1, 2), ((2, 12), (4, 12), (8, 8))),
-    Case(8, 192, "bf16", 8, (1, 2), ((4, 12), (8, 8))),
-    Case(16, 192, "bf16", 5, (1, 2), ((4, 12), (8, 8))),
-    Case(64, 192, "bf16", 2, (1,), ((2, 12), (4, 12), (2, 16), (4, 16))),
-    Case(256, 192, "bf16", 1, (1,), ((2, 12), (4, 12), (2, 16), (4, 16))),
-    Case(64, 2000, "bf16", 2, (1, 2), ((2, 12), (4, 12))),
-    Case(1, 16384, "bf16", 5, (32, 49, 64), ((2, 12), (4, 12))),
-    Case(1, 16384, "int8", 5, (32, 49, 64), ((2, 12), (4, 12))),
+    Case(1, 150, "bf16", 1, (1, 2), ((4, 16, 2), (8, 16, 1), (8, 16, 2))),
+    Case(8, 192, "bf16", 8, (1, 2), ((4, 12, 1), (8, 16, 2))),
+    Case(16, 192, "bf16", 5, (1, 2), ((4, 12, 1), (8, 16, 2))),
+    Case(64, 192, "bf16", 2, (1,), ((2, 16, 1), (4, 16, 1), (4, 20, 1))),
+    Case(256, 192, "bf16", 1, (1,), ((2, 16, 1), (4, 16, 1), (4, 20, 1))),
+    Case(64, 2000, "bf16", 2, (1, 2), ((2, 16, 1), (4, 16, 1))),
+    Case(1, 16384, "bf16", 1, (32, 33, 64), ((4, 16, 1), (8, 16, 1))),
+    Case(1, 16384, "int8", 1, (32, 33, 64), ((4, 16, 1), (8, 16, 1))),
 )
 
 
@@ -82,12 +82,12 @@ class Inputs:
             torch.zeros((rows + 128) * COLS // 8, device=device),
         ]  # fmt: skip
 
-    def kernel(self, warps: int, resident: int) -> AttendKernel:
+    def kernel(self, warps: int, resident: int, stages: int) -> AttendKernel:
         rows = self.case.rows
         out, block_rows = ("int8", 1) if rows <= 2 else ("half", min(128, max(8, rows)))
         return AttendKernel(
             HEAD, HEADS // KV_HEADS, self.case.splits, False, 0, False, HEAD, False, self.case.element, BLOCK, out,
-            block_rows, warps, resident,
+            block_rows, warps, resident, stages,
         )  # fmt: skip
 
     def start(self, attention: Any, kernel: AttendKernel, parts: int) -> None:
@@ -117,12 +117,13 @@ def main() -> int:
         inputs = Inputs(case, device)
         bound = inputs.read_bytes / LIMIT_GB_PER_S / 1e3
         print(f"{case.rows} rows, {case.context} tokens, {case.element}: {bound:.1f} us for the bytes", flush=True)
-        kernels = [inputs.kernel(*each) for each in case.warps]
+        kernels = [inputs.kernel(*each) for each in case.sizes]
         attention.prepare(kernels)
         for kernel in kernels:
             for parts in case.parts:
                 us = replay_ms(lambda: inputs.start(attention, kernel, parts)) / LAYERS * 1e3  # noqa: B023
-                print(f"  {kernel.warps} warps, {kernel.resident} resident, {parts} parts: {us:.2f} us", flush=True)
+                size = f"{kernel.warps} warps, {kernel.resident} resident, {kernel.stages} stages"
+                print(f"  {size}, {parts} parts: {us:.2f} us", flush=True)
     return 0
 
 

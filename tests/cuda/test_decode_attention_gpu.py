@@ -37,25 +37,35 @@ CASES = {
     "half rows": Case(replace(PLAIN, out="half", block_rows=8), (40, 0, 700, 7, 64, 63, 1, 2, 3), parts=3),
     "int8-window-sinks": Case(replace(PLAIN, element="int8"), (500, 20, 333), 4, window=130, sinks=True),
     "f16-64-gqa3-cap-norm": Case(
-        replace(PLAIN, head=64, group=3, rotary=64, norm=1, bias=True, element="f16", interleaved=True),
+        replace(PLAIN, head=64, group=3, rotary=64, norm=1, bias=True, element="f16", interleaved=True, cap=True),
         (77, 1, 260), parts=2, soft_cap=8.0,
     ),
     "80-gqa1-partial rope": Case(replace(PLAIN, head=80, group=1, rotary=32), (150, 33), kv_heads=3),
     "96-gqa6-layer norm": Case(replace(PLAIN, head=96, group=6, rotary=96, norm=2, norm_bias=True), (50, 129)),
     "256-gqa2-no rope": Case(replace(PLAIN, head=256, group=2, rotary=0, splits=8), (64, 200), parts=2),
     "128-gqa8": Case(replace(PLAIN, group=8, out="half", block_rows=16), (111, 222), parts=2),
+    "8 warps-2 stages": Case(
+        replace(PLAIN, warps=8, resident=16, stages=2, block_size=32, out="int8"), (1, 16, 17, 33, 200, 700)
+    ),
+    "8 warps-parts": Case(replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_rows=8), (1100, 3), parts=9),
+    "2 warps-window": Case(replace(PLAIN, warps=2, resident=16, block_size=64), (95, 300, 60), parts=2, window=77),
+    "int8-2 stages": Case(
+        replace(PLAIN, head=96, rotary=64, group=5, element="int8", warps=8, resident=16, stages=2),
+        (40, 530), parts=3, window=400,
+    ),
     "int8-64-gqa1": Case(replace(PLAIN, head=64, group=1, rotary=64, element="int8", out="int8"), (90, 1, 64)),
 }  # fmt: skip
 
 
 def test_kernels_compile(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels = [CASES[name].kernel for name in ("half rows", "int8-window-sinks", "f16-64-gqa3-cap-norm")]
+    kernels = [CASES[name].kernel for name in ("half rows", "int8-2 stages", "f16-64-gqa3-cap-norm")]
     assert all(kernel.supported for kernel in kernels)
     for arch in ("sm_80", "sm_90a", "sm_100a"):
         for cubin in compile_sources([kernel.source() for kernel in kernels], arch):
             assert b"attend_" in cubin
     assert not replace(PLAIN, group=16).supported
+    assert not replace(PLAIN, block_size=24).supported
     assert not replace(PLAIN, element="f32").supported
 
 
@@ -132,6 +142,7 @@ def test_attention_of_tokens(name: str) -> None:
         return torch.tensor(np.ascontiguousarray(values, np.float32), device="cuda")
 
     cache, scales = stored(floats(twin.old), kernel.element)
+    spoil(twin, scales if kernel.element == "int8" else cache)
     slots = [
         twin.table[row, (n - 1) // size] * size + (n - 1) % size if n else -1 for row, n in enumerate(case.contexts)
     ]
@@ -181,6 +192,16 @@ def test_attention_of_tokens(name: str) -> None:
         error = np.linalg.norm(found[row] - expected) / np.linalg.norm(expected)
         rounded = {"bf16": 4e-3, "f16": 1e-3, "int8": 1e-3}[kernel.element]  # queries and weights in that type
         assert error <= rounded + (0.01 if kernel.out == "int8" else 0.0), (row, error)
+
+
+def spoil(twin: Twin, tensors: list[torch.Tensor]) -> None:
+    """NaN wherever no row may look: beyond its last token, and before its window."""
+    size, window = twin.case.kernel.block_size, twin.case.window
+    for row, length in enumerate(twin.case.contexts):
+        unseen = set(range(twin.table.shape[1] * size)) - set(range(max(0, length - window) if window else 0, length))
+        for at in unseen:
+            for tensor in tensors:
+                tensor[twin.table[row, at // size], :, at % size] = torch.nan
 
 
 def stored(values: torch.Tensor, element: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

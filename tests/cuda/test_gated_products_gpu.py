@@ -108,8 +108,9 @@ def test_large_values_stop_and_small_ones_keep_a_step(products: Products) -> Non
     found, reference = rows_of(target, 8), expected(x, exact, "silu")
     most = 65504.0 * 64
     assert bool((reference[0].abs() > most).any())
-    limited = reference[0].clamp(-most, most)
-    assert float((found[0] - limited).norm() / limited.norm()) < _TOLERANCE
+    limited, gate = reference[0].clamp(-most, most), x[0].double() @ exact[0].T
+    sure = gate.abs() > 1e-3 * gate.norm()  # nearer to 0, a gate's rounding decides whether it is open
+    assert float((found[0] - limited)[sure].norm() / limited.norm()) < _TOLERANCE
     assert float((found[1] - reference[1]).abs().max()) < 2.0**-19 + 1e-3 * float(reference[1].abs().max())
     assert bool(found[2].isnan().all())
     assert bool(found[3:].isfinite().all())

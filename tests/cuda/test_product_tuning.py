@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.pack_raw import RawMatrix, raw_format
-from realizar.backends.cuda.tuning import DeviceTuning, Line, best_lines, load_tuning, own_table, write_table
+from realizar.backends.cuda.tuning import Choice, DeviceTuning, Line, best_lines, load_tuning, own_table, write_table
 from realizar.backends.cuda.tuning_candidates import candidates, split_counts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
@@ -64,22 +64,37 @@ def test_products_that_end_with_an_activation_fit(name: str) -> None:
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_products_of_integers_that_end_with_an_activation_fit(name: str) -> None:
-    """A tile of gate and one of up a block, all columns in it, and as many warps as were measured; or few blocks."""
+    """A tile of gate and one of up a block, all columns in it, and all blocks at once; or few blocks."""
     tuning = DEVICES[name]
     for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 5)):
-        tiles, choice = tuning.gated_few(rows, rows_out, cols, form), tuning.few_rows(rows, rows_out, cols, form)
-        assert isinstance(choice.tiles, MatvecTiles)
+        tiles = tuning.gated_few(rows, rows_out, cols, form)
         if tiles is None:
             assert 3 * rows_out / 32 < 2 * tuning.processors
             continue
-        assert (tiles.rows, tiles.tiles, tiles.unroll) == (rows, 2, choice.tiles.unroll)
+        assert (tiles.rows, tiles.tiles, tiles.unroll) == (rows, 2, 2 if rows <= 4 else 1)
         assert 1 <= tiles.parts <= max(1, form.chunks(cols))
         assert tiles.threads <= 384
-        resident = choice.tiles.blocks * choice.tiles.threads  # whose registers are known to suffice
-        assert tiles.blocks == 1 or tiles.blocks * tiles.threads <= resident
-        if choice.tiles.parts * choice.splits <= 4:
-            assert tiles.parts == choice.tiles.parts * choice.splits
-            assert tiles.blocks * tiles.threads == resident
+        assert tiles.blocks * tuning.processors >= rows_out / 32
+        if tiles.blocks * 64 <= 768:  # else tiles alone are more warps than registers were counted for
+            assert tiles.blocks * tiles.threads <= 1024
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_one_row_takes_whole_columns(name: str) -> None:
+    """The next kernel reads one sum where tiles fill the device; a table's line of more rows says nothing."""
+    tuning = DEVICES[name]
+    for form, (rows_out, cols) in itertools.product(set(FORMS.values()), SHAPES):
+        choice = tuning.few_rows(1, rows_out, cols, form)
+        tiles, chunks = choice.tiles, form.chunks(cols)
+        assert isinstance(tiles, MatvecTiles)
+        assert 1 <= choice.splits * tiles.parts <= max(1, chunks)
+        assert tiles.threads <= 512
+        assert tiles.threads * tiles.blocks <= 768
+        blocks = tiles.grid(rows_out, choice.splits, 1)[0] * choice.splits
+        if chunks >= 32:
+            assert 3 * blocks >= 2 * tuning.processors
+        if rows_out >= 16 * tuning.processors:
+            assert choice.splits == 1
 
 
 def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
@@ -89,7 +104,9 @@ def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
     for rows in (8, 16, 32, 64, 128, 256, 2048):
         assert tuning.gated(rows, 28672, 4096, form) == lines[rows].tiles
     assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
-    assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 6)
+    assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 7)
+    assert tuning.few_rows(1, 4096, 14336, form) == Choice(MatvecTiles(1, 1, 12, 2, 2), 1)
+    assert tuning.few_rows(2, 4096, 14336, form) == Choice(MatvecTiles(2, 8, 1, 1, 2), 12)
     assert tuning.gated_few(2, 28672, 4096, form) == MatvecTiles(2, 2, 1, 2, 8)
     small, line = tuning.gated(128, 16384, 2048, form), lines[128].tiles
     assert small is not None

@@ -22,6 +22,7 @@ from realizar.backends.program import Attend, Rotate
 from realizar.models.spec import Attention
 
 _SHORT = 2048  # tokens of a context that is not cut into more parts than pay
+_STATIC_BYTES = 8 << 10  # shared memory of a block of attention beside its tiles, about
 _FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
 
 
@@ -89,19 +90,25 @@ class DecodeBinder:
             head=attention.head_size, group=attention.num_heads // attention.num_kv_heads, splits=turned["SPLITS"],
             bias=turned["BIAS"], norm=turned["NORM"], norm_bias=turned["NORM_BIAS"], rotary=turned["ROTARY"],
             interleaved=turned["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=form.kind,
-            block_rows=form.block_rows,
+            block_rows=form.block_rows, cap=attention.soft_cap is not None,
         )  # fmt: skip
-        warps, resident = self._warps(kernel, shape, attention)
-        return replace(kernel, warps=warps, resident=resident, least=2 if self._fixed or shape.long else 4)
+        return self._sized(kernel, shape, attention)
 
-    def _warps(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> tuple[int, int]:
-        """Of a block and of a multiprocessor: few blocks shall end soon, many shall fit at once."""
+    def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> AttendKernel:
+        """With warps of a block and of a multiprocessor: few blocks shall end soon, many shall fit at once."""
         blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
-        if self._fixed or shape.long:
-            return 4, 12
-        if self._are_few(shape.decodes, attention) and replace(kernel, warps=8).supported:
-            return 8, 8
-        return (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
+        long, few = self._fixed or shape.long, self._are_few(shape.decodes, attention)
+        if long or few:
+            warps, resident = 8 if self._fits(replace(kernel, warps=8), 2 if long else 1) else 4, 16
+        else:
+            warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
+        sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4)
+        ahead = replace(sized, stages=2)
+        return ahead if few and not long and self._fits(ahead, 1) else sized
+
+    def _fits(self, kernel: AttendKernel, blocks: int) -> bool:
+        """Whether a multiprocessor has shared memory for so many blocks at once."""
+        return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= self._device.shared_bytes
 
     def _are_few(self, decodes: int, attention: Attention) -> bool:
         return 2 * decodes * attention.num_kv_heads <= self._device.processors

@@ -34,7 +34,7 @@ class DecodeAttention:
         for kernel in missing:
             source = kernel.source()
             try:
-                self._kernels[kernel] = Kernel(compile_source(source, self._arch), source.name, 0)
+                self._kernels[kernel] = Kernel(compile_source(source, self._arch), source.name, kernel.shared_bytes)
             except KernelError as error:
                 _LOG.warning("%s; Triton's takes its place", error)
                 self._kernels[kernel] = None

@@ -26,6 +26,7 @@ class DeviceProfile:
         processors: streaming multiprocessors.
         cache_bytes: second-level cache.
         memory_bytes: of the card.
+        shared_bytes: shared memory that one block may ask for.
     """
 
     torch_device: torch.device
@@ -34,6 +35,7 @@ class DeviceProfile:
     processors: int
     cache_bytes: int
     memory_bytes: int
+    shared_bytes: int = 99 << 10
 
     @property
     def is_gpu(self) -> bool:
@@ -66,7 +68,7 @@ def open_device(index: int = 0) -> DeviceProfile:
     found = torch.cuda.get_device_properties(index)
     return DeviceProfile(
         torch.device("cuda", index), found.name, (found.major, found.minor), found.multi_processor_count,
-        found.L2_cache_size, found.total_memory,
+        found.L2_cache_size, found.total_memory, found.shared_memory_per_block_optin,
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from realizar.errors import UnsupportedModelError
 from realizar.quantization.planes import Planes
 
 BLOCK = 64  # rows of a block and columns of a chunk
+TILE = 16  # rows of a tile
 SUPER = 256  # columns that share super-scales
 Small = Literal["f16", "u4_pair", "u8_pair", "i8", "u4_odd", "none"]
 SMALL_BYTES: dict[Small, int] = {"f16": 2, "u4_pair": 1, "u8_pair": 2, "i8": 1, "u4_odd": 0, "none": 0}

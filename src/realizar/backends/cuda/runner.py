@@ -38,6 +38,7 @@ from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
+_BESIDE_CHUNKS = (1, 16, 64)  # decodes, few to many, for which attention takes blocks of other sizes
 _MIXED_TOKENS = (16, 192)  # few and many: kernels that start early are compiled apart from those that do not
 
 
@@ -121,7 +122,8 @@ class CUDABackend:
         self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
         sizes = self._space.arrays.sizes
         self._attention = attention
-        beside = [StepShape(tokens, rows, 1) for tokens in token_counts(sizes.tokens) for rows in (1, sizes.rows)]
+        decodes = sorted({min(rows, sizes.rows) for rows in (*_BESIDE_CHUNKS, sizes.rows)})
+        beside = [StepShape(tokens, rows, 1) for tokens in token_counts(sizes.tokens) for rows in decodes]
         attention.prepare([*self._decode_shapes(), *beside])
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
 

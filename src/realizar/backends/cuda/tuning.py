@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from realizar.backends.cuda.fragments import BLOCK, FragmentFormat
+from realizar.backends.cuda.fragments import BLOCK, TILE, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "m
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 _BLOCK_ROWS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
-_MOST_PARTS = 6  # of a tile's columns where they can't be splits: twice so many warps go into 24 of a multiprocessor
+_WARPS = 24, 16  # of a multiprocessor that the mat-vec's registers allow: for one row, and for more
+_MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and where it ends with an activation
+_MANY_TILES = 30  # of a multiprocessor, from which on whole columns are a warp's
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a product that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
@@ -122,13 +124,16 @@ class DeviceTuning:
     def few_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> Choice:
         """The mat-vec's choice."""
         line = self._nearest(rows, rows_out, cols, {"matvec"})
-        if line is not None:
+        if line is not None and line.rows == rows:
             return self._fitted(replace(line.tiles, rows=rows), line, rows, rows_out, form, cols)
-        strips, chunks = -(-rows_out // BLOCK), form.chunks(cols)
-        wanted = 24 * self.processors  # warps
-        parts = next((p for p in (1, 2) if strips * 4 * p >= wanted), 4)
-        splits = max(1, min(wanted // (strips * 4 * parts), chunks // (2 * parts)))
-        return Choice(MatvecTiles(rows, 8 // parts, parts, 2 if rows <= 4 else 1, 3 if rows == 1 else 2), splits)
+        tiles, chunks = -(-rows_out // TILE), form.chunks(cols)
+        warps, unroll = _WARPS[rows > 1], 2 if rows <= 4 else 1
+        if tiles > _MANY_TILES * self.processors:
+            return Choice(MatvecTiles(rows, 4, 1, unroll, warps // 4), 1)
+        splits = max(1, min(math.ceil(self.processors * _LEAST_FILLED / tiles), chunks // 2))
+        at_once = -(-tiles * splits // self.processors)
+        parts = max(1, min(warps // at_once, _MOST_WARPS, chunks // (2 * splits)))
+        return Choice(MatvecTiles(rows, 1, parts, unroll, max(1, warps // parts)), splits)
 
     def many_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:
         """The tensor-core kernels' choice; `fixed` makes splits and their borders depend on the shape alone."""
@@ -147,18 +152,16 @@ class DeviceTuning:
         return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
 
     def gated_few(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
-        """Tiles of a mat-vec that ends with an activation: as `few_rows`, but a tile of gate and one of up a block.
+        """Tiles of a mat-vec that ends with an activation: of gate and of up one each, with all columns, in a block.
 
-        Splits become warps of a block, and as many warps run on a multiprocessor. None where the product fills too
-        little of the device.
+        All blocks run at once. None where the product fills too little of the device.
         """
-        choice = self.few_rows(rows, rows_out, cols, form)
-        tiles = choice.tiles
-        assert isinstance(tiles, MatvecTiles)
-        parts = min(tiles.parts * choice.splits, _MOST_PARTS)
-        blocks = max(1, tiles.blocks * tiles.tiles * tiles.parts // (2 * parts))
-        tiles = replace(tiles, tiles=2, parts=parts, blocks=blocks)
-        return tiles if tiles.grid(rows_out, 1, 1)[0] >= self.processors * _LEAST_FILLED else None
+        blocks = -(-rows_out // (2 * TILE))
+        if blocks < self.processors * _LEAST_FILLED:
+            return None
+        at_once, warps = -(-blocks // self.processors), _WARPS[rows > 1]
+        parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, form.chunks(cols) // 2))
+        return MatvecTiles(rows, 2, parts, 2 if rows <= 4 else 1, max(at_once, warps // (2 * parts)))
 
     def gated(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
         """Tiles of a product that ends with an activation: whole sums, gate and up in one warpgroup.

@@ -2,24 +2,36 @@
 // A block sums, norms and turns the queries of one KV head; that of the last part also makes the new key and value,
 // writes them to the cache and takes them from shared memory. Warps take tiles of 16 keys in turn, on the tensor cores:
 // scores are queries x keys, and the result is values^T x weights^T, so that both read what lies side by side in memory.
+// A warp copies its tiles into shared memory of its own, the first ones before the kernel before has ended.
 // The block that comes last joins the parts, in their order.
-// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) LEAST (64s of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
+// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s of
+// keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
 // 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
-// half) BLOCK_ROWS.
+// half) BLOCK_ROWS STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
 
 constexpr int THREADS = WARPS * 32, TILE = 16;
+constexpr int EACH = (HEAD + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
 constexpr int KEY_PIECES = (HEAD + 31) / 32, VALUE_PIECES = (HEAD + 63) / 64;  // of eight dimensions, of a lane and a key
+static_assert(BLOCK_SIZE % TILE == 0, "tiles lie in one block");
+constexpr int HEAD_PITCH = HEAD + 2;  // of heads in shared memory, so that a fragment's loads hit all banks
 constexpr int MAX_PARTS = 64, CUT = 64;  // keys that parts are multiples of
 constexpr int SCALE_GROUPS = (HEAD + 31) / 32;
+constexpr bool IN_LANE = !INTERLEAVED && ROTARY % 64 == 0;  // whether a lane holds both dimensions of a pair
 #define NEVER __int_as_float(0xff800000)  // minus infinity
 
 #if ELEMENT == 2
 typedef uint2 Piece;
-constexpr int BYTES = 1;
+constexpr int BYTES = 1, SCALES_BYTES = TILE * SCALE_GROUPS * 2;  // of a tile of keys
 #else
 typedef uint4 Piece;
-constexpr int BYTES = 2;
+constexpr int BYTES = 2, SCALES_BYTES = 0;
 #endif
+constexpr int TILE_BYTES = TILE * HEAD * BYTES;
+static_assert(2 * (TILE_BYTES + SCALES_BYTES) == STAGE_BYTES);  // keys, values, the keys' scales, the values'
+// A warp's result takes their place: two queries, then room, so that stores hit more banks.
+constexpr int PAIR_PITCH = 2 * HEAD + 4;
+static_assert((GROUP + 1) / 2 * PAIR_PITCH * 4 <= STAGES * STAGE_BYTES);
+
 #if ELEMENT == 0
 #define HALVES "bf16"
 #else
@@ -53,19 +65,28 @@ INLINE void unpack(u32 (&x)[4], const Piece& raw, u32 scale) {
 INLINE void unpack(u32 (&x)[4], const Piece& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
 #endif
 
+#if __CUDA_ARCH__ < 900
+// Copies that a thread waits for by number: all but the newest N groups.
+INLINE void copy_async16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#endif
+
 INLINE float largest_of_warp(float x) { for (int o = 16; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o)); return x; }
 INLINE float sum_of_warp(float x) { for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o); return x; }
-INLINE float cap_score(float s, float cap) { return cap > 0.f ? cap - 2.f * cap / (__expf(s * (2.f / cap)) + 1.f) : s; }
+INLINE float cap_score(float s, float cap) { return CAP ? cap - 2.f * cap / (__expf(s * (2.f / cap)) + 1.f) : s; }
 INLINE float weight_of(float top, float reference) { return top == NEVER ? 0.f : __expf(top - reference); }
 
-// One warp: a head's float32 values in shared memory, normed and turned in place; `weight` is 0 where nothing is normed.
-INLINE void turn(float* head, const float* weight, const float* norm_bias, float eps, const float* cosine, const float* sine, int lane) {
-  constexpr int EACH = (HEAD + 31) / 32;
+// What a lane's dimensions are turned by, where it holds both of each pair.
+struct Angles { float cosine[ROTARY / 64 + 1], sine[ROTARY / 64 + 1]; };
+
+// One warp: a head's float32 values, normed and turned; `weight` is 0 where nothing is normed. `room`: for a head.
+INLINE void turn(float (&x)[EACH], float* room, const float* weight, const float* norm_bias, float eps, const Angles& angles, const float* cosine, const float* sine, int lane) {
   if constexpr (NORM > 0)
     if (weight) {
-      float x[EACH], mean = 0.f, squares = 0.f;
+      float mean = 0.f, squares = 0.f;
 #pragma unroll
-      for (int i = 0; i < EACH; i++) { x[i] = lane + i * 32 < HEAD ? head[lane + i * 32] : 0.f; mean += x[i]; }
+      for (int i = 0; i < EACH; i++) mean += x[i];
       mean = NORM == 2 ? sum_of_warp(mean) / HEAD : 0.f;
 #pragma unroll
       for (int i = 0; i < EACH; i++) { x[i] = lane + i * 32 < HEAD ? x[i] - mean : 0.f; squares += x[i] * x[i]; }
@@ -73,79 +94,81 @@ INLINE void turn(float* head, const float* weight, const float* norm_bias, float
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         const int d = lane + i * 32;
-        if (d < HEAD) head[d] = x[i] * scale * weight[d] + (NORM_BIAS ? norm_bias[d] : 0.f);
+        if (d < HEAD) x[i] = x[i] * scale * weight[d] + (NORM_BIAS ? norm_bias[d] : 0.f);
       }
-      __syncwarp();
     }
-  if constexpr (ROTARY > 0) {
-    float turned[EACH];
+  if constexpr (ROTARY > 0 && IN_LANE) {
+#pragma unroll
+    for (int i = 0; i < ROTARY / 64; i++) {
+      const float first = x[i], second = x[i + ROTARY / 64];
+      x[i] = first * angles.cosine[i] - second * angles.sine[i];
+      x[i + ROTARY / 64] = second * angles.cosine[i] + first * angles.sine[i];
+    }
+  } else if constexpr (ROTARY > 0) {
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+      if (lane + i * 32 < ROTARY) room[lane + i * 32] = x[i];
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
       const int d = lane + i * 32;
       if (d >= ROTARY) continue;
       const bool first = INTERLEAVED ? d % 2 == 0 : d < ROTARY / 2;
       const int partner = INTERLEAVED ? d ^ 1 : first ? d + ROTARY / 2 : d - ROTARY / 2, angle = INTERLEAVED ? d / 2 : first ? d : partner;
-      turned[i] = head[d] * cosine[angle] + (first ? -head[partner] : head[partner]) * sine[angle];
+      x[i] = x[i] * cosine[angle] + (first ? -room[partner] : room[partner]) * sine[angle];
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-      if (lane + i * 32 < ROTARY) head[lane + i * 32] = turned[i];
     __syncwarp();
   }
 }
 
-// One warp: a head into its place in the cache; `head` becomes what the cache then holds.
-INLINE void keep(float* head, char* cache, char* scales, long place, bool stored, int lane) {
+// One warp: a head into its place in the cache; it becomes what the cache then holds.
+INLINE void keep(float (&head)[EACH], char* cache, char* scales, long place, bool stored, int lane) {
 #pragma unroll
-  for (int i = 0; i < SCALE_GROUPS; i++) {
+  for (int i = 0; i < EACH; i++) {
     const int d = lane + i * 32;
-    const float x = d < HEAD ? head[d] : 0.f;
+    const float x = d < HEAD ? head[i] : 0.f;
 #if ELEMENT == 2
     const u32 bits = to_half(largest_of_warp(fabsf(x)) / 127.f);
     const float scale = from_half(bits), code = fminf(fmaxf(rintf(x / (scale > 0.f ? scale : 1.f)), -127.f), 127.f);
-    if (d < HEAD) {
-      head[d] = code * scale;
-      if (stored) cache[place * HEAD + d] = (char)(int)code;
-    }
+    head[i] = code * scale;
+    if (stored && d < HEAD) cache[place * HEAD + d] = (char)(int)code;
     if (stored && lane == 0) store_u16(scales + (place * SCALE_GROUPS + i) * 2, bits);
 #else
     const u32 bits = ELEMENT == 0 ? to_bfloat(x) : to_half(x);
-    if (d < HEAD) {
-      head[d] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
-      if (stored) store_u16(cache + (place * HEAD + d) * 2, bits);
-    }
+    head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
+    if (stored && d < HEAD) store_u16(cache + (place * HEAD + d) * 2, bits);
 #endif
   }
-  __syncwarp();
 }
 
-// Columns from `first` on of a row of the output projection's input.
-INLINE void write_group(const float* x, char* out, float* out_scale, float* terms, long token, int first, int columns, int out_stride, bool marks) {
+// Four neighbours from column c on of a row of the output projection's input; four lanes have what shares a scale.
+INLINE void write_four(float4 x, char* out, float* terms, long token, int c, int columns, int out_stride, bool live) {
   const int chunks = (columns + 63) / 64;
-#if FORM == 2
-  if (marks && threadIdx.x == 0) out_scale[token] = 1.f;
-#endif
-  for (int i = threadIdx.x; i < GROUP * HEAD; i += THREADS) {
-    const int c = first + i;
 #if FORM == 0
-    ((float*)out)[token * out_stride + c] = x[i];
+  if (live) *(float4*)((float*)out + token * out_stride + c) = x;
 #elif FORM == 1
-    float top = fabsf(x[i]);
-    for (int o = 8; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
-    const float scale = top / 127.f, code = rintf(x[i] * (scale > 0.f ? 1.f / scale : 0.f));
-    float sum = code;
-    for (int o = 8; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    out[token * chunks * 64 + c] = (char)(int)code;
-    if (i % 16 == 0) { terms[token * chunks * 8 + c / 8] = scale; terms[token * chunks * 8 + c / 8 + 1] = sum * scale; }
+  float top = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+  top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+  const float scale = top * (1.f / 127.f), inverse = top > 0.f ? __fdividef(127.f, top) : 0.f;
+  const int codes[4] = {__float2int_rn(x.x * inverse), __float2int_rn(x.y * inverse), __float2int_rn(x.z * inverse), __float2int_rn(x.w * inverse)};
+  int sum = (codes[0] + codes[1]) + (codes[2] + codes[3]);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (!live) return;
+  *(u32*)(out + token * chunks * 64 + c) = permute(permute(codes[0], codes[1], 0x0040), permute(codes[2], codes[3], 0x0040), 0x5410);
+  if (c % 16 == 0) *(float2*)(terms + token * chunks * 8 + c / 8) = make_float2(scale, (float)sum * scale);
 #else
-    // A mean of the cache's values: it is not divided, and cut to what a half holds in place of becoming infinite.
-    const float value = x[i] > 65504.f ? 65504.f : x[i] < -65504.f ? -65504.f : x[i];
-    const int d = c % 64, core = d % 16 / 4 * 2 + d % 2, place = d / 16 * 2 + d % 4 / 2, block = (int)token / BLOCK_ROWS, row = (int)token % BLOCK_ROWS;
-    store_u16(out + (((((long)block * chunks + c / 64) * 8 + core) * (BLOCK_ROWS / 8) + row / 8) * 64 + row % 8 * 8 + place) * 2, to_half(value));
+  if (!live) return;
+  // Means of the cache's values: they are not divided, and cut to what a half holds in place of becoming infinite.
+  auto half = [](float value) { return to_half(value > 65504.f ? 65504.f : value < -65504.f ? -65504.f : value); };
+  const int d = c % 64, core = d % 16 / 4 * 2, block = (int)token / BLOCK_ROWS, row = (int)token % BLOCK_ROWS;
+  char* to = out + ((((long)block * chunks + c / 64) * 8 + core) * (BLOCK_ROWS / 8) + row / 8) * 128 + row % 8 * 16 + d / 16 * 4;
+  *(u32*)to = half(x.x) | half(x.z) << 16;
+  *(u32*)(to + BLOCK_ROWS * 16) = half(x.y) | half(x.w) << 16;
 #endif
-  }
 }
+INLINE float4 added(float4 a, float4 b, float weight) { return make_float4(a.x + b.x * weight, a.y + b.y * weight, a.z + b.z * weight, a.w + b.w * weight); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
 NAME(const float* product, const float* bias, const int* positions, const float* cosine, const float* sine,
@@ -155,8 +178,7 @@ NAME(const float* product, const float* bias, const int* positions, const float*
      const int* tables, const int* table_stride, char* out, float* out_scale, float* terms,
      float eps, float score_scale, float soft_cap, int split_stride, int row_stride, int key_at, int value_at,
      int kv_heads, int window, int table_rows, int out_stride) {
-  __shared__ __align__(16) float heads[(GROUP + 2) * HEAD];
-  __shared__ float sums[WARPS][GROUP * HEAD];
+  __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
   __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], shares[GROUP][MAX_PARTS];
   __shared__ int last;
   const int decode = blockIdx.x, kv_head = blockIdx.y, part = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -167,90 +189,130 @@ NAME(const float* product, const float* bias, const int* positions, const float*
   if (part >= parts) return;  // rows that are none have no part
   const bool newest = part == parts - 1;
   const int from = low + part * each * CUT, until = from + each * CUT, begin = from > seen ? from : seen;
-  const int end = until < length - 1 ? until : length - 1, tiles = end > begin ? (end - begin + TILE - 1) / TILE : 0;
+  const int end = until < length - 1 ? until : length - 1, start = begin / TILE * TILE, tiles = end > begin ? (end - start + TILE - 1) / TILE : 0;
   const int* table = tables + (long)(table_rows + row) * table_stride[0];
   const int g = lane >> 2, t = lane & 3;
 
-  // A lane's key of a tile as a place in the cache; -1 is none.
-  auto locate = [&](int tile) {
-    const int key = begin + tile * TILE + (lane & 15);
-    return key < end ? (table[key / BLOCK_SIZE] * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE : -1;
+  auto locate = [&](int tile) {  // the place of a tile's first key
+    const int key = start + tile * TILE;
+    return tile < tiles ? (table[key / BLOCK_SIZE] * kv_heads + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE : 0;
   };
-  auto read = [&](Piece& to, u32& scale, const char* cache, const char* scales, int place, int dim) {
-    to = Piece{};
-    scale = 0;
-    if (place < 0 || dim >= HEAD) return;
-#if ELEMENT == 2
-    to = Streamed{cache + (long)place * HEAD + dim}.read8(0);
-    scale = *(const u16*)(scales + ((long)place * SCALE_GROUPS + dim / 32) * 2) * 0x10001u;
+  char* own = ring + warp * STAGES * STAGE_BYTES;
+  const u32 own_at = (u32)__cvta_generic_to_shared(own);
+#if __CUDA_ARCH__ >= 900
+  __shared__ __align__(8) u64 barriers[WARPS][STAGES][2];  // of keys and of values
+  const u32 barriers_at = (u32)__cvta_generic_to_shared(barriers[warp]);
+  if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < 2 * STAGES; i++) barrier_init(barriers_at + i * 8, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncwarp();
+#endif
+  // Starts to copy keys (0) or values (1) of a tile, if there is one: what its stage held has been read.
+  auto fetch = [&](int which, int tile, int place, int stage) {
+    const char *from = (which ? values : keys) + (long)place * HEAD * BYTES, *scales = (which ? value_scales : key_scales) + (long)place * SCALE_GROUPS * 2;
+    const u32 to = own_at + stage * STAGE_BYTES + which * TILE_BYTES, scales_to = own_at + stage * STAGE_BYTES + 2 * TILE_BYTES + which * SCALES_BYTES;
+#if __CUDA_ARCH__ >= 900
+    if (tile < tiles && lane == 0) {
+      const u32 barrier = barriers_at + (stage * 2 + which) * 8;
+      barrier_expect(barrier, TILE_BYTES + SCALES_BYTES);
+      copy_bulk(to, from, TILE_BYTES, barrier);
+      if constexpr (SCALES_BYTES > 0) copy_bulk(scales_to, scales, SCALES_BYTES, barrier);
+    }
 #else
-    to = Streamed{cache + ((long)place * HEAD + dim) * 2}.read16(0);
+    if (tile < tiles) {
+      for (int at = lane * 16; at < TILE_BYTES; at += 512) copy_async16(to + at, from + at);
+      for (int at = lane * 16; at < SCALES_BYTES; at += 512) copy_async16(scales_to + at, scales + at);
+    }
+    commit_copies();  // nothing counts too
 #endif
   };
-  Piece k[2][KEY_PIECES], v[4][VALUE_PIECES];
-  u32 k_scale[2][KEY_PIECES], v_scale[4][VALUE_PIECES];
-  auto fetch_keys = [&](int places) {  // keys g and g + 8
-#pragma unroll
-    for (int n = 0; n < 2; n++) {
-      const int place = __shfl_sync(~0u, places, n * 8 + g);
-#pragma unroll
-      for (int j = 0; j < KEY_PIECES; j++) read(k[n][j], k_scale[n][j], keys, key_scales, place, j * 32 + t * 8);
-    }
+  auto wait_for = [&](int which, int stage, int parity) {
+#if __CUDA_ARCH__ >= 900
+    barrier_wait(barriers_at + (stage * 2 + which) * 8, parity);
+#else
+    wait_for_copies<2 * STAGES - 1>();
+    __syncwarp();
+#endif
   };
-  auto fetch_values = [&](int places) {  // keys 2t, 2t + 1, 2t + 8 and 2t + 9
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int place = __shfl_sync(~0u, places, i / 2 * 8 + t * 2 + i % 2);
-#pragma unroll
-      for (int c = 0; c < VALUE_PIECES; c++) read(v[i][c], v_scale[i][c], values, value_scales, place, c * 64 + g * 8);
+  // Eight dimensions of a key (0) or a value (1) of a stage.
+  auto read = [&](u32 (&x)[4], const char* stage, int which, int key, int dim) {
+    Piece piece{};
+    u32 scale = 0;
+    if (HEAD % 64 == 0 || dim < HEAD) {
+      piece = *(const Piece*)(stage + which * TILE_BYTES + (key * HEAD + dim) * BYTES);
+#if ELEMENT == 2
+      scale = *(const u16*)(stage + 2 * TILE_BYTES + which * SCALES_BYTES + (key * SCALE_GROUPS + dim / 32) * 2) * 0x10001u;
+#endif
     }
+    unpack(x, piece, scale);
   };
   // What steps before this one wrote needs no wait: these keys, and what describes the step.
-  int places = locate(warp);
-  fetch_keys(places);
-  fetch_values(places);
-  places = locate(warp + WARPS);
-  const int token = starts[row], used = newest ? GROUP + 2 : GROUP, slot = slots[token];
-  const long angles = (long)positions[token] * (ROTARY / 2);
-  if (threadIdx.x < (ROTARY / 2 + 31) / 32) {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(cosine + angles + threadIdx.x * 32));
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(sine + angles + threadIdx.x * 32));
+  int ahead[STAGES];
+#pragma unroll
+  for (int i = 0; i < STAGES; i++) ahead[i] = locate(warp + i * WARPS);
+  const int token = starts[row], used = newest ? GROUP + 2 : GROUP;
+#pragma unroll
+  for (int i = 0; i < STAGES; i++)
+    for (int which = 0; which < 2; which++) fetch(which, warp + i * WARPS, ahead[i], i);
+  int place_next = locate(warp + STAGES * WARPS);
+  const int slot = slots[token];
+  const long angles_at = (long)positions[token] * (ROTARY / 2);
+  Angles angles;
+  if constexpr (IN_LANE) {
+#pragma unroll
+    for (int i = 0; i < ROTARY / 64; i++) { angles.cosine[i] = __ldg(cosine + angles_at + lane + i * 32); angles.sine[i] = __ldg(sine + angles_at + lane + i * 32); }
+  } else if (threadIdx.x < (ROTARY / 2 + 31) / 32) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(cosine + angles_at + threadIdx.x * 32));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(sine + angles_at + threadIdx.x * 32));
   }
   let_next_start();
   wait_for_previous();
 
-  for (int d = threadIdx.x; d < HEAD; d += THREADS) {
-    float x[GROUP + 2];
+  constexpr int OWN = (GROUP + 2 + WARPS - 1) / WARPS;  // heads of a warp
+  float x[OWN][EACH];
 #pragma unroll
-    for (int h = 0; h < GROUP + 2; h++) {
-      const int column = (h < GROUP ? (kv_head * GROUP + h) * HEAD : (h == GROUP ? key_at : value_at) + kv_head * HEAD) + d;
-      float parts_of[SPLITS];
+  for (int o = 0; o < OWN; o++) {
+    const int h = warp + o * WARPS, column = (h < GROUP ? (kv_head * GROUP + h) * HEAD : (h == GROUP ? key_at : value_at) + kv_head * HEAD);
+    const float* from = product + (long)token * row_stride + column + lane;
+    float parts_of[EACH][SPLITS];
 #pragma unroll
-      for (int s = 0; s < SPLITS; s++) parts_of[s] = h < used ? load_float(product + (long)s * split_stride + (long)token * row_stride + column) : 0.f;
-      x[h] = parts_of[0];
+    for (int i = 0; i < EACH; i++)
 #pragma unroll
-      for (int s = 1; s < SPLITS; s++) x[h] += parts_of[s];
-      if constexpr (BIAS) x[h] += h < used ? bias[column] : 0.f;
+      for (int s = 0; s < SPLITS; s++) parts_of[i][s] = h < used && lane + i * 32 < HEAD ? load_float(from + (long)s * split_stride + i * 32) : 0.f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      x[o][i] = parts_of[i][0];
+#pragma unroll
+      for (int s = 1; s < SPLITS; s++) x[o][i] += parts_of[i][s];
+      if constexpr (BIAS) x[o][i] += h < used && lane + i * 32 < HEAD ? bias[column + lane + i * 32] : 0.f;
     }
-#pragma unroll
-    for (int h = 0; h < GROUP + 2; h++) heads[h * HEAD + d] = x[h];
   }
-  __syncthreads();
   const long place = ((long)(slot / BLOCK_SIZE) * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE;
-  for (int h = warp; h < used; h += WARPS) {
-    float* head = heads + h * HEAD;
-    if (h < GROUP) turn(head, query_norm, query_norm_bias, eps, cosine + angles, sine + angles, lane);
-    if (h == GROUP) turn(head, key_norm, key_norm_bias, eps, cosine + angles, sine + angles, lane);
-    if (h == GROUP) keep(head, keys, key_scales, place, slot >= 0, lane);
-    if (h == GROUP + 1) keep(head, values, value_scales, place, slot >= 0, lane);
+#pragma unroll
+  for (int o = 0; o < OWN; o++) {
+    const int h = warp + o * WARPS;
+    if (h >= used) break;
+    float* head = heads + h * HEAD_PITCH;
+    if (h <= GROUP) {
+      const bool query = h < GROUP;
+      turn(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
+    }
+    if (h >= GROUP) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+      if (lane + i * 32 < HEAD) head[lane + i * 32] = x[o][i];
   }
   __syncthreads();
-  for (int g = warp; g < GROUP; g += WARPS) {  // the new key's scores
+  for (int h = WARPS - 1 - warp; h < GROUP; h += WARPS) {  // the new key's scores; the last warps have the fewest tiles
     float score = 0.f;
     if (newest)
-      for (int d = lane; d < HEAD; d += 32) score += heads[g * HEAD + d] * heads[GROUP * HEAD + d];
+#pragma unroll
+      for (int i = 0; i < EACH; i++)
+        if (lane + i * 32 < HEAD) score += heads[h * HEAD_PITCH + lane + i * 32] * heads[GROUP * HEAD_PITCH + lane + i * 32];
     score = cap_score(sum_of_warp(score) * score_scale, soft_cap);
-    if (lane == 0) { tops[WARPS][g] = newest ? score : NEVER; totals[WARPS][g] = newest ? 1.f : 0.f; }
+    if (lane == 0) { tops[WARPS][h] = newest ? score : NEVER; totals[WARPS][h] = newest ? 1.f : 0.f; }
   }
 
   u32 q[KEY_PIECES][4];  // of query g
@@ -260,142 +322,181 @@ NAME(const float* product, const float* bias, const int* positions, const float*
     for (int i = 0; i < 4; i++) {
       const int dim = j * 32 + t * 8 + i * 2;
       const bool live = g < GROUP && dim < HEAD;
-      q[j][i] = live ? packed(heads[g * HEAD + dim] * score_scale, heads[g * HEAD + dim + 1] * score_scale) : 0;
+      const float2 pair = live ? *(const float2*)(heads + g * HEAD_PITCH + dim) : make_float2(0.f, 0.f);
+      q[j][i] = packed(pair.x * score_scale, pair.y * score_scale);
     }
   float o[VALUE_PIECES * 4][4];  // of queries 2t and 2t + 1: dimensions c * 64 + g * 8 + 2m, and the next
 #pragma unroll
   for (int i = 0; i < VALUE_PIECES * 4; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
   float top = NEVER, total = 0.f;  // of query g; the sum is over the lane's keys alone
+  int stage = 0, parity = 0;
   for (int tile = warp; tile < tiles; tile += WARPS) {
-    float s[2][4];
+    const char* held = own + stage * STAGE_BYTES;
+    const int key0 = start + tile * TILE;
+    const bool whole = key0 >= begin && key0 + TILE <= end;
+    wait_for(0, stage, parity);
+    float s[2][2][4];  // two chains for each eight keys
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-      s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
+#pragma unroll
+      for (int e = 0; e < 4; e++) s[n][0][e] = s[n][1][e] = 0.f;
 #pragma unroll
       for (int j = 0; j < KEY_PIECES; j++) {
-        u32 x[4];
-        unpack(x, k[n][j], k_scale[n][j]);
-        multiply(s[n], q[j][0], 0, q[j][1], 0, x[0], x[1]);
-        multiply(s[n], q[j][2], 0, q[j][3], 0, x[2], x[3]);
+        u32 y[4];
+        read(y, held, 0, n * 8 + g, j * 32 + t * 8);
+        multiply(s[n][0], q[j][0], 0, q[j][1], 0, y[0], y[1]);
+        multiply(s[n][1], q[j][2], 0, q[j][3], 0, y[2], y[3]);
       }
     }
-    fetch_keys(places);
+    __syncwarp();  // all have read
+    fetch(0, tile + STAGES * WARPS, place_next, stage);
     float higher = top;
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        s[n][e] = begin + tile * TILE + n * 8 + t * 2 + e < end ? cap_score(s[n][e], soft_cap) : NEVER;
-        higher = fmaxf(higher, s[n][e]);
+        const int key = key0 + n * 8 + t * 2 + e;
+        s[n][0][e] = whole || (key >= begin && key < end) ? cap_score(s[n][0][e] + s[n][1][e], soft_cap) : NEVER;
+        higher = fmaxf(higher, s[n][0][e]);
       }
     higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, 1));
     higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, 2));
-    const float kept = weight_of(top, higher);
+    const float reference = higher == NEVER ? 0.f : higher, kept = __expf(top - reference);
+    const bool rescaled = top != NEVER && kept != 1.f;  // the first tile finds zeros
     top = higher;
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
-      for (int e = 0; e < 2; e++) s[n][e] = weight_of(s[n][e], higher);
-    total = total * kept + (s[0][0] + s[0][1]) + (s[1][0] + s[1][1]);
-    if (__any_sync(~0u, kept != 1.f)) {
+      for (int e = 0; e < 2; e++) s[n][0][e] = __expf(s[n][0][e] - reference);
+    total = total * kept + (s[0][0][0] + s[0][0][1]) + (s[1][0][0] + s[1][0][1]);
+    if (__any_sync(~0u, rescaled)) {
       const float first = __shfl_sync(~0u, kept, t * 8), second = __shfl_sync(~0u, kept, t * 8 + 4);
 #pragma unroll
       for (int i = 0; i < VALUE_PIECES * 4; i++) { o[i][0] *= first; o[i][1] *= second; o[i][2] *= first; o[i][3] *= second; }
     }
-    const u32 b0 = packed(s[0][0], s[0][1]), b1 = packed(s[1][0], s[1][1]);
+    const u32 b0 = packed(s[0][0][0], s[0][0][1]), b1 = packed(s[1][0][0], s[1][0][1]);
+    wait_for(1, stage, parity);
 #pragma unroll
     for (int c = 0; c < VALUE_PIECES; c++) {
-      u32 x[4][4];
+      u32 y[4][4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) unpack(x[i], v[i][c], v_scale[i][c]);
+      for (int i = 0; i < 4; i++) {
+        const int key = i / 2 * 8 + t * 2 + i % 2;
+        read(y[i], held, 1, key, c * 64 + g * 8);
+        if (!whole && (key0 + key < begin || key0 + key >= end)) y[i][0] = y[i][1] = y[i][2] = y[i][3] = 0;  // whatever lies there
+      }
 #pragma unroll
       for (int m = 0; m < 4; m++)
-        multiply(o[c * 4 + m], permute(x[0][m], x[1][m], 0x5410), permute(x[0][m], x[1][m], 0x7632), permute(x[2][m], x[3][m], 0x5410), permute(x[2][m], x[3][m], 0x7632), b0, b1);
+        multiply(o[c * 4 + m], permute(y[0][m], y[1][m], 0x5410), permute(y[0][m], y[1][m], 0x7632), permute(y[2][m], y[3][m], 0x5410), permute(y[2][m], y[3][m], 0x7632), b0, b1);
     }
-    fetch_values(places);
-    places = locate(tile + 2 * WARPS);
+    __syncwarp();
+    fetch(1, tile + STAGES * WARPS, place_next, stage);
+    place_next = locate(tile + (STAGES + 1) * WARPS);
+    if (++stage == STAGES) { stage = 0; parity ^= 1; }
   }
   total += __shfl_xor_sync(~0u, total, 1);
   total += __shfl_xor_sync(~0u, total, 2);
-#pragma unroll
-  for (int c = 0; c < VALUE_PIECES; c++)
-#pragma unroll
-    for (int m = 0; m < 4; m++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        const int query = t * 2 + e % 2, dim = c * 64 + g * 8 + m * 2 + e / 2;
-        if (query < GROUP && dim < HEAD) sums[warp][query * HEAD + dim] = o[c * 4 + m][e];
-      }
   if (t == 0 && g < GROUP) { tops[warp][g] = top; totals[warp][g] = total; }
   __syncthreads();
 
   const int head0 = kv_head * GROUP, all_heads = kv_heads * GROUP;
-  const long at = ((long)decode * gridDim.z + part) * all_heads + head0;
-  for (int i = threadIdx.x; i < GROUP * HEAD; i += THREADS) {
-    const int g = i / HEAD;
-    float most = tops[WARPS][g];
+  float most = NEVER;  // of query g
+  if (g < GROUP) {
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) most = fmaxf(most, tops[w][g]);
+    for (int w = 0; w <= WARPS; w++) most = fmaxf(most, tops[w][g]);
     if (parts == 1 && sinks) most = fmaxf(most, sinks[head0 + g]);
-    float weight = weight_of(tops[WARPS][g], most), whole = totals[WARPS][g] * weight, value = newest ? heads[GROUP * HEAD + HEAD + i % HEAD] * weight : 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      weight = weight_of(tops[w][g], most);
-      whole += totals[w][g] * weight;
-      value += sums[w][i] * weight;
-    }
-    if (parts == 1) {
-      if (sinks) whole += __expf(sinks[head0 + g] - most);
-      heads[i] = value / whole;  // queries are in registers
-    } else {
-      partial[at * HEAD + i] = value;
-      if (i % HEAD == 0) { state[(at + g) * 2] = most; state[(at + g) * 2 + 1] = whole; }
-    }
   }
-  if (parts > 1) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int* arrived = arrivals + decode * kv_heads + kv_head;
-      last = atomicAdd(arrived, 1) == parts - 1;
-      if (last) *arrived = 0;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    const long first = (long)decode * gridDim.z * all_heads + head0;
-    for (int g = warp; g < GROUP; g += WARPS) {
-      float tops_of[MAX_PARTS / 32], most = sinks ? sinks[head0 + g] : NEVER, whole = 0.f;
+  const float weight = weight_of(top, most);
+  {
+    const float first = __shfl_sync(~0u, weight, t * 8), second = __shfl_sync(~0u, weight, t * 8 + 4);
+    float* sums = (float*)own;
 #pragma unroll
-      for (int i = 0; i < MAX_PARTS / 32; i++) {
-        const int p = lane + i * 32;
-        tops_of[i] = p < parts ? __ldcg(state + (first + (long)p * all_heads + g) * 2) : NEVER;
-        most = fmaxf(most, tops_of[i]);
-      }
-      most = largest_of_warp(most);
+    for (int c = 0; c < VALUE_PIECES; c++)
 #pragma unroll
-      for (int i = 0; i < MAX_PARTS / 32; i++) {
-        const int p = lane + i * 32;
-        tops_of[i] = weight_of(tops_of[i], most);
-        if (p < parts) whole += tops_of[i] * __ldcg(state + (first + (long)p * all_heads + g) * 2 + 1);
+      for (int m = 0; m < 4; m += 2) {
+        const float(&a)[4] = o[c * 4 + m], (&b)[4] = o[c * 4 + m + 1];
+        const int dim = c * 64 + g * 8 + m * 2;
+        if (dim < HEAD && t * 2 < GROUP) *(float4*)(sums + t * PAIR_PITCH + dim) = make_float4(a[0] * first, a[2] * first, b[0] * first, b[2] * first);
+        if (dim < HEAD && t * 2 + 1 < GROUP) *(float4*)(sums + t * PAIR_PITCH + HEAD + dim) = make_float4(a[1] * second, a[3] * second, b[1] * second, b[3] * second);
       }
-      whole = sum_of_warp(whole) + (sinks ? __expf(sinks[head0 + g] - most) : 0.f);
-#pragma unroll
-      for (int i = 0; i < MAX_PARTS / 32; i++) shares[g][lane + i * 32] = tops_of[i] / whole;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < GROUP * HEAD / 4; i += THREADS) {
-      const int g = i * 4 / HEAD;
-      float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-      for (int p = 0; p < parts; p++) {
-        const float4 x = __ldcg((const float4*)(partial + (first + (long)p * all_heads) * HEAD) + i);
-        const float share = shares[g][p];
-        value.x += share * x.x; value.y += share * x.y; value.z += share * x.z; value.w += share * x.w;
-      }
-      ((float4*)heads)[i] = value;
-    }
+  }
+  if (t == 0 && g < GROUP) {
+    totals[warp][g] *= weight;
+    if (warp == 0) shares[g][0] = most;
   }
   __syncthreads();
-  write_group(heads, out, out_scale, terms, token, head0 * HEAD, all_heads * HEAD, out_stride, kv_head == 0);
+
+  constexpr int UNITS = GROUP * HEAD / 4;  // of four dimensions
+  const long at = ((long)decode * gridDim.z + part) * all_heads + head0;
+#if FORM == 2
+  if (parts == 1 && kv_head == 0 && threadIdx.x == 0) out_scale[token] = 1.f;
+#endif
+  for (int u = threadIdx.x; u - lane < UNITS; u += THREADS) {  // whole warps: lanes need each other
+    const bool live = u < UNITS;
+    const int i = (live ? u : UNITS - 1) * 4, h = i / HEAD;
+    const float newer = weight_of(tops[WARPS][h], shares[h][0]);
+    float whole = totals[WARPS][h] * newer;
+    float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (newest) {
+      const float2* last_value = (const float2*)(heads + (GROUP + 1) * HEAD_PITCH + i % HEAD);
+      value = make_float4(last_value[0].x * newer, last_value[0].y * newer, last_value[1].x * newer, last_value[1].y * newer);
+    }
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      whole += totals[w][h];
+      value = added(value, *(const float4*)(ring + w * STAGES * STAGE_BYTES + (i + h / 2 * 4) * 4), 1.f);
+    }
+    if (parts == 1) {
+      if (sinks) whole += __expf(sinks[head0 + h] - shares[h][0]);
+      const float share = __fdividef(1.f, whole);
+      value = make_float4(value.x * share, value.y * share, value.z * share, value.w * share);
+      write_four(value, out, terms, token, head0 * HEAD + i, all_heads * HEAD, out_stride, live);
+    } else if (live) {
+      *(float4*)(partial + at * HEAD + i) = value;
+      if (i % HEAD == 0) { state[(at + h) * 2] = shares[h][0]; state[(at + h) * 2 + 1] = whole; }
+    }
+  }
+  if (parts == 1) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int* arrived = arrivals + decode * kv_heads + kv_head;
+    last = atomicAdd(arrived, 1) == parts - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  const long first = (long)decode * gridDim.z * all_heads + head0;
+  for (int g = warp; g < GROUP; g += WARPS) {
+    float tops_of[MAX_PARTS / 32], most = sinks ? sinks[head0 + g] : NEVER, whole = 0.f;
+#pragma unroll
+    for (int i = 0; i < MAX_PARTS / 32; i++) {
+      const int p = lane + i * 32;
+      tops_of[i] = p < parts ? __ldcg(state + (first + (long)p * all_heads + g) * 2) : NEVER;
+      most = fmaxf(most, tops_of[i]);
+    }
+    most = largest_of_warp(most);
+#pragma unroll
+    for (int i = 0; i < MAX_PARTS / 32; i++) {
+      const int p = lane + i * 32;
+      tops_of[i] = weight_of(tops_of[i], most);
+      if (p < parts) whole += tops_of[i] * __ldcg(state + (first + (long)p * all_heads + g) * 2 + 1);
+    }
+    whole = sum_of_warp(whole) + (sinks ? __expf(sinks[head0 + g] - most) : 0.f);
+#pragma unroll
+    for (int i = 0; i < MAX_PARTS / 32; i++) shares[g][lane + i * 32] = tops_of[i] / whole;
+  }
+  __syncthreads();
+#if FORM == 2
+  if (kv_head == 0 && threadIdx.x == 0) out_scale[token] = 1.f;
+#endif
+  for (int u = threadIdx.x; u - lane < UNITS; u += THREADS) {
+    const bool live = u < UNITS;
+    const int i = (live ? u : UNITS - 1) * 4, h = i / HEAD;
+    float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 16
+    for (int p = 0; p < parts; p++) value = added(value, __ldcg((const float4*)(partial + (first + (long)p * all_heads) * HEAD + i)), shares[h][p]);
+    write_four(value, out, terms, token, head0 * HEAD + i, all_heads * HEAD, out_stride, live);
+  }
 }

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from realizar.backends.cuda.native.compiler import Source, read
 
-MOST_SHARED_BYTES = 44 << 10  # static shared memory is 48 KiB at most
 _ELEMENTS, _FORMS = ("bf16", "f16", "int8"), ("f32", "int8", "half")  # numbered as in attend.cu
-_MAX_PARTS = 64
+_TILE = 16  # keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,9 @@ class AttendKernel:
         rotary: dimensions that rope turns. interleaved: whether neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
         out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
-        warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow; 8 where warps are.
+        warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
+        stages: tiles of 16 keys that a warp has asked for.
+        cap: whether scores are capped.
         least: parts of a context are no shorter than so many times 64 keys.
     """
 
@@ -40,25 +41,39 @@ class AttendKernel:
     block_rows: int
     warps: int = 4
     resident: int = 12
+    stages: int = 1
     least: int = 2
+    cap: bool = False
 
     @property
     def supported(self) -> bool:
         """Whether there is a kernel of this shape."""
-        floats = (self.group + 2 + self.warps * self.group) * self.head + self.group * (_MAX_PARTS + 2 * self.warps + 2)
-        fits = self.head <= 256 and self.group <= 8 and floats * 4 <= MOST_SHARED_BYTES
-        return self.element in _ELEMENTS and self.head % 8 == 0 and fits
+        fits = self.head % 8 == 0 and self.head <= 256 and self.group <= 8 and self.block_size % _TILE == 0
+        return self.element in _ELEMENTS and fits
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a warp for a tile of keys and values, and their scales."""
+        if self.element != "int8":
+            return 2 * _TILE * 2 * self.head
+        return 2 * _TILE * (self.head + 2 * -(-self.head // 32))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.warps * self.stages * self.stage_bytes
 
     def source(self) -> Source:
         shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}"
-        name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.least}"
+        name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.stages}_{self.least}"
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
             "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
             "BLOCK_ROWS": self.block_rows, "WARPS": self.warps,
-            "RESIDENT": self.resident, "LEAST": self.least,
+            "RESIDENT": self.resident, "STAGES": self.stages, "STAGE_BYTES": self.stage_bytes, "LEAST": self.least,
+            "CAP": int(self.cap),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
-        return Source(name, defines + read("primitives.cu") + read("attend.cu"))
+        return Source(name, defines + read("primitives.cu") + read("bulk.cu") + read("attend.cu"))

@@ -175,6 +175,8 @@ def product_source(
     name = f"{tiles.kind}_{'_'.join(names)}{f'_{activation}' if activation else ''}_rows{tiles.rows}"
     own = tiles.defines() if activation is None else [*tiles.defines(), ("ACTIVATION", str(_ACTIVATIONS[activation]))]
     parts = [_defines(own), read("primitives.cu")]
+    if tiles.kind == "wgmma":
+        parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
     if activation is not None:
