@@ -13,6 +13,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 
 from realizar.backends.base import ForwardInput, RowInput
 from realizar.backends.cuda.runner import CUDABackend
+from realizar.backends.cuda.step import CUDAStep
 from realizar.bench import generate
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.config import EngineConfig
@@ -81,18 +84,44 @@ def check_graph(backend: CUDABackend, rows: int) -> None:
     assert torch.equal(found[0], found[1]), f"{rows} rows: the graph's logits differ from the launches'"
 
 
+@contextmanager
+def timed_results(waits: list[float]) -> Iterator[None]:
+    """Within, `waits` gets the seconds that each step's result took to come."""
+    result = CUDAStep.result
+
+    def timed(step: CUDAStep) -> Any:
+        started = time.perf_counter()
+        try:
+            return result(step)
+        finally:
+            waits.append(time.perf_counter() - started)
+
+    CUDAStep.result = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CUDAStep.result = result  # type: ignore[method-assign]
+
+
 def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
-    """Device time by kernel over some steps; `exposed` is from the end of all before it to its own end."""
+    """Device time by kernel over some steps, of decodes alone where any are asked for, and how long the host waited.
+
+    `exposed` is from the end of all kernels before it to its own end.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
-    with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    waits: list[float] = []
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded, timed_results(waits):
         measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=gen)
     events = recorded.profiler.kineto_results.events()
     runs = sorted(
         (e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in events if e.device_type() == DeviceType.CUDA
     )
+    if gen > 1:
+        prompts_end = max((end for _, end, name in runs if "attend_chunk" in name), default=0)
+        runs = [run for run in runs if run[0] >= prompts_end]
     exposed: dict[str, list[float]] = {}
     idle, reached = 0.0, runs[0][0]
     for start, end, name in runs:
@@ -101,7 +130,8 @@ def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
         reached = max(reached, end)
     print(
         f"profile of batch {batch}, {prompt} + {gen} tokens: {(reached - runs[0][0]) / 1e6:.2f} ms,"
-        f" {idle / 1e3:.2f} idle"
+        f" {idle / 1e3:.2f} idle; for each of the last {gen} steps the host waited"
+        f" {sum(waits[-gen:]) / gen * 1e3:.2f} ms"
     )
     for name, times in sorted(exposed.items(), key=lambda item: -sum(item[1]))[:24]:
         middle = sorted(times)[len(times) // 2]

@@ -1,0 +1,91 @@
+"""Times the device alone: one step of decodes, its graph replayed again and again, without the host's work between.
+
+The model is generated in memory, as for cuda_bench.py; every row has the same context, and what it keeps is zeros.
+
+    python scripts/cuda_step.py --shape llama-8b --rows 1,8,64,256 --context 192
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+
+import numpy as np
+import torch
+from cuda_bench import random_checkpoint
+
+from realizar.backends.base import ForwardInput, RowInput
+from realizar.backends.cuda.runner import CUDABackend
+from realizar.bench import generate
+from realizar.config import EngineConfig
+from realizar.models.registry import build_spec
+from realizar.sampling_params import SamplingParams
+
+REPLAYS, ROUNDS = 40, 5
+
+
+def decodes(rows: int, context: int, block_size: int, num_blocks: int) -> ForwardInput:
+    """A step in which each row computes the last token of its context."""
+    per_row = -(-context // block_size)
+    tables = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row) % num_blocks
+    slots = tables[:, -1] * block_size + (context - 1) % block_size
+    return ForwardInput(
+        token_ids=np.arange(5, 5 + rows, dtype=np.int32),
+        positions=np.full(rows, context - 1, np.int32),
+        slot_mapping=(slots.astype(np.int32),),
+        block_tables=(tables,),
+        rows=tuple(RowInput(row, row, 1, context - 1, True) for row in range(rows)),
+    )
+
+
+def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
+    """Median of rounds of replays."""
+    capacity = backend.capacity()
+    step = decodes(rows, context, capacity.block_size, capacity.num_blocks[0])
+    for row in range(rows):
+        backend.open(row, SamplingParams(temperature=0.0), [1], 1, 0)
+    backend.submit(step).result()
+    shape = backend._shape(step)
+    times = []
+    for _ in range(ROUNDS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(REPLAYS):
+            if not backend._graphs.replay(shape):
+                raise SystemExit(f"{rows} rows have no graph")
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / REPLAYS)
+    for row in range(rows):
+        backend.close(row)
+    return statistics.median(times)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--type", default="q4_k_m")
+    parser.add_argument("--rows", default="1,8,16,64,256")
+    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    arguments = parser.parse_args()
+    counts = [int(text) for text in arguments.rows.split(",")]
+    checkpoint = random_checkpoint(arguments.shape, arguments.type)
+    config = EngineConfig(
+        device="cuda", max_running=max(counts), max_step_tokens=512, context_length=arguments.context + 64,
+        kv_cache_dtype=arguments.kv_cache_dtype, prefix_cache=False,
+    )  # fmt: skip
+    backend = CUDABackend()
+    backend.load(build_spec(checkpoint, config.context_length), checkpoint, config)
+    for rows in counts:
+        ms = step_ms(backend, rows, arguments.context)
+        print(
+            f"{rows:4d} rows after {arguments.context} tokens: {ms:.4f} ms, {rows / ms * 1e3:.0f} a second", flush=True
+        )
+    backend.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
