@@ -18,7 +18,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class TokenOutput:
     """What one step gave one choice of a request.
 

@@ -49,7 +49,10 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
 
 
 def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is loaded is kept from the collector, each time."""
     configs: list[EngineConfig] = []
+    frozen: list[int] = []
+    monkeypatch.setattr(process.gc, "freeze", lambda: frozen.append(len(configs)))
     core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
     monkeypatch.setattr(core, "read_vocabulary", lambda: None)
     monkeypatch.setattr(process, "find_checkpoint", lambda _: None)
@@ -59,3 +62,4 @@ def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
         for fit_running in (True, False):
             process.load_model(Load("model", EngineConfig(), fit_running=fit_running), lambda *_: None)
     assert [config.max_running for config in configs] == [256, 64, 64, 64]
+    assert frozen == [1, 2, 3, 4]

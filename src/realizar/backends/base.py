@@ -23,7 +23,7 @@ from realizar.request import Pooling as Pooling
 from realizar.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class RowInput:
     """One row of a step.
 
@@ -72,7 +72,7 @@ class ForwardInput:
     rows: tuple[RowInput, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class RowOutput:
     """What one row got.
 

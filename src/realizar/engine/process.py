@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -44,6 +45,8 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
         core = load_core(checkpoint, config, progress=progress)
     progress("reading the vocabulary", 1.0)
     core.read_vocabulary()  # the first grammar would hold up everyone for a second or more
+    gc.collect()
+    gc.freeze()  # what is loaded stays: a collection that walks it holds up every stream for some 0.1 s
     return core
 
 

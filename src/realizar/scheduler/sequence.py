@@ -12,7 +12,7 @@ from realizar.request import Request
 from realizar.scheduler.drafts import DraftLookup
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class Gain:
     """What a sequence took in of a step's choices, and whether that ends it."""
 

@@ -17,7 +17,7 @@ from realizar.errors import CapacityError, RealizarError
 NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class Wanted:
     """A token whose logits are wanted.
 
@@ -112,25 +112,25 @@ class CUDAStep:
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
         choices = pending.choices.tolist()
-        vectors = [pending.pooled[i].numpy() if i in pending.pooled else None for i in range(len(rows))]
-        token_ids: list[list[int]] = [[] for _ in rows]
-        chosen: list[list[TokenLogprobs]] = [[] for _ in rows]
-        queried: list[list[TokenLogprobs]] = [[] for _ in rows]
+        token_ids: list[tuple[int, ...]] = [()] * len(rows)
+        chosen: dict[int, list[TokenLogprobs]] = {}
+        queried: dict[int, list[TokenLogprobs]] = {}
         for index, want in enumerate(self.wanted):
             if want.query >= 0:
-                queried[want.row_index].append(found[index])
+                queried.setdefault(want.row_index, []).append(found[index])
                 continue
-            token_id = int(choices[index])
+            token_id = choices[index]
             if token_id == NOT_REACHED:
                 continue
             if token_id < 0:
                 raise RealizarError("no token can be sampled: no token is allowed, or the model gave unusable logits")
-            token_ids[want.row_index].append(token_id)
+            token_ids[want.row_index] += (token_id,)
             if index in found:
-                chosen[want.row_index].append(found[index])
+                chosen.setdefault(want.row_index, []).append(found[index])
+        vectors = {index: vector.numpy() for index, vector in pending.pooled.items()}
         return StepOutput(
             tuple(
-                RowOutput(row.row, tuple(ids), tuple(logprobs), tuple(asked), pooled)
-                for row, ids, logprobs, asked, pooled in zip(rows, token_ids, chosen, queried, vectors, strict=True)
+                RowOutput(row.row, ids, tuple(chosen.get(i, ())), tuple(queried.get(i, ())), vectors.get(i))
+                for i, (row, ids) in enumerate(zip(rows, token_ids, strict=True))
             )
         )
