@@ -27,10 +27,9 @@ class Plan:
     def num_tokens(self) -> int:
         return sum(self.tokens.values())
 
-    @property
-    def share(self) -> int:
-        """Tokens that a prompt may take while others may want some: half of what is left, so that none waits long."""
-        return -(-self.budget // 2)
+    def most_of(self, sequence: Sequence) -> int:
+        """Tokens of a prompt that it may take while others may want some: half of what is left, so none waits long."""
+        return min(sequence.num_remaining_tokens, -(-self.budget // 2))
 
     def start_prompts(self, position: int) -> None:
         """The decodes are in, and prompts may follow as far as that keeps the decodes' pace.

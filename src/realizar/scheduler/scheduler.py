@@ -206,18 +206,19 @@ class Scheduler:
                 break
             if sequence.running:  # else preempted a moment ago
                 drafts = sequence.propose_drafts(plan.budget - (len(sequences) - index))
-                self._take_blocks(sequence, sequence.own_row, plan, drafts)
+                self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
         for sequence in sequences:
             if plan.budget == 0:
                 break
             if sequence.running:
-                self._take_blocks(sequence, sequence.own_row, plan)
+                self._take_blocks(sequence, sequence.own_row, plan, plan.most_of(sequence))
 
-    def _take_blocks(self, sequence: Sequence, row: int, plan: Plan, drafts: tuple[int, ...] = ()) -> None:
-        """Schedule what its share and the blocks allow, preempting those that come later until a token fits."""
-        wanted = min(sequence.num_remaining_tokens, plan.budget, plan.share) + len(drafts)
+    def _take_blocks(
+        self, sequence: Sequence, row: int, plan: Plan, wanted: int, drafts: tuple[int, ...] = ()
+    ) -> None:  # fmt: skip
+        """Schedule what the blocks allow of so many tokens, preempting those that come later until one fits."""
         while sequence.running:
             count = self._cache.allocate(row, sequence.num_computed_tokens, wanted)
             if count:
@@ -250,7 +251,7 @@ class Scheduler:
             self._cache.adopt(row, prefix)
             sequence.num_computed_tokens = prefix.num_tokens
             self._open.start(sequence)
-            self._take_blocks(sequence, row, plan)
+            self._take_blocks(sequence, row, plan, plan.most_of(sequence))
 
     def _fill_up(self, plan: Plan) -> None:
         """Give what is left of the budget to the step's prompts, the shortest rest first, as far as free blocks go."""
@@ -276,12 +277,13 @@ class Scheduler:
         """The sequence's part of the batch; from now on its tokens count as computed."""
         count, drafts = plan.tokens[sequence], plan.drafts.get(sequence, ())
         request, row = sequence.request, sequence.own_row
-        last = count - len(drafts) == sequence.num_remaining_tokens
+        own = count - len(drafts)
+        last = own == sequence.num_remaining_tokens
         sample = last and request.max_tokens > 0
         scheduled = ScheduledRow(
             sequence_id=sequence.sequence_id,
             row=row,
-            token_ids=(*sequence.next_tokens(count - len(drafts)), *drafts),
+            token_ids=sequence.next_tokens(own) + drafts,
             num_computed_tokens=sequence.num_computed_tokens,
             sample=sample,
             logprob_queries=sequence.take_queries(count),

@@ -104,8 +104,8 @@ class Sequence:
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens to compute."""
         start, end = self.num_computed_tokens, self.num_computed_tokens + count
-        unknown = max(end - len(self.token_ids), 0)
-        return (*self.token_ids[start:end], *(FROM_PREVIOUS_STEP,) * unknown)
+        known = tuple(self.token_ids[start:end])
+        return known + (FROM_PREVIOUS_STEP,) * (count - len(known))
 
     def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:
         """Prompt positions to score among the next `count` tokens; not asked for again after preemption."""

@@ -38,13 +38,15 @@ class StepFinisher:
     def finish(self, step: CUDAStep) -> PendingResult:
         """Everything that the step's rows want; copies are started and not waited for, but for drafts."""
         most = self._space.arrays.sizes.selected
-        chosen = self._choose(step, sum(want.query < 0 for want in step.wanted))
+        count = sum(want.query < 0 for want in step.wanted)
+        chosen = self._choose(step, count)
         logprobs: list[tuple[Sequence[int], PendingLogprobs]] = []
         for first in range(0, len(step.wanted), most):
             part = range(first, min(first + most, len(step.wanted)))
             if first:
                 self.logits([step.wanted[i].token for i in part])
-            found = self._start_logprobs(step, part, chosen if not first else None)
+            asked = part.stop > count or self._sampler.wants_logprobs
+            found = self._start_logprobs(step, part, chosen if not first else None) if asked else None
             if found is not None:
                 logprobs.append(found)
         pooled = {

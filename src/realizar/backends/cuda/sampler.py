@@ -52,6 +52,7 @@ class DeviceSampler:
     def __init__(self, max_rows: int, vocab_size: int, context_length: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
         self._rows: dict[int, RowState] = {}
+        self._logprob_rows: set[int] = set()
         self._penalties = PenaltyTable(max_rows, vocab_size, device)
         self._dry = DryTable(max_rows, vocab_size, context_length, device)
         self._mirostat_mu = torch.zeros(max_rows, dtype=torch.float64, device=device)
@@ -71,6 +72,8 @@ class DeviceSampler:
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
         ends = tuple(i for i in sampling.stop_token_ids if 0 <= i < self._vocab_size)
         self._rows[row] = RowState(sampling, seed, choice, len(history) - num_prompt_tokens, ends)
+        if sampling.logprobs is not None:
+            self._logprob_rows.add(row)
         self._penalties.open(row, sampling, history, num_prompt_tokens)
         self._dry.open(row, sampling, history)
         if sampling.mirostat:
@@ -78,8 +81,14 @@ class DeviceSampler:
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+        self._logprob_rows.discard(row)
         self._penalties.close(row)
         self._dry.close(row)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether any open row asks for log-probabilities of its choices."""
+        return bool(self._logprob_rows)
 
     def sampling_of(self, row: int) -> SamplingParams:
         return self._rows[row].sampling
