@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from realizar.backends.base import ForwardInput, RowInput
+from realizar.backends.base import Capacity, ForwardInput, RowInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.bench import generate
@@ -61,21 +61,30 @@ def random_checkpoint(shape_name: str, file_type: Any) -> Checkpoint:
     return Checkpoint(path, "gguf", generate._metadata(shape, shape_name, file_type), tensors)
 
 
+def decodes(capacity: Capacity, rows: int, context: int) -> ForwardInput:
+    """A step in which each row computes the last token of its context."""
+    block_size, per_row = capacity.block_size, -(-context // capacity.block_size)
+    tables = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row) % capacity.num_blocks[0]
+    slots = tables[:, -1] * block_size + (context - 1) % block_size
+    return ForwardInput(
+        token_ids=np.arange(5, 5 + rows, dtype=np.int32),
+        positions=np.full(rows, context - 1, np.int32),
+        slot_mapping=(slots.astype(np.int32),),
+        block_tables=(tables,),
+        rows=tuple(RowInput(row, row, 1, context - 1, True) for row in range(rows)),
+    )
+
+
 def check_graph(backend: CUDABackend, rows: int) -> None:
     """Logits of a step of decodes, from its graph and launch by launch, over the same cache."""
-    ids = np.arange(5, 5 + rows, dtype=np.int32)
     found = []
     for replay in (True, False):
-        positions, tables = np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32)[:, None]
-        slots = np.arange(rows, dtype=np.int32) * backend.capacity().block_size
         for row in range(rows):
             backend.open(row, SamplingParams(temperature=0), [1], 1, 0)
-        parts = tuple(RowInput(row, row, 1, 0, True) for row in range(rows))
-        step = ForwardInput(ids, positions, (slots,), (tables,), parts)
         graphs = backend._graphs._graphs
         if not replay:
             backend._graphs._graphs = {}
-        backend.submit(step).result()
+        backend.submit(decodes(backend.capacity(), rows, 1)).result()
         backend._graphs._graphs = graphs
         found.append(backend._space.logits[:rows].clone())
         for row in range(rows):

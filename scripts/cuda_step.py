@@ -11,11 +11,9 @@ import argparse
 import statistics
 import sys
 
-import numpy as np
 import torch
-from cuda_bench import random_checkpoint
+from cuda_bench import decodes, random_checkpoint
 
-from realizar.backends.base import ForwardInput, RowInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.bench import generate
 from realizar.config import EngineConfig
@@ -25,24 +23,9 @@ from realizar.sampling_params import SamplingParams
 REPLAYS, ROUNDS = 40, 5
 
 
-def decodes(rows: int, context: int, block_size: int, num_blocks: int) -> ForwardInput:
-    """A step in which each row computes the last token of its context."""
-    per_row = -(-context // block_size)
-    tables = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row) % num_blocks
-    slots = tables[:, -1] * block_size + (context - 1) % block_size
-    return ForwardInput(
-        token_ids=np.arange(5, 5 + rows, dtype=np.int32),
-        positions=np.full(rows, context - 1, np.int32),
-        slot_mapping=(slots.astype(np.int32),),
-        block_tables=(tables,),
-        rows=tuple(RowInput(row, row, 1, context - 1, True) for row in range(rows)),
-    )
-
-
 def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
     """Median of rounds of replays."""
-    capacity = backend.capacity()
-    step = decodes(rows, context, capacity.block_size, capacity.num_blocks[0])
+    step = decodes(backend.capacity(), rows, context)
     for row in range(rows):
         backend.open(row, SamplingParams(temperature=0.0), [1], 1, 0)
     backend.submit(step).result()

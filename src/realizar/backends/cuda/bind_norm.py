@@ -36,8 +36,8 @@ class NormBinder:
     """Binds a program's norms of the residual stream, in their order.
 
     A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
-    for which readers have FP8 copies. Each of the body
-    leaves the row's sum of squares for the next, in one of two buffers in turn.
+    for which readers have FP8 copies. Each of the body leaves the row's sum of squares for the next, in one of two
+    buffers in turn.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:

@@ -28,7 +28,6 @@ _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "m
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 _BLOCK_ROWS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
-_WARPS = 24, 16  # of a multiprocessor that the mat-vec's registers allow: for one row, and for more
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and where it ends with an activation
 _MANY_TILES = 30  # of a multiprocessor, from which on whole columns are a warp's
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a product that can't be split
@@ -127,7 +126,7 @@ class DeviceTuning:
         if line is not None and line.rows == rows:
             return self._fitted(replace(line.tiles, rows=rows), line, rows, rows_out, form, cols)
         tiles, chunks = -(-rows_out // TILE), form.chunks(cols)
-        warps, unroll = _WARPS[rows > 1], 2 if rows <= 4 else 1
+        warps, unroll = _warps_and_unroll(rows)
         if tiles > _MANY_TILES * self.processors:
             return Choice(MatvecTiles(rows, 4, 1, unroll, warps // 4), 1)
         splits = max(1, min(math.ceil(self.processors * _LEAST_FILLED / tiles), chunks // 2))
@@ -159,9 +158,9 @@ class DeviceTuning:
         blocks = -(-rows_out // (2 * TILE))
         if blocks < self.processors * _LEAST_FILLED:
             return None
-        at_once, warps = -(-blocks // self.processors), _WARPS[rows > 1]
+        at_once, (warps, unroll) = -(-blocks // self.processors), _warps_and_unroll(rows)
         parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, form.chunks(cols) // 2))
-        return MatvecTiles(rows, 2, parts, 2 if rows <= 4 else 1, max(at_once, warps // (2 * parts)))
+        return MatvecTiles(rows, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
     def gated(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
         """Tiles of a product that ends with an activation: whole sums, gate and up in one warpgroup.
@@ -226,6 +225,11 @@ class DeviceTuning:
             else:
                 return replace(tiles, strips=1)
         return tiles
+
+
+def _warps_and_unroll(rows: int) -> tuple[int, int]:
+    """Of the mat-vec: warps of a multiprocessor that registers allow, and chunks that each asks for at once."""
+    return 24 if rows == 1 else 16, 2 if rows <= 4 else 1
 
 
 def _distance(line: Line, rows_out: int, cols: int) -> float:

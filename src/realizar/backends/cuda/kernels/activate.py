@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import FP8, row_complete, store_row, store_values
+from realizar.backends.cuda.kernels.activation import store_block, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
@@ -55,21 +55,18 @@ def activate(
     first = tl.program_id(1) * BLOCK
     at = row * row_stride
     x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK)
-    if FORMAT == FP8:
-        store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-    else:
-        store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-        factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
-        if factor != 1.0:
-            for block in tl.range(0, tl.num_programs(1)):
-                first = block * BLOCK
-                x = activated(
-                    product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
-                )
-                x = x / factor
-                store_values(
-                    x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
-                )
+    factor = store_block(
+        x, row, first, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals, FORMAT,
+        BLOCK_ROWS, CHUNKS, BLOCK,
+    )  # fmt: skip
+    if factor != 1.0:
+        for block in tl.range(0, tl.num_programs(1)):
+            first = block * BLOCK
+            x = activated(
+                product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
+            )
+            x = x / factor
+            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
 
 
 @triton.jit
@@ -84,15 +81,12 @@ def convert(
     at = source + row * source_stride + tl.arange(0, BLOCK)
     first = tl.program_id(1) * BLOCK
     x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0)
-    if FORMAT == FP8:
-        store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-    else:
-        store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-        factor = row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
-        if factor != 1.0:
-            for block in tl.range(0, tl.num_programs(1)):
-                first = block * BLOCK
-                x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0) / factor
-                store_values(
-                    x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK
-                )
+    factor = store_block(
+        x, row, first, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals, FORMAT,
+        BLOCK_ROWS, CHUNKS, BLOCK,
+    )  # fmt: skip
+    if factor != 1.0:
+        for block in tl.range(0, tl.num_programs(1)):
+            first = block * BLOCK
+            x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0) / factor
+            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)

@@ -125,3 +125,16 @@ def row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT: tl.constex
             factor = row_factor(top)
             tl.store(value_scale + row, factor)
     return factor
+
+
+@triton.jit
+def store_block(
+    x, row, first, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A block of a row as it is, or of FP8 the whole row; what the row must still be divided by, as `row_complete`."""
+    if FORMAT == FP8:
+        store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    else:
+        store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+    return row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)

@@ -1,0 +1,86 @@
+"""Times the host's share of a step of decodes: engine and scheduler, and what the GPU backend does before it launches.
+
+No GPU is needed: each step is answered at once, with the same token for every row.
+
+    python scripts/time_host.py 256
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from cuda_bench import random_checkpoint
+
+from realizar.backends.base import Capacity, ForwardInput
+from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.shapes import padded_rows, step_sizes
+from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
+from realizar.backends.cuda.step_arrays import StepArrays, StepShape, decode_rows, tiles_of
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.measure import measure
+from realizar.models.registry import build_spec
+from realizar.models.spec import ModelSpec
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.policy import Policy
+
+PROMPT, STEPS, TILE = 128, 128, 64
+
+
+class AtOnce:
+    """A backend that fills a step's arrays as the GPU's does, and computes nothing."""
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
+        self._config, self._sizes = config, step_sizes(spec, config, spec.context_length, TILE)
+        self._arrays = StepArrays(self._sizes, interpreter_device())
+        self._pending: CUDAStep | None = None
+
+    def capacity(self) -> Capacity:
+        config, size = self._config, self._config.block_size
+        blocks = config.max_running * (PROMPT + STEPS + size) // size + 1
+        return Capacity(
+            block_size=size, num_blocks=(blocks,), max_rows=config.max_running, max_step_tokens=config.max_step_tokens,
+            context_length=PROMPT + STEPS + 1, weight_bytes=1, weight_bytes_per_token=1, kv_cache_bytes=1,
+            kv_cache_dtype="bf16", load_s=0.0,
+        )  # fmt: skip
+
+    def open(
+        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
+    ) -> None:
+        pass
+
+    def close(self, row: int) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def submit(self, step: ForwardInput) -> CUDAStep:
+        if self._pending is not None:
+            self._pending.sample()
+        wanted, tiles = wanted_tokens(step), len(list(tiles_of(step, TILE)))
+        decodes = padded_rows(len(decode_rows(step)), self._sizes.rows)
+        shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
+        self._arrays.send(step, shape, [(want.token, step.rows[want.row_index].row) for want in wanted])
+        self._pending = CUDAStep(
+            step, wanted, lambda done: PendingResult(torch.full((len(done.wanted),), 7), [], {}, None)
+        )
+        return self._pending
+
+
+def main() -> int:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 256
+    config = EngineConfig(max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=False)
+    spec = build_spec(random_checkpoint("tiny", "q8_0"), config.context_length)
+    core = EngineCore(AtOnce(spec, config), spec, config, policy=Policy("prefill"), steps_in_flight=2)
+    for _ in range(3):
+        run = measure(core, batch=rows, prompt_tokens=PROMPT, gen_tokens=STEPS)
+        print(f"{rows} rows: {run.decode_s / STEPS * 1e3:.2f} ms of the host's a step", flush=True)
+    core.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
