@@ -81,8 +81,8 @@ class HostKernel:
     ) -> None:  # fmt: skip
         names = self.launches.names
         names[self.name] = names.get(self.name, 0) + 1
-        gated = sizes.endswith("ip")
-        count = sizes.count("ppppii")
+        gated, joined = sizes.endswith("ip"), "residual" in self.name
+        count = sizes.index("pppiff") // 6
         x_at, scales_at, *norm, rows, chunks, splits, row_stride, split_stride = arguments[6 * count :][:11]
         block_rows = int(self.name.rpartition("rows")[2])
         if self.name.startswith("matvec"):
@@ -103,6 +103,9 @@ class HostKernel:
                     _write_int8(values, out, arguments[-1])
                 else:
                     _write_half(values, out, arguments[-1], block_rows)
+                continue
+            if joined:
+                _join(x[:, : matrix.shape[1]] @ matrix.T, out, *arguments[-7:])
                 continue
             for split in range(splits):
                 first, end = (min(64 * (chunks * at // splits), matrix.shape[1]) for at in (split, split + 1))
@@ -145,6 +148,20 @@ def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
         active = gelu(gate, approximate="tanh" if "tanh" in name else "none")
     values: NDArray[np.float32] = (active * up).numpy()
     return values
+
+
+def _join(
+    sums: NDArray[np.float32], hidden_at: int, bias_at: int, scale: float, gain_at: int, codes_at: int, terms_at: int,
+    squares_at: int, parts: int,
+) -> None:  # fmt: skip
+    """What `residual` says of sums [rows, width]."""
+    rows, width = sums.shape
+    hidden = _array(hidden_at, np.float32, sums.size).reshape(sums.shape)
+    hidden += np.float32(scale) * (sums + (_array(bias_at, np.float32, width) if bias_at else 0))
+    if gain_at:
+        _write_int8(hidden * _array(gain_at, np.float32, width), codes_at, terms_at)
+        shares = _array(squares_at, np.float32, rows * parts).reshape(rows, parts)
+        shares[:, : width // 16] = np.square(hidden).reshape(rows, -1, 16).sum(axis=2)
 
 
 def _write_int8(x: NDArray[np.float32], codes_at: int, terms_at: int) -> None:

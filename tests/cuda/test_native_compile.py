@@ -91,12 +91,27 @@ GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_G
 def test_products_that_end_with_an_activation_keep_their_sums_in_registers(
     ggml_type: GGMLType, activation: GatedActivation, arch: str, tmp_path: Path
 ) -> None:
-    sources = [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]]
+    check_registers(
+        [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, pytest.param(GGMLType.Q8_0, marks=pytest.mark.full)], ids=str)
+def test_products_that_end_on_the_stream_keep_their_sums_in_registers(
+    ggml_type: GGMLType, arch: str, tmp_path: Path
+) -> None:
+    tiles = MatvecTiles(1, 1, 12, 2, 2), MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(2, 1, 8, 2, 2)
+    check_registers([product_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
+
+
+def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
+    """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said."""
     check(sources, arch)
     tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("triton has no cuobjdump here")
-    for source, tiles in zip(sources, GATED[arch], strict=True):
+    for source, tiles in zip(sources, all_tiles, strict=True):
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(compile_source(source, arch))
         told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout

@@ -76,3 +76,30 @@ def test_what_does_not_end_with_it(recipe: Recipe, config: EngineConfig, monkeyp
     launched = run(recipe, True, config, monkeypatch)
     assert launched
     assert not any("silu" in name for name in launched)
+
+
+def test_single_rows_join_the_stream_where_no_norm_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O and down of a step of one row; norms after them and batches without influence keep them apart."""
+    post_norms = dataclasses.replace(SMALL, parts=("post_norms",))
+    invariant = dataclasses.replace(CONFIG, batch_invariant=True)
+    found = []
+    for recipe, config in ((SMALL, CONFIG), (post_norms, CONFIG), (SMALL, invariant)):
+        with monkeypatch.context() as patch:
+            found.append(run_one_row(recipe, config, patch))
+    assert found == [2, 0, 0]
+
+
+def run_one_row(recipe: Recipe, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A chunk and a single row, its logits checked; returns how often a product joined the stream."""
+    launched = run_packed(monkeypatch)
+    spec, checkpoint = random_model(recipe)
+    runner = GPURunner(spec, checkpoint, config)
+    request = runner.request(0, random_tokens(recipe, 10, 1))
+    runner.step([(request, 9)])
+    assert not any("residual" in name for name in launched.names)
+    runner.step([(request, 1)])
+    expected = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(request.token_ids)
+    error = np.linalg.norm(request.values() - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    assert error.max() <= 0.03
+    runner.close()
+    return sum(count for name, count in launched.names.items() if "residual" in name)

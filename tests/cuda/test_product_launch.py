@@ -17,11 +17,12 @@ import torch
 
 from realizar.backends.cuda import products as products_module
 from realizar.backends.cuda.deferred_norm import DeferredNorm
-from realizar.backends.cuda.gated import launch_gated, route_gated, runs_gated
+from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
 from realizar.backends.cuda.products import Activations, HalfActivations, Int8Activations, Products
+from realizar.backends.cuda.residual import Residual, launch_residual, route_residual
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization import random_blocks, to_planes
@@ -163,7 +164,7 @@ def test_arguments_of_a_product_that_ends_with_an_activation(
     products, weights = products_on(monkeypatch), gate_and_up()
     config = route_gated(products, 200, weights, "gelu_tanh")
     assert config is not None
-    assert runs_gated(products, weights, config)
+    assert products.runs(weights, config)
     assert (config.splits, config.format) == (1, products.activation_format(200))
     x, target = half(2, 128, 4096), half(2, 128, 14336)
     launch_gated(products, weights, x, target, 200, config, stream=5)
@@ -189,7 +190,7 @@ def test_arguments_of_a_product_of_integers_that_ends_with_an_activation(
     for rows, warps in ((1, 4), (2, 2)):
         config = route_gated(products, rows, weights, "gelu")
         assert config is not None
-        assert runs_gated(products, weights, config)
+        assert products.runs(weights, config)
         assert (config.splits, config.format) == (1, products.activation_format(rows))
         launch_gated(products, weights, replace(x, norm=norm), target, rows, config, stream=5)
         (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[-1]
@@ -219,6 +220,43 @@ def test_what_ends_with_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
         assert route_gated(products, rows, gate_and_up(2048), "silu") is None
 
 
+def test_arguments_of_a_product_that_ends_on_the_stream(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products, weights = products_on(monkeypatch), replace(matrix(GGMLType.Q4_K, 64, 14336), rows=4096)
+    config = route_residual(products, 1, weights)
+    assert config is not None
+    hidden, gain, squares, x, target = (
+        torch.zeros(1, 4096),
+        torch.ones(4096),
+        torch.zeros(1, 256),
+        int8(1, 14336),
+        int8(1, 4096),
+    )
+    residual = Residual(hidden, None, 0.5, gain, target, squares)
+    launch_residual(products, weights, x, residual, 1, config, stream=5)
+    launch_residual(products, weights, x, replace(residual, bias=gain, gain=None, target=None), 1, config, stream=5)
+    (name, grid, threads, arguments, sizes, stream, dependent), (*_, bare, _, _, _) = kernel.launches
+    assert (name, grid, threads, stream, dependent) == ("matvec_q4_f16_residual_rows1", (256, 1, 1), 384, 5, True)
+    product = [
+        weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(), hidden.data_ptr(),
+        4096, 0, x.codes.data_ptr(), x.terms.data_ptr(), 0, 0, 0.0, 0.0, 1, 224, 1, 0, 0,
+    ]  # fmt: skip
+    ending = [gain.data_ptr(), target.codes.data_ptr(), target.terms.data_ptr(), squares.data_ptr(), 256]
+    assert arguments == [*product, 0, 0.5, *ending]
+    assert bare == [*product, gain.data_ptr(), 0.5, 0, 0, 0, squares.data_ptr(), 256]
+    assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "pfppppi"
+
+
+def test_what_ends_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers whose columns one block has all of, in widths of whole groups of 16."""
+    products, weights = products_on(monkeypatch), replace(matrix(GGMLType.Q4_K, 64, 4096), rows=4096)
+    assert [rows for rows in (1, 2, 3, 64) if route_residual(products, rows, weights)] == [1, 2]
+    assert route_residual(products, 1, replace(weights, rows=4104)) is None
+    assert route_residual(products, 1, replace(weights, rows=576)) is None  # too few blocks without splits
+    assert route_residual(products_on(monkeypatch, invariant=True), 1, weights) is None
+
+
 @pytest.mark.parametrize(
     ("rows", "x", "plain"),
     [(16, half(1, 16, 4096), "wgmma_q4_f16_rows16"), (1, int8(1, 4096), "matvec_q4_f16_rows1")],
@@ -234,8 +272,8 @@ def test_an_activation_that_does_not_fit_its_product_runs_alone(
     assert config is not None
     with caplog.at_level(logging.WARNING):
         products.prepare([(weights.format, config)])
-    assert not runs_gated(products, weights, config)
-    assert "its activation runs as a kernel of its own" in caplog.text
+    assert not products.runs(weights, config)
+    assert "what it ends with runs as a kernel of its own" in caplog.text
     monkeypatch.setattr(products_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
     products.launch(weights, x, torch.empty((1, rows, 28672)), rows, config, stream=0)
     assert kernel.launches[0][0] == plain

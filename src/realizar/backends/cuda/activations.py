@@ -70,12 +70,18 @@ class ActivationBuffers:
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._rows, self._device = rows, device
-        self._made: dict[tuple[Form, int, int], ActivationBuffer] = {}
+        self._made: dict[tuple[Form, int, int, bool], ActivationBuffer] = {}
 
     def get(self, form: Form, cols: int, rows: int | None = None) -> ActivationBuffer:
         """The buffer of a form and a number of columns: for the step's rows, or for `rows`."""
-        rows = rows or self._rows
-        key = form, cols, rows
+        return self._get(form, cols, rows or self._rows, False)
+
+    def normed(self, form: Form, cols: int) -> ActivationBuffer:
+        """The same for norms of the stream: a product that reads as many columns of integers may write it."""
+        return self._get(form, cols, self._rows, form.kind == "int8")
+
+    def _get(self, form: Form, cols: int, rows: int, own: bool) -> ActivationBuffer:
+        key = form, cols, rows, own
         if key not in self._made:
             self._made[key] = self._make(form, cols, rows)
         return self._made[key]

@@ -8,20 +8,20 @@ import torch
 
 from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.bind_norm import Branch, NormBinder
-from realizar.backends.cuda.deferred_norm import DeferredNorm
+from realizar.backends.cuda.bind_norm import Branch, Deferred, NormBinder
 from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_row
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.linears import MergedLinear, Merger
+from realizar.backends.cuda.residual import Residual
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import part_of
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Program, Project, Rotate, Select
-from realizar.models.spec import Linear, ModelSpec
+from realizar.models.spec import Linear, ModelSpec, Norm
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _EMBED_BLOCK = 1024
@@ -48,7 +48,7 @@ class Binder:
         head = self._merger.merge([program.tail[-1].linear])  # type: ignore[union-attr]
         return [
             Launch("final norm", self._norms.bind_selected(norm, head)),
-            Launch("head", self._project(head, self._spec.hidden_size, selected=True), head.weight_bytes),
+            Launch("head", self._project(head, selected=True), head.weight_bytes),
             Launch("choose", self._choose(head)),
         ]
 
@@ -72,9 +72,8 @@ class Binder:
                 yield Launch("norm", normalize)
                 gated = isinstance(operations[at], Activate)
                 reader = self._following(operations, at + 1)[0] if gated else None
-                yield Launch(
-                    part, self._project(linear, linear.cols, norm=deferred, reader=reader), linear.weight_bytes
-                )
+                run = self._project(linear, normed=True, deferred=deferred, reader=reader)
+                yield Launch(part, run, linear.weight_bytes)
                 branch = None
             elif isinstance(operation, Normalize):  # of the whole row of queries or keys
                 assert linear is not None
@@ -99,12 +98,21 @@ class Binder:
                     joined = operations[at]
                     assert isinstance(joined, Normalize)
                     norm, scale, at = joined.norm, joined.add_scale, at + 1
-                yield Launch(part_of(operation), self._project(linear, linear.cols), linear.weight_bytes)
                 branch = Branch(linear, norm, float(scale or 0.0))
+                residual = self._norms.bind_joined(branch, *self._next_norm(operations, at))
+                yield Launch(part_of(operation), self._project(linear, residual=residual), linear.weight_bytes)
             else:
                 assert isinstance(operation, Select)
         if branch is not None:
             yield Launch("norm", self._norms.bind_last(branch))
+
+    def _next_norm(self, operations: list[Operation], at: int) -> tuple[Norm | None, MergedLinear | None]:
+        """The norm of the stream at an operation, and the product that reads it; none where the body ends."""
+        if at == len(operations):
+            return None, None
+        operation = operations[at]
+        assert isinstance(operation, Normalize)
+        return operation.norm, self._following(operations, at + 1)[0]
 
     def _following(self, operations: list[Operation], at: int) -> tuple[MergedLinear, int]:
         """The products that start at an operation and share their input, merged, and where they end."""
@@ -137,30 +145,39 @@ class Binder:
 
         return run
 
-    def _buffer(self, form: Form, cols: int, selected: bool = False) -> ActivationBuffer:
-        rows = self._space.arrays.sizes.selected if selected else None
-        return self._space.activations.get(form, cols, rows)
-
     def _project(
         self,
         linear: MergedLinear,
-        cols: int,
         selected: bool = False,
-        norm: DeferredNorm | None = None,
+        normed: bool = False,
+        deferred: Deferred | None = None,
         reader: MergedLinear | None = None,
+        residual: Callable[[int], Residual] | None = None,
     ) -> Callable[[StepShape], None]:
-        """A product; `reader` is what reads the activation of a feed-forward that begins with it."""
+        """A product.
+
+        Args:
+            selected: its input are rows of the tail. normed: of a norm of the stream.
+            deferred: what is left to do of that norm.
+            reader: what reads the activation of a feed-forward that begins with this product.
+            residual: where the product joins the stream, if it does.
+        """
+        buffers, cols = self._space.activations, linear.cols
+        few = self._space.arrays.sizes.selected if selected else None
+
+        def inputs(form: Form) -> ActivationBuffer:
+            return buffers.normed(form, cols) if normed else buffers.get(form, cols, few)
 
         def run(shape: StepShape) -> None:
-            def inputs(form: Form) -> ActivationBuffer:
-                return self._buffer(form, cols, selected)
-
-            if reader is not None and linear.is_gated(shape.tokens):
-                (form,) = reader.forms(shape.tokens)
-                linear.launch_gated(shape.tokens, inputs, self._buffer(form, reader.cols), norm)
-                return
-            partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
-            linear.launch(shape.tokens, inputs, partials, norm)
+            rows, norm = shape.tokens, deferred(shape.tokens) if deferred else None
+            if reader is not None and linear.is_gated(rows):
+                (form,) = reader.forms(rows)
+                linear.launch_gated(rows, inputs, buffers.get(form, reader.cols), norm)
+            elif residual is not None and linear.joins(rows):
+                linear.launch_residual(rows, inputs, residual(rows))
+            else:
+                partials = self._space.partials(linear.splits(rows), rows, linear.width)
+                linear.launch(rows, inputs, partials, norm)
 
         return run
 
@@ -176,7 +193,7 @@ class Binder:
             splits = up.splits(shape.tokens)
             partials = space.partials(splits, shape.tokens, up.width)
             for form in reader.forms(shape.tokens):
-                target = self._buffer(form, width)
+                target = space.activations.get(form, width)
                 cut = whole_row(width) if form.kind == "fp8" else activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,

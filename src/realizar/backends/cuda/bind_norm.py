@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,9 @@ from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.kernel_sizes import norm_blocks, square_parts, whole_row
 from realizar.backends.cuda.kernels import activation as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
-from realizar.backends.cuda.linears import MergedLinear
+from realizar.backends.cuda.linears import MergedLinear, as_activations
+from realizar.backends.cuda.products import Int8Activations
+from realizar.backends.cuda.residual import Residual
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
@@ -21,6 +23,8 @@ from realizar.models.spec import ModelSpec, Norm
 NORM_KINDS = {"rms": 1, "layer": 2}
 
 Run = Callable[[StepShape], None]
+Deferred = Callable[[int], DeferredNorm | None]
+"""What a product of so many rows is left to do of its input's norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,18 @@ class Branch:
     add_scale: float
 
 
+def _is_deferred(branch: Branch, norm: Norm, reader: MergedLinear) -> bool:
+    """Whether a norm's root may be left to its reader, in steps whose rows that finishes."""
+    return branch.norm is None and norm.bias is None and norm.kind == "rms" and reader.all_packed
+
+
 class NormBinder:
     """Binds a program's norms of the residual stream, in their order.
 
     A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
     for which readers have FP8 copies. Each of the body leaves the row's sum of squares for the next, in one of two
-    buffers in turn.
+    buffers in turn. Where the product before it joins the stream by itself, it begins the norm as well, or if it can't,
+    the norm reads the stream.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:
@@ -45,26 +55,59 @@ class NormBinder:
         self._none = torch.zeros(1, device=workspace.hidden.device)
         self._turn = 0
 
-    def bind(self, branch: Branch | None, norm: Norm | None, reader: MergedLinear) -> tuple[Run, DeferredNorm | None]:
+    def bind(self, branch: Branch | None, norm: Norm | None, reader: MergedLinear) -> tuple[Run, Deferred | None]:
         """Add a branch to the stream, norm it, and write what the reader reads; and what the reader is left to do."""
         before, squares = self._space.squares[1 - self._turn], self._space.squares[self._turn]
         self._turn = 1 - self._turn
-        plain = branch is not None and branch.norm is None and norm is not None and norm.bias is None
-        if branch is None or norm is None or not plain or norm.kind != "rms" or not reader.all_packed:
-            return self._whole(branch, norm, reader, squares=squares), None
         whole = self._whole(branch, norm, reader, squares=squares)
+        if branch is None or norm is None or not _is_deferred(branch, norm, reader):
+            return whole, None
         blocks = self._blocks(branch, norm, reader, squares, before)
 
         def run(shape: StepShape) -> None:
-            (blocks if reader.finishes_norms(shape.tokens) else whole)(shape)
+            if not reader.finishes_norms(shape.tokens):
+                whole(shape)
+            elif not branch.linear.joins(shape.tokens):
+                blocks(shape)
 
-        return run, DeferredNorm(squares, self._cols, float(norm.eps))
+        by_kernel, by_product = (
+            DeferredNorm(kept, self._cols, float(norm.eps)) for kept in (squares, self._space.shares)
+        )
+
+        def deferred(rows: int) -> DeferredNorm | None:
+            if not reader.finishes_norms(rows):
+                return None
+            return by_product if branch.linear.joins(rows) else by_kernel
+
+        return run, deferred
 
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""
         if branch.norm is not None:
             return self._whole(branch, None, None)
-        return self._blocks(branch, None, None, self._none, self._none)
+        blocks = self._blocks(branch, None, None, self._none, self._none)
+
+        def run(shape: StepShape) -> None:
+            if not branch.linear.joins(shape.tokens):
+                blocks(shape)
+
+        return run
+
+    def bind_joined(self, branch: Branch, norm: Norm | None, reader: MergedLinear | None) -> Callable[[int], Residual]:
+        """Where a branch's product of so many rows leaves its sums, and what it begins for the norm and its reader."""
+        space, linear = self._space, branch.linear
+        begins = norm is not None and reader is not None and _is_deferred(branch, norm, reader)
+        gain = self._arguments(norm)[0] if begins else None
+        adds = Residual(space.hidden, linear.bias, branch.add_scale, None, None, space.shares)
+
+        def residual(rows: int) -> Residual:
+            if reader is None or gain is None or not reader.finishes_norms(rows):
+                return adds
+            target = as_activations(space.activations.normed(reader.forms(rows)[0], self._cols))
+            assert isinstance(target, Int8Activations)
+            return replace(adds, gain=gain, target=target)
+
+        return residual
 
     def bind_selected(self, norm: Norm | None, reader: MergedLinear | None) -> Run:
         """Norm the selected rows, for the reader or, without one, into `pooled`."""
@@ -106,10 +149,11 @@ class NormBinder:
             )  # fmt: skip
 
         def run(shape: StepShape) -> None:
-            added = branch
+            added = None if branch is None or branch.linear.joins(shape.tokens) else branch
             for form in reader.forms(shape.tokens) if reader else ():
-                rows = space.arrays.sizes.selected if gather else None
-                start(shape, added, space.activations.get(form, cols, rows))
+                selected_rows = space.arrays.sizes.selected
+                found = space.activations
+                start(shape, added, found.get(form, cols, selected_rows) if gather else found.normed(form, cols))
                 added = None
             if reader is None:
                 start(shape, added, None)
@@ -130,7 +174,7 @@ class NormBinder:
             rows = shape.tokens
             splits, bias = branch.linear.splits(rows), branch.linear.bias
             partials = space.partials(splits, rows, cols)
-            target = space.activations.get(reader.forms(rows)[0], cols) if reader else None
+            target = space.activations.normed(reader.forms(rows)[0], cols) if reader else None
             normalize_block[(rows, cut.blocks)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
                 branch.add_scale, space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,

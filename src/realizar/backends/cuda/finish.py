@@ -40,6 +40,7 @@ class StepFinisher:
         most = self._space.arrays.sizes.selected
         count = sum(want.query < 0 for want in step.wanted)
         chosen = self._choose(step, count)
+        result = chosen.to("cpu", non_blocking=True, copy=True)  # before anything else is chosen among
         logprobs: list[tuple[Sequence[int], PendingLogprobs]] = []
         for first in range(0, len(step.wanted), most):
             part = range(first, min(first + most, len(step.wanted)))
@@ -54,7 +55,6 @@ class StepFinisher:
             for index, row in enumerate(step.forward_input.rows)
             if (vector := self._pooled(row)) is not None
         }
-        result = chosen.to("cpu", non_blocking=True)
         done = None
         if chosen.is_cuda:
             done = torch.cuda.Event()
@@ -73,8 +73,8 @@ class StepFinisher:
         arrays["selected_rows"].fill_(-1)
 
     def _choose(self, step: CUDAStep, count: int) -> torch.Tensor:
-        """int64 [count] choices, NOT_REACHED where a draft before was not chosen. Largest logits are found already."""
-        choices = self._space.choices[:count].long()
+        """int32 [count] choices, NOT_REACHED where a draft before was not chosen. Largest logits are found already."""
+        choices = self._space.choices[:count]
         first, drafted = [], {}
         for place, want in enumerate(step.wanted[:count]):
             if want.place == 0:
@@ -103,7 +103,7 @@ class StepFinisher:
         for index, first in drafted.items():
             row, count = rows[index], reached[index]
             choices[first + count : first + len(row.draft_ids) + 1] = NOT_REACHED
-            self._space.last[row.row] = choices[first + count - 1].clamp(min=0).int()
+            self._space.last[row.row] = choices[first + count - 1].clamp(min=0)
 
     def _sample(self, step: CUDAStep, places: Sequence[int], choices: torch.Tensor) -> None:
         """Make the choices at some places, one a row, and take them into the rows' state."""
@@ -124,7 +124,7 @@ class StepFinisher:
         positions = [self._position(step, place) for place in sampled]
         these = torch.tensor(sampled, device=choices.device)
         found = self._sampler.sample(space.logits[these], numbers, positions, masks)
-        choices[these] = found
+        choices[these] = found.int()
         space.last[torch.tensor(numbers, device=choices.device)] = found.clamp(min=0).int()
 
     def _position(self, step: CUDAStep, place: int) -> int:
@@ -154,7 +154,7 @@ class StepFinisher:
         these = torch.tensor(places, device=self._space.logits.device) - part.start
         best = self._space.choices[these].long()
         if chosen is not None and len(chosen):
-            best = torch.where(these < len(chosen), chosen[these.clamp(max=len(chosen) - 1)], best)
+            best = torch.where(these < len(chosen), chosen[these.clamp(max=len(chosen) - 1)].long(), best)
         return places, start_logprobs(self._space.logits[these], asked, best)
 
     def _pooled(self, row: RowInput) -> torch.Tensor | None:

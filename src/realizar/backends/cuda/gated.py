@@ -38,13 +38,6 @@ def route_gated(
     return ProductConfig(tiles, form, 1, products.is_dependent(rows), activation)
 
 
-def runs_gated(products: Products, matrix: PackedMatrix, config: ProductConfig) -> bool:
-    """Whether `launch_gated` takes a config: it is from `route_gated`, and its kernel was not refused."""
-    if config.activation is None or not products.refused:
-        return config.activation is not None
-    return ((matrix.format,), config.tiles, config.activation) not in products.refused
-
-
 def launch_gated(
     products: Products, matrix: PackedMatrix, activations: Activations, target: Activations, rows: int,
     config: ProductConfig, stream: int | None = None,
@@ -64,7 +57,7 @@ def launch_gated(
         KernelError: the kernel can't be compiled, loaded or launched.
     """
     assert isinstance(activations, HalfActivations) == isinstance(target, HalfActivations)
-    kernel, tiles = products.prepared((matrix.format,), config.tiles, config.activation)
+    kernel, tiles = products.prepared((matrix.format,), config.tiles, config.ending)
     out, out_scales = input_addresses(target)
     shape = shape_arguments(activations, rows, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]

@@ -22,13 +22,14 @@ from realizar.backends.cuda.fp8_copies import (
     prepare_copying,
 )
 from realizar.backends.cuda.fragments import FragmentFormat
-from realizar.backends.cuda.gated import launch_gated, route_gated, runs_gated
+from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.kernel_sizes import product_type
 from realizar.backends.cuda.kernels.weights import multiply
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix
 from realizar.backends.cuda.products import HalfActivations, Int8Activations, ProductConfig, Products
+from realizar.backends.cuda.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.weights import Group, Matrix, Weights, matrix_bytes
 from realizar.backends.program import Operation, Project
 from realizar.models.spec import Linear
@@ -56,6 +57,7 @@ class MergedLinear:
         bias: float32 over all columns, or None; the kernel that sums the splits adds it.
         products: of packed matrices; None where there are none.
         activation: of the feed-forward whose gate and up these are, where the product that reads its result is packed.
+        joins: whether its sums go to the residual stream, through no norm.
 
     Attributes:
         copy: of all matrices, in FP8, for steps of many rows; None where there is none.
@@ -63,9 +65,10 @@ class MergedLinear:
 
     def __init__(
         self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile, products: Products | None,
-        activation: GatedActivation | None = None,
+        activation: GatedActivation | None = None, joins: bool = False,
     ) -> None:  # fmt: skip
-        self._device, self._products, self.bias, self._activation = device, products, bias, activation
+        self._device, self._products, self.bias = device, products, bias
+        self._activation, self._joins = activation, joins
         self._routes: dict[int, list[ProductConfig]] = {}
         self.copy: FP8Copy | None = None
         self.segments: list[Segment] = []
@@ -108,9 +111,15 @@ class MergedLinear:
         if not packed or self._products is None:
             return []
         if rows not in self._routes:
-            gated = route_gated(self._products, rows, packed[0], self._activation) if self._activation else None
-            self._routes[rows] = self._products.route_merged(rows, packed) if gated is None else [gated]
+            whole = self._whole_route(rows, self._products, packed[0])
+            self._routes[rows] = self._products.route_merged(rows, packed) if whole is None else [whole]
         return list(zip(packed, self._routes[rows], strict=True))
+
+    def _whole_route(self, rows: int, products: Products, matrix: PackedMatrix) -> ProductConfig | None:
+        """How the product ends with more than its sums, if it does."""
+        if self._activation is not None:
+            return route_gated(products, rows, matrix, self._activation)
+        return route_residual(products, rows, matrix) if self._joins and len(self.segments) == 1 else None
 
     @property
     def interleaved(self) -> bool:
@@ -120,9 +129,19 @@ class MergedLinear:
 
     def is_gated(self, rows: int) -> bool:
         """Whether `launch_gated` takes a step of so many rows: no partial sums are written then."""
-        if self._activation is None or self._products is None:
+        return self._activation is not None and self._ends(rows)
+
+    def joins(self, rows: int) -> bool:
+        """Whether `launch_residual` takes a step of so many rows: no partial sums are written then."""
+        return self._joins and self._ends(rows)
+
+    def _ends(self, rows: int) -> bool:
+        """Whether the product of a step of so many rows ends with more than its sums."""
+        products, routes = self._products, self.routes(rows)
+        if products is None or not routes:
             return False
-        return any(runs_gated(self._products, *route) for route in self.routes(rows))
+        matrix, config = routes[0]
+        return config.ending is not None and products.runs(matrix, config)
 
     def kernels(self, rows: int) -> list[tuple[tuple[FragmentFormat, ...], ProductConfig]]:
         """What `Products.prepare` must compile for a step of so many rows."""
@@ -142,7 +161,7 @@ class MergedLinear:
         routes = self.routes(rows)
         if self._products is not None and self.all_packed:
             matrices, config = [matrix for matrix, _ in routes], routes[0][1]
-            activations = _activations(inputs(self._form(self.segments[0], rows)), norm)
+            activations = as_activations(inputs(self._form(self.segments[0], rows)), norm)
             self._products.launch_merged(matrices, activations, partials, rows, config)
             return
         splits = 1 if routes else self.splits(rows)
@@ -155,7 +174,7 @@ class MergedLinear:
             if isinstance(matrix, PackedMatrix):
                 assert self._products is not None
                 _, config = next(configs)
-                self._products.launch(matrix, _activations(source), partials, rows, config, column=segment.column)
+                self._products.launch(matrix, as_activations(source), partials, rows, config, column=segment.column)
             elif isinstance(matrix, PlainMatrix):
                 _multiply_plain(matrix, source, partials, rows, segment.column, splits, self._device)
             else:
@@ -166,10 +185,16 @@ class MergedLinear:
     ) -> None:
         """Write the input of the feed-forward's last product, which has the form of this one's."""
         (matrix, config), form = self.routes(rows)[0], self._form(self.segments[0], rows)
-        source, written = _activations(inputs(form), norm), _activations(target, None)
+        source, written = as_activations(inputs(form), norm), as_activations(target)
         assert self._products is not None
         assert target.form == form
         launch_gated(self._products, matrix, source, written, rows, config)
+
+    def launch_residual(self, rows: int, inputs: Buffers, residual: Residual) -> None:
+        """Add to the stream, and begin the norm that follows."""
+        (matrix, config), form = self.routes(rows)[0], self._form(self.segments[0], rows)
+        assert self._products is not None
+        launch_residual(self._products, matrix, as_activations(inputs(form)), residual, rows, config)
 
     @property
     def all_packed(self) -> bool:
@@ -205,8 +230,8 @@ class Merger:
         key = tuple(linear.weight for linear in linears)
         if key not in self._made:
             bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
-            activation = self._activation(key)
-            self._made[key] = MergedLinear(matrices, bias, self._device, self._products, activation)
+            joins = key in self._weights.joining
+            self._made[key] = MergedLinear(matrices, bias, self._device, self._products, self._activation(key), joins)
         return self._made[key]
 
     def _activation(self, key: Group) -> GatedActivation | None:
@@ -255,7 +280,7 @@ def partial_floats(linears: Iterable[MergedLinear], row_counts: Iterable[int]) -
     """float32 of the largest partial sums of these products, for these numbers of rows, once they are prepared."""
     counts = list(row_counts)
     return max(
-        0 if linear.is_gated(rows) else linear.splits(rows) * rows * linear.width
+        0 if linear.is_gated(rows) or linear.joins(rows) else linear.splits(rows) * rows * linear.width
         for linear in linears
         for rows in counts
     )
@@ -265,7 +290,7 @@ def _token_tile(rows: int) -> int:
     return min(64, max(16, int(triton.next_power_of_2(rows))))
 
 
-def _activations(source: ActivationBuffer, norm: DeferredNorm | None = None) -> Int8Activations | HalfActivations:
+def as_activations(source: ActivationBuffer, norm: DeferredNorm | None = None) -> Int8Activations | HalfActivations:
     if source.form.kind == "int8":
         return Int8Activations(source.codes, source.terms, norm)
     return HalfActivations(source.values, source.scales, norm)

@@ -14,7 +14,8 @@ splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and
 `PackedMatrix` segments of one merged output: `route_merged` gives them one config, with which `launch_merged` runs them
 in one grid (in two, the second cost 5 us more at one row and 13 at 64).
 
-A feed-forward's gate and up may be interleaved in one matrix: `gated` ends their product with the activation.
+A feed-forward's gate and up may be interleaved in one matrix: `gated` ends their product with the activation. Sums
+that the residual stream gets may be added to it at once, and the norm after them begun: `residual`.
 
 With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a product asks for its first weights
 before it waits for the kernel before it, and lets the kernel after it start early: that one must itself execute
@@ -40,7 +41,7 @@ from realizar.backends.cuda.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import (
-    GatedActivation,
+    Ending,
     MmaSyncTiles,
     Tiles,
     WgmmaTiles,
@@ -56,7 +57,7 @@ _LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 Forms: TypeAlias = tuple[FragmentFormat, ...]
-Key: TypeAlias = tuple[Forms, Tiles, GatedActivation | None]
+Key: TypeAlias = tuple[Forms, Tiles, Ending | None]
 MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `product_source`'s order
 
 
@@ -112,21 +113,21 @@ Activations = Int8Activations | HalfActivations
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """How one product runs. Opaque but for `splits`, `format` and `activation`.
+    """How one product runs. Opaque but for `splits`, `format` and `ending`.
 
     Attributes:
         tiles: the kernel and its own parameters.
         format: of the activations that it reads.
         splits: partial sums that it writes.
         dependent: whether it is launched with programmatic stream serialisation.
-        activation: with which `gated.launch_gated` ends it; None: it has no such end.
+        ending: with which `gated.launch_gated` or `residual.launch_residual` ends it; None: with partial sums.
     """
 
     tiles: Tiles
     format: ActivationFormat
     splits: int
     dependent: bool = False
-    activation: GatedActivation | None = None
+    ending: Ending | None = None
 
 
 class Products:
@@ -148,7 +149,7 @@ class Products:
         processors = int(properties.multi_processor_count)
         self.tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
         self._kernels: dict[Key, tuple[Kernel, Tiles]] = {}
-        self.refused: set[Key] = set()  # kernels with an activation that did not compile or fit
+        self.refused: set[Key] = set()  # kernels with an ending that did not compile or fit
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
@@ -182,6 +183,10 @@ class Products:
             return self.tuning.few_rows(rows, rows_out, matrix.cols, matrix.format)
         return self.tuning.many_rows(rows, rows_out, matrix.cols, matrix.format, self.batch_invariant)
 
+    def runs(self, matrix: PackedMatrix, config: ProductConfig) -> bool:
+        """Whether a config's ending is there: its kernel was not refused."""
+        return ((matrix.format,), config.tiles, config.ending) not in self.refused
+
     def prepare(
         self, wanted: Iterable[tuple[FragmentFormat | Forms, ProductConfig]],
         compiled: Callable[[int, int], None] | None = None,
@@ -196,7 +201,7 @@ class Products:
             KernelError: a kernel does not compile or does not fit the device, and nothing can replace it.
         """
         keys: set[Key] = {
-            (form if isinstance(form, tuple) else (form,), config.tiles, config.activation) for form, config in wanted
+            (form if isinstance(form, tuple) else (form,), config.tiles, config.ending) for form, config in wanted
         }
         missing = sorted(keys - self._kernels.keys(), key=repr)
         try:
@@ -206,16 +211,16 @@ class Products:
         for key in missing:
             self._kernels[key] = self._load(*key)
 
-    def _load(self, forms: Forms, tiles: Tiles, activation: GatedActivation | None) -> tuple[Kernel, Tiles]:
+    def _load(self, forms: Forms, tiles: Tiles, ending: Ending | None) -> tuple[Kernel, Tiles]:
         """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less."""
         try:
-            source = product_source(forms, tiles, activation)
+            source = product_source(forms, tiles, ending)
             shared = max(tiles.shared_bytes(form) for form in forms)
             return Kernel(compile_source(source, self.arch), source.name, shared), tiles
         except KernelError as error:
-            if activation is not None:
-                _LOG.warning("%s; its activation runs as a kernel of its own", error)
-                self.refused.add((forms, tiles, activation))
+            if ending is not None:
+                _LOG.warning("%s; what it ends with runs as a kernel of its own", error)
+                self.refused.add((forms, tiles, ending))
                 return self.prepared(forms, tiles)
             if not isinstance(tiles, WgmmaTiles):
                 raise
@@ -275,13 +280,13 @@ class Products:
         """A stream's handle; that of torch's current one if None."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if handle is None else handle
 
-    def prepared(self, forms: Forms, tiles: Tiles, activation: GatedActivation | None = None) -> tuple[Kernel, Tiles]:
+    def prepared(self, forms: Forms, tiles: Tiles, ending: Ending | None = None) -> tuple[Kernel, Tiles]:
         """A kernel and the tiles that it has, loaded now if not before.
 
         Raises:
             KernelError: it can't be compiled or loaded.
         """
-        key = forms, tiles, activation
+        key = forms, tiles, ending
         if key not in self._kernels:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]

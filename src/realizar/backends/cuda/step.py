@@ -53,7 +53,7 @@ class PendingResult:
     """What is being copied to the host.
 
     Attributes:
-        choices: int64 of the choices, in the order of `wanted_tokens`; NOT_REACHED for those that were not made.
+        choices: int32 of the choices, in the order of `wanted_tokens`; NOT_REACHED for those that were not made.
         logprobs: of some wanted tokens, by their index.
         pooled: float32 [hidden_size] of rows, by their index in the step.
         done: recorded after the last copy; None where copies wait.

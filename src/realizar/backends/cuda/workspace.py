@@ -7,10 +7,12 @@ import torch
 from realizar.backends.cuda.activations import ActivationBuffers
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import square_parts
+from realizar.backends.cuda.residual import share_count
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.models.spec import ModelSpec
 
 _DEPENDENT_ROWS = 128
+_MATVEC_ROWS = 7  # at most, of products of integers
 LOGIT_BLOCK = 4096  # logits whose largest is found at once
 
 
@@ -33,6 +35,7 @@ class Workspace:
         self.activations = ActivationBuffers(sizes.tokens, where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
         self.squares = torch.zeros((2, sizes.tokens, square_parts(spec.hidden_size)), device=where)
+        self.shares = torch.zeros((min(sizes.tokens, _MATVEC_ROWS), share_count(spec.hidden_size)), device=where)
         self.query = torch.zeros((sizes.tokens, width), dtype=compute, device=where)
         self.attended = torch.zeros((sizes.tokens, width), device=where)
         self.partial_sums = torch.zeros(1, device=where)

@@ -1,7 +1,7 @@
 // Products for few rows: integer dot products of codes with int8 activations.
 // Defined around it: ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
 // UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the product
-// ends with a feed-forward's activation.
+// ends with a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it ends on the residual stream.
 
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
   const char* weights = matrix.weights;
@@ -11,6 +11,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int rows_out = matrix.rows_out;
   const int chunks = shape.chunks, splits = shape.splits;
   constexpr int WARPS = TILES * PARTS, OWN_ROWS = (ROWS + WARPS - 1) / WARPS;  // whose norm a warp finishes
+  constexpr int EARLY = ROWS == 1 ? 8 : 1;  // times 32 parts of squares: one row's come from many blocks
   __shared__ float sums[PARTS][ROWS][TILES * 16];
   __shared__ float factors[ROWS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
@@ -20,15 +21,15 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #else
   const int tile = block_x * TILES + slot;
 #endif
-  const int first = (int)((long)chunks * part / parts);
-  const int count = tile * 16 < rows_out ? (int)((long)chunks * (part + 1) / parts) - first : 0;
+  // Warps take chunks in turn, so that those of a block read what lies together.
+  const int count = tile * 16 < rows_out ? (chunks - part + parts - 1) / parts : 0;
   const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
 
   auto request = [&](Raw(&raws)[UNROLL], int from) {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++)
       if (from + u < count) {
-        const int chunk = first + from + u;
+        const int chunk = part + (from + u) * parts;
         const Streamed block{strip + block_at(chunk)}, supers{strip + supers_at(chunk)};
         read_codes(raws[u], block, tile % 4, lane);
         read_scales(raws[u], block, supers, tile % 4, lane);
@@ -37,22 +38,30 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   Raw even[UNROLL], odd[UNROLL];
   request(even, 0);
   const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
+#ifdef RESIDUAL
+  Joined joined;
+  joined.read_weights(matrix, shape.stream, block_x);
+#endif
   let_next_start();
   wait_for_previous();
+#ifdef RESIDUAL
+  joined.read_stream(matrix, shape.stream, block_x);
+  const Norm norm{};  // of attention or an activation: there is none
+#else
   const Norm& norm = shape.norm;
-  float squares[OWN_ROWS];  // asked for now, summed at the end
+#endif
+  float squares[OWN_ROWS][EARLY];  // asked for now, summed at the end
 #pragma unroll
-  for (int i = 0; i < OWN_ROWS; i++) {
-    const int m = i * WARPS + warp;
-    squares[i] = m < ROWS && lane < norm.parts ? load_float(norm.squares + (long)m * norm.parts + lane) : 0.f;
-  }
+  for (int i = 0; i < OWN_ROWS; i++)
+#pragma unroll
+    for (int e = 0; e < EARLY; e++) {
+      const int m = i * WARPS + warp, p = e * 32 + lane;
+      squares[i][e] = m < ROWS && p < norm.parts ? load_float(norm.squares + (long)m * norm.parts + p) : 0.f;
+    }
 
   float scaled[2][ROWS], beside[2][ROWS];  // sums of scale * dot product, and of minima or scales * sum of x
 #pragma unroll
   for (int m = 0; m < ROWS; m++) scaled[0][m] = scaled[1][m] = beside[0][m] = beside[1][m] = 0.f;
-  const char* x_at = codes + (long)first * 64 + t * 16;
-  const float2* terms_at = terms + (long)first * 4 + t;
-
   auto add = [&](const Raw& raw, const uint4(&x)[ROWS], const float2(&term)[ROWS]) {
     const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
     const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
@@ -69,10 +78,11 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     }
   };
   auto load_x = [&](uint4(&x)[ROWS], float2(&term)[ROWS], int k) {
+    const long chunk = part + k * parts;
 #pragma unroll
     for (int m = 0; m < ROWS; m++) {
-      x[m] = load16(x_at + ((long)m * chunks + k) * 64);
-      term[m] = load_float2(terms_at + ((long)m * chunks + k) * 4);
+      x[m] = load16(codes + ((long)m * chunks + chunk) * 64 + t * 16);
+      term[m] = load_float2(terms + ((long)m * chunks + chunk) * 4 + t);
     }
   };
   auto consume = [&](const Raw(&raws)[UNROLL], int k) {
@@ -116,8 +126,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     for (int i = 0; i < OWN_ROWS; i++) {
       const int m = i * WARPS + warp;
       if (m >= ROWS) break;
-      float sum = squares[i];
-      for (int p = lane + 32; p < norm.parts; p += 32) sum += load_float(norm.squares + (long)m * norm.parts + p);
+      float sum = squares[i][0];
+#pragma unroll
+      for (int e = 1; e < EARLY; e++) sum += squares[i][e];
+      for (int p = EARLY * 32 + lane; p < norm.parts; p += 32) sum += load_float(norm.squares + (long)m * norm.parts + p);
 #pragma unroll
       for (int o = 1; o < 32; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
       if (lane == 0) factors[m] = norm.factor(sum);
@@ -126,6 +138,8 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   __syncthreads();
 #ifdef ACTIVATION
   store_gated(sums, factors, norm.parts > 0, matrix, block_x);
+#elif defined RESIDUAL
+  joined.store(sums, matrix, shape.stream, block_x);
 #else
 #pragma unroll
   for (int i0 = 0; i0 < ROWS * TILES * 16; i0 += TILES * PARTS * 32) {

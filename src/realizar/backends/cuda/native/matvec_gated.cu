@@ -3,8 +3,6 @@
 // it, and all their columns: the sums of 16 neighbours of the next product's columns, which share a scale. Defined around
 // it: what activated.cu and matvec.cu have.
 
-INLINE float larger(float x, float y) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y)); return r; }
-
 // sums: of each warp's columns, gate before up; factors: of a norm that was deferred, if one was. All of the block's threads
 // come here, after what they share is written.
 INLINE void store_gated(const float (&sums)[PARTS][ROWS][TILES * 16], const float (&factors)[ROWS], bool deferred, const Matrix& matrix, int block_x) {
@@ -20,17 +18,7 @@ INLINE void store_gated(const float (&sums)[PARTS][ROWS][TILES * 16], const floa
     for (int w = 0; w < PARTS; w++) { gate += sums[w][m][column]; up += sums[w][m][column + 16]; }
     if (deferred) { gate *= factors[m]; up *= factors[m]; }
     const float x = activated(gate) * up;
-    float top = fabsf(x);  // NaN stays NaN, in the scale
-#pragma unroll
-    for (int o = 8; o; o >>= 1) top = larger(top, __shfl_xor_sync(~0u, top, o));
-    const float scale = top / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
-    const int code = __float2int_rn(x * inverse);
-    int sum = code;
-#pragma unroll
-    for (int o = 8; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    if (i >= ROWS * 16) continue;
-    const long group = (long)m * groups + block_x;
-    ((char*)matrix.partials)[group * 16 + column] = (char)code;
-    if (column == 0) ((float2*)matrix.out_scales)[group] = make_float2(scale, scale * (float)sum);
+    const Code code = code_of(x);
+    if (i < ROWS * 16) code.store((char*)matrix.partials, (float2*)matrix.out_scales, (long)m * groups + block_x, column);
   }
 }

@@ -12,7 +12,9 @@ from realizar.checkpoint.ggml_types import GGMLType
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
-_ACTIVATIONS: dict[GatedActivation, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
+Ending = Literal["silu", "gelu_tanh", "gelu", "residual"]
+"""What a product does with its sums: a gated feed-forward's activation, or the residual stream's next step."""
+_ACTIVATIONS: dict[Ending, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 REPACKED_TYPES = (
     GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q5_K,
     GGMLType.Q6_K, GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.MXFP4,
@@ -157,9 +159,7 @@ class MmaSyncTiles:
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 
 
-def product_source(
-    forms: Sequence[FragmentFormat], tiles: Tiles, activation: GatedActivation | None = None
-) -> Source:  # fmt: skip
+def product_source(forms: Sequence[FragmentFormat], tiles: Tiles, ending: Ending | None = None) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials and rows; its first block in x; then the
@@ -167,29 +167,39 @@ def product_source(
     stride and split stride.
 
     Args:
-        activation: of a gated feed-forward, with which the product of its one, interleaved matrix ends, in the mat-vec
-            and the Hopper kernel. Instead of partials it gets the next product's codes or values, and as its last
-            parameter that one's terms or row scales.
+        ending: of a product of one matrix that does not end with partial sums. An activation, in the mat-vec and the
+            Hopper kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next
+            product's codes or values, and as its last parameter that one's terms or row scales. `residual`, in the
+            mat-vec: in place of partials it gets the stream, and after all else what `Stream` in primitives.cu has.
     """
     names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
-    name = f"{tiles.kind}_{'_'.join(names)}{f'_{activation}' if activation else ''}_rows{tiles.rows}"
-    own = tiles.defines() if activation is None else [*tiles.defines(), ("ACTIVATION", str(_ACTIVATIONS[activation]))]
-    parts = [_defines(own), read("primitives.cu")]
+    name = f"{tiles.kind}_{'_'.join(names)}{f'_{ending}' if ending else ''}_rows{tiles.rows}"
+    parts = [_defines([*tiles.defines(), *_ending_defines(ending)]), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
-    if activation is not None:
+    elif ending is not None:
+        parts.append(read("codes.cu"))
+    if ending is not None and ending != "residual":
         parts.extend((read("activated.cu"), read(f"{tiles.kind}_gated.cu")))
+    elif ending is not None:
+        parts.append(read(f"{tiles.kind}_residual.cu"))
     for index, form in enumerate(forms):
         defines = _format_defines(form)
         parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
-    return Source(name, "".join(parts) + _entry(name, len(forms), tiles, activation is not None))
+    return Source(name, "".join(parts) + _entry(name, len(forms), tiles, ending))
 
 
-def _entry(name: str, count: int, tiles: Tiles, gated: bool) -> str:
+def _ending_defines(ending: Ending | None) -> list[tuple[str, str]]:
+    if ending is None:
+        return []
+    return [("RESIDUAL", "1")] if ending == "residual" else [("ACTIVATION", str(_ACTIVATIONS[ending]))]
+
+
+def _entry(name: str, count: int, tiles: Tiles, ending: Ending | None) -> str:
     """The kernel's entry point."""
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
@@ -198,15 +208,21 @@ def _entry(name: str, count: int, tiles: Tiles, gated: bool) -> str:
     parameters.append(f"const char* x, const {second}* scales")
     parameters.append("const float* squares, int parts, float inverse_width, float eps")
     parameters.append("int rows, int chunks, int splits, int row_stride, int split_stride")
-    if gated:
+    stream, out_scales = "", "nullptr"
+    if ending == "residual":
+        parameters.append("const float* bias, float scale, const float* gain, char* codes, float2* terms")
+        parameters.append("float* out_squares, int out_parts")
+        stream = ", {bias, scale, gain, codes, terms, out_squares, out_parts}"
+    elif ending is not None:
         parameters.append("float* out_scales")
+        out_scales = "out_scales"
     lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
     lines.append("  const Norm norm{squares, parts, inverse_width, eps};")
-    lines.append("  const Shape shape{rows, chunks, splits, row_stride, split_stride, norm};")
+    lines.append(f"  const Shape shape{{rows, chunks, splits, row_stride, split_stride, norm{stream}}};")
     for i in reversed(range(count)):
         condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
-        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {'out_scales' if gated else 'nullptr'}}}"
+        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}}}"
         lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, blockIdx.x - f{i}, x, scales);")
     return "\n".join(lines) + "\n}\n"
 
