@@ -12,6 +12,7 @@ from realizar.backends.cuda.activations import ActivationBuffers, Form  # noqa: 
 from realizar.backends.cuda.kernels.activate import activate, convert  # noqa: E402
 from realizar.backends.cuda.kernels.attend import attend_chunk  # noqa: E402
 from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa: E402
+from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.kernels.weights import embed_quantized  # noqa: E402
 from realizar.backends.cuda.pack_activations import half_activations, int8_activations  # noqa: E402
@@ -167,10 +168,17 @@ def test_embedding_of_every_type(ggml_type: object) -> None:
     out = torch.full((3, cols), float("nan"))
     ids, rows, last = (torch.tensor(v, dtype=torch.int32) for v in ([8, -1, 0], [0, 1, 0], [2, 5]))
     embed_quantized[(3, -(-cols // 256))](
-        ids, rows, last, out, cols, 2.0, cols=cols, **matrix.arrays, **matrix.constants, BLOCK=256
+        ids, rows, last, out, cols, 2.0, cols=cols, **matrix.arrays, **matrix.constants, DEPENDENT=False, BLOCK=256
     )
     expected = dequantize(ggml_type, data.view(np.uint8).reshape(-1), 9, cols)[[8, 5, 0]] * np.float32(2)
     assert np.array_equal(out.numpy(), expected)
+
+
+def test_fetch_copies_what_is_asked_for() -> None:
+    host, device = torch.arange(1, 101, dtype=torch.int32), torch.full((100,), -7, dtype=torch.int32)
+    fetch[(3,)](host, device, 70, BLOCK=32)
+    assert torch.equal(device[:70], host[:70])
+    assert bool((device[70:] == -7).all())
 
 
 def test_largest_logits() -> None:

@@ -16,7 +16,7 @@ from cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda import weights as weights_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
-from realizar.backends.cuda.linears import product_groups  # noqa: E402
+from realizar.backends.cuda.merger import product_groups  # noqa: E402
 from realizar.backends.cuda.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.pack_raw import RawMatrix, memory_bytes, pack_by_threads  # noqa: E402
 from realizar.backends.cuda.plain_matrix import PlainMatrix  # noqa: E402

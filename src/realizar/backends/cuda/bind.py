@@ -14,7 +14,8 @@ from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
-from realizar.backends.cuda.linears import MergedLinear, Merger
+from realizar.backends.cuda.linears import MergedLinear
+from realizar.backends.cuda.merger import Merger
 from realizar.backends.cuda.residual import Residual
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights import Weights
@@ -134,13 +135,15 @@ class Binder:
         blocks = -(-cols // _EMBED_BLOCK)
 
         def run(shape: StepShape) -> None:
-            grid = (shape.tokens, blocks)
+            grid, dependent = (shape.tokens, blocks), space.launching(shape.tokens)["DEPENDENT"]
             if isinstance(table, torch.Tensor):
-                embed_floats[grid](*tokens, space.hidden, cols, scale, table, cols, BLOCK=_EMBED_BLOCK)
+                embed_floats[grid](
+                    *tokens, space.hidden, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK
+                )
             else:
                 embed_quantized[grid](
                     *tokens, space.hidden, cols, scale, cols=cols, **table.arrays, **table.constants,
-                    BLOCK=_EMBED_BLOCK,
+                    DEPENDENT=dependent, BLOCK=_EMBED_BLOCK,
                 )  # fmt: skip
 
         return run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,9 +29,7 @@ from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.plain_matrix import PlainMatrix
 from realizar.backends.cuda.products import HalfActivations, Int8Activations, ProductConfig, Products
 from realizar.backends.cuda.residual import Residual, launch_residual, route_residual
-from realizar.backends.cuda.weights import Group, Matrix, Weights, matrix_bytes
-from realizar.backends.program import Operation, Project
-from realizar.models.spec import Linear
+from realizar.backends.cuda.weights import Matrix, matrix_bytes
 
 _FLOAT_FORMS = {torch.float32: Form("f32"), torch.float16: Form("f16"), torch.bfloat16: Form("bf16")}
 _ROWS, _COLUMNS = 64, 64  # a tile of the plain product
@@ -218,34 +215,6 @@ class MergedLinear:
         return _FLOAT_FORMS[matrix.dtype] if isinstance(matrix, torch.Tensor) else Form("f16")
 
 
-class Merger:
-    """Makes merged products, each once."""
-
-    def __init__(self, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
-        self._weights, self._device, self._products = weights, device, products
-        self._made: dict[Group, MergedLinear] = {}
-
-    def merge(self, linears: Sequence[Linear]) -> MergedLinear:
-        """Products that share an input."""
-        key = tuple(linear.weight for linear in linears)
-        if key not in self._made:
-            bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
-            joins = key in self._weights.joining
-            self._made[key] = MergedLinear(matrices, bias, self._device, self._products, self._activation(key), joins)
-        return self._made[key]
-
-    def _activation(self, key: Group) -> GatedActivation | None:
-        """Of the feed-forward that begins with these matrices, if packed matrices read its result.
-
-        And if that has a buffer of its own: activations of as many columns as the input have the input's.
-        """
-        feed_forward = self._weights.gated.get(key)
-        if feed_forward is None or feed_forward.down.in_features == feed_forward.up.in_features:
-            return None
-        down = self._weights.groups[(feed_forward.down.weight,)]
-        return feed_forward.activation if all(isinstance(matrix, PackedMatrix) for matrix in down) else None
-
-
 def copy_to_fp8(
     linears: Sequence[MergedLinear], products: Products, sums: torch.dtype, copied: Callable[[float], None]
 ) -> int:
@@ -267,13 +236,6 @@ def copy_to_fp8(
 
 def _packed(linear: MergedLinear) -> list[PackedMatrix]:
     return [segment.matrix for segment in linear.segments if isinstance(segment.matrix, PackedMatrix)]
-
-
-def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:
-    """The products of a program, neighbours that share their input together."""
-    runs = itertools.groupby(operations, lambda op: op.source if isinstance(op, Project) else None)
-    parts = ([op.linear for op in run if isinstance(op, Project)] for _, run in runs)
-    return [part for part in parts if part]
 
 
 def partial_floats(linears: Iterable[MergedLinear], row_counts: Iterable[int]) -> int:

@@ -18,7 +18,7 @@ from realizar.backends.cuda.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory, kv_limit_bytes
-from realizar.backends.cuda.linears import product_groups
+from realizar.backends.cuda.merger import product_groups
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type

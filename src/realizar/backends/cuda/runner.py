@@ -19,7 +19,8 @@ from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.launch import Launch, StepLaunch
-from realizar.backends.cuda.linears import MergedLinear, Merger, copy_to_fp8, partial_floats, product_groups
+from realizar.backends.cuda.linears import MergedLinear, copy_to_fp8, partial_floats
+from realizar.backends.cuda.merger import Merger, product_groups
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernels.fetch import fetch
 
 _HEADER = 16  # place 0: blocks per row of the block tables
+_FETCHED = 1024  # numbers of a block
 _RING = 3  # host copies: two steps in flight, and the one being filled
 
 
@@ -72,6 +74,7 @@ class StepArrays:
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
         self._turn = 0
+        self._start_copy(self._host[0], 1)  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """An array on the device."""
@@ -99,12 +102,18 @@ class StepArrays:
             copied.synchronize()
         buffer = self._host[self._turn]
         end = self._fill(buffer.numpy(), step, shape, selected)
-        self._buffer[:end].copy_(buffer[:end], non_blocking=True)
+        self._start_copy(buffer, end)
         if self._device.is_gpu:
             event = torch.cuda.Event()
             event.record()
             self._copied[self._turn] = event
         self._turn = (self._turn + 1) % _RING
+
+    def _start_copy(self, host: torch.Tensor, count: int) -> None:
+        if self._device.is_gpu:
+            fetch[(-(-count // _FETCHED),)](host, self._buffer, count, BLOCK=_FETCHED)
+        else:
+            self._buffer[:count].copy_(host[:count])
 
     def _fill(
         self, host: NDArray[np.int32], step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]

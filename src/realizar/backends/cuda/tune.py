@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from realizar.backends.cuda.fragments import FragmentFormat
-from realizar.backends.cuda.linears import product_groups
+from realizar.backends.cuda.merger import product_groups
 from realizar.backends.cuda.native.sources import Tiles
 from realizar.backends.cuda.tuning import DeviceTuning, Line
 from realizar.backends.cuda.tuning_candidates import candidates, split_counts

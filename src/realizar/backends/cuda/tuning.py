@@ -29,7 +29,7 @@ _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 _BLOCK_ROWS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and where it ends with an activation
-_MANY_TILES = 30  # of a multiprocessor, from which on whole columns are a warp's
+_MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a product that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
@@ -128,7 +128,10 @@ class DeviceTuning:
         tiles, chunks = -(-rows_out // TILE), form.chunks(cols)
         warps, unroll = _warps_and_unroll(rows)
         if tiles > _MANY_TILES * self.processors:
-            return Choice(MatvecTiles(rows, 4, 1, unroll, warps // 4), 1)
+            strips = (
+                MatvecTiles(1, 4, min(4, chunks), 1, 2) if rows == 1 else MatvecTiles(rows, 4, 1, unroll, warps // 4)
+            )
+            return Choice(strips, 1)
         splits = max(1, min(math.ceil(self.processors * _LEAST_FILLED / tiles), chunks // 2))
         at_once = -(-tiles * splits // self.processors)
         parts = max(1, min(warps // at_once, _MOST_WARPS, chunks // (2 * splits)))

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.dependent import begin
+
 
 @triton.jit
 def load_codes(plane, at, columns, mask, WIDTH: tl.constexpr):
@@ -65,9 +67,11 @@ def embed_quantized(
     ids, token_rows, last, out, out_stride, scale, low, high, small, small_minima, supers, super_minima, codebook,
     signs, cols,
     LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
-    MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, BLOCK: tl.constexpr,
+    MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, cols] = scale * rows of the embedding. Grid: tokens, blocks of columns."""
+    begin(DEPENDENT)
     at = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = resolve_tokens(ids, token_rows, last, at, at >= 0)
@@ -80,8 +84,11 @@ def embed_quantized(
 
 
 @triton.jit
-def embed_floats(ids, token_rows, last, out, out_stride, scale, weights, cols, BLOCK: tl.constexpr):
+def embed_floats(
+    ids, token_rows, last, out, out_stride, scale, weights, cols, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """out [tokens, cols] = scale * rows of an embedding of floats. Grid: tokens, blocks of columns."""
+    begin(DEPENDENT)
     token = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < cols
