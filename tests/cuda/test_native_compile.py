@@ -69,7 +69,7 @@ def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
     check([product_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
 
 
-MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
+MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
 WGMMA_GATED = (
     WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
     WgmmaTiles(128, 2, 2, 3, 2, 1), WgmmaTiles(128, 2, 1, 6, 2, 1),
@@ -101,7 +101,12 @@ def test_products_that_end_with_an_activation_keep_their_sums_in_registers(
 def test_products_that_end_on_the_stream_keep_their_sums_in_registers(
     ggml_type: GGMLType, arch: str, tmp_path: Path
 ) -> None:
-    tiles = MatvecTiles(1, 1, 12, 2, 2), MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(2, 1, 8, 2, 2)
+    tiles = (
+        MatvecTiles(1, 1, 12, 2, 2),
+        MatvecTiles(1, 2, 2, 2, 6),
+        MatvecTiles(2, 1, 8, 2, 2),
+        MatvecTiles(1, 1, 16, 2, 1),
+    )
     check_registers([product_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
 
 

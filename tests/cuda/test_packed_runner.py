@@ -78,28 +78,43 @@ def test_what_does_not_end_with_it(recipe: Recipe, config: EngineConfig, monkeyp
     assert not any("silu" in name for name in launched)
 
 
-def test_single_rows_join_the_stream_where_no_norm_lies_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O and down of a step of one row; norms after them and batches without influence keep them apart."""
-    post_norms = dataclasses.replace(SMALL, parts=("post_norms",))
-    invariant = dataclasses.replace(CONFIG, batch_invariant=True)
-    found = []
-    for recipe, config in ((SMALL, CONFIG), (post_norms, CONFIG), (SMALL, invariant)):
-        with monkeypatch.context() as patch:
-            found.append(run_one_row(recipe, config, patch))
-    assert found == [2, 0, 0]
+JOINING = {
+    "plain": (SMALL, CONFIG, 2),
+    "two layers": (dataclasses.replace(SMALL, windows=(None, 5)), CONFIG, 4),
+    "biases": (dataclasses.replace(SMALL, parts=("biases",)), CONFIG, 2),
+    "layer norms": (dataclasses.replace(SMALL, parts=("layer_norm",)), CONFIG, 2),  # which the products do not begin
+    "post norms": (dataclasses.replace(SMALL, parts=("post_norms",)), CONFIG, 0),
+    "batch-invariant": (SMALL, dataclasses.replace(CONFIG, batch_invariant=True), 0),
+}
 
 
-def run_one_row(recipe: Recipe, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> int:
-    """A chunk and a single row, its logits checked; returns how often a product joined the stream."""
+@pytest.mark.parametrize("name", JOINING)
+def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O and down of steps of one row and of two, in turn with each other and with chunks."""
+    recipe, config, joined = JOINING[name]
+    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0)
     launched = run_packed(monkeypatch)
     spec, checkpoint = random_model(recipe)
     runner = GPURunner(spec, checkpoint, config)
-    request = runner.request(0, random_tokens(recipe, 10, 1))
-    runner.step([(request, 9)])
-    assert not any("residual" in name for name in launched.names)
-    runner.step([(request, 1)])
-    expected = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(request.token_ids)
-    error = np.linalg.norm(request.values() - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
-    assert error.max() <= 0.03
+    first, second = (runner.request(row, random_tokens(recipe, 12, row), first=2 * row) for row in range(2))
+    counts = []
+    for step in (
+        [(first, 6)],
+        [(first, 1)],
+        [(second, 8)],
+        [(first, 1), (second, 1)],
+        [(second, 1)],
+        [(first, 2), (second, 1)],
+    ):
+        before = sum(count for each, count in launched.names.items() if "residual" in each)
+        runner.step(step)
+        counts.append(sum(count for each, count in launched.names.items() if "residual" in each) - before)
+    assert counts == [0, joined, 0, joined, joined, 0]
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    for request in (first, second):
+        values, expected = request.values(), reference.logits(request.token_ids)
+        error = np.linalg.norm(values - expected[: len(values)], axis=-1) / np.linalg.norm(
+            expected[: len(values)], axis=-1
+        )
+        assert error.max() <= 0.03
     runner.close()
-    return sum(count for name, count in launched.names.items() if "residual" in name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -144,6 +145,15 @@ def test_a_line_serves_its_own_shape_unchanged() -> None:
         assert (choice.tiles, choice.splits) == (line.tiles, line.splits)
 
 
+def test_a_table_does_not_split_what_may_join_the_stream() -> None:
+    """Of one row: a line counts where it keeps columns whole, or where so few outputs need splits."""
+    form, rule = FORMS[GGMLType.Q4_K], DeviceTuning(wgmma=True, processors=132)
+    for rows_out, splits, counts in ((4096, 4, False), (4096, 1, True), (1024, 4, True)):
+        line = Line(1, rows_out, 4096, MatvecTiles(1, 1, 6, 2, 4), splits, 0.001)
+        choice = replace(rule, lines=(line,)).few_rows(1, rows_out, 4096, form)
+        assert choice == (Choice(line.tiles, splits) if counts else rule.few_rows(1, rows_out, 4096, form))
+
+
 def test_a_nearby_shape_gets_as_many_blocks() -> None:
     line = Line(8, 4096, 4096, WgmmaTiles(8, 2, 1, 6, 2, 1), 8, 0.01)
     tuning = DeviceTuning(wgmma=True, processors=132, shared_bytes=227 * 1024, lines=(line,))
@@ -169,7 +179,7 @@ def test_candidates_fit_and_are_many(name: str) -> None:
         for tiles in tried:
             assert tiles.rows == (rows if rows <= device.int8_rows else device.block_rows(rows))
             assert tiles.shared_bytes(form) * tiles.blocks < device.shared_bytes
-            splits = split_counts(tiles, rows, 4096, 64, device.processors)
+            splits = split_counts(tiles, rows, 4096, 64, device)
             assert splits[0] == 1
             assert splits == sorted(set(splits))
 

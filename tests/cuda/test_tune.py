@@ -75,7 +75,7 @@ def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
         for shape in (SHAPE, replace(SHAPE, cols=512))
         for rows in (1, 8)
         for tiles in candidates(rows, form, tuning)
-        for splits in split_counts(tiles, rows, 1536, form.chunks(shape.cols), tuning.processors)
+        for splits in split_counts(tiles, rows, 1536, form.chunks(shape.cols), tuning)
     }
     assert {(shape.cols, rows, tiles, splits) for shape, rows, tiles, splits in meter.asked} == expected
     assert len(lines) == len(expected) > 40
@@ -101,8 +101,8 @@ def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch:
     form = MadeUpMeter(lambda *_: 1.0).take(SHAPE)
     for rows, kind in ((1, MatvecTiles), (8, WgmmaTiles)):
         fast = list(candidates(rows, form, HOPPER))[3]
-        splits = split_counts(fast, rows, SHAPE.rows_out, form.chunks(SHAPE.cols), 114)[-1]
         tuning = load_tuning(card.name, card.capability, card.processors, 227 * 1024)
+        splits = split_counts(fast, rows, SHAPE.rows_out, form.chunks(SHAPE.cols), tuning)[-1]
         meter = MadeUpMeter(slow_but(fast, splits))
         monkeypatch.setattr(tuning_search, "Products", lambda _device, tuning=tuning: SimpleNamespace(tuning=tuning))
         monkeypatch.setattr(tuning_search, "DeviceMeter", lambda _products, meter=meter: meter)

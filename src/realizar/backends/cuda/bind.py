@@ -134,6 +134,7 @@ class Binder:
         tokens = arrays["ids"], arrays["token_rows"], space.last
         blocks = -(-cols // _EMBED_BLOCK)
 
+        # Lets the norm start, but does not start early itself: what follows may read a step's arrays before it waits.
         def run(shape: StepShape) -> None:
             grid, dependent = (shape.tokens, blocks), space.launching(shape.tokens)["DEPENDENT"]
             if isinstance(table, torch.Tensor):

@@ -46,8 +46,8 @@ class NormBinder:
 
     A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
     for which readers have FP8 copies. Each of the body leaves the row's sum of squares for the next, in one of two
-    buffers in turn. Where the product before it joins the stream by itself, it begins the norm as well, or if it can't,
-    the norm reads the stream.
+    buffers in turn. Where the product before it joins the stream by itself, that begins the norm as well, with squares
+    in `Workspace.shares`; or if the reader can't finish it, the norm reads the stream.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:

@@ -47,7 +47,7 @@ class StepFinisher:
             if first:
                 self.logits([step.wanted[i].token for i in part])
             asked = part.stop > count or self._sampler.wants_logprobs
-            found = self._start_logprobs(step, part, chosen if not first else None) if asked else None
+            found = self._start_logprobs(step, part) if asked else None
             if found is not None:
                 logprobs.append(found)
         pooled = {
@@ -62,7 +62,7 @@ class StepFinisher:
         return PendingResult(result, logprobs, pooled, done)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; nothing is chosen."""
+        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its choices are lost."""
         self._select(tokens)
         self._graphs.run_eagerly(StepShape(0, 0, 0), padded_rows(len(tokens), self._space.arrays.sizes.selected))
         return self._space.logits[: len(tokens)]
@@ -73,7 +73,10 @@ class StepFinisher:
         arrays["selected_rows"].fill_(-1)
 
     def _choose(self, step: CUDAStep, count: int) -> torch.Tensor:
-        """int32 [count] choices, NOT_REACHED where a draft before was not chosen. Largest logits are found already."""
+        """int32 [count] of `Workspace.choices`: NOT_REACHED where a draft before was not chosen.
+
+        Largest logits are found already; whatever finds others overwrites the choices.
+        """
         choices = self._space.choices[:count]
         first, drafted = [], {}
         for place, want in enumerate(step.wanted[:count]):
@@ -133,10 +136,8 @@ class StepFinisher:
         row = step.forward_input.rows[want.row_index]
         return row.num_computed_tokens + want.token - row.query_start + 1
 
-    def _start_logprobs(
-        self, step: CUDAStep, part: range, chosen: torch.Tensor | None
-    ) -> tuple[Sequence[int], PendingLogprobs] | None:
-        """Of the wanted tokens in `part`, whose logits are there now; `chosen` are the choices at its start."""
+    def _start_logprobs(self, step: CUDAStep, part: range) -> tuple[Sequence[int], PendingLogprobs] | None:
+        """Of the wanted tokens in `part`, whose logits and choices are there now."""
         asked: list[LogprobsAsked] = []
         places: list[int] = []
         for index in part:
@@ -152,10 +153,7 @@ class StepFinisher:
         if not places:
             return None
         these = torch.tensor(places, device=self._space.logits.device) - part.start
-        best = self._space.choices[these].long()
-        if chosen is not None and len(chosen):
-            best = torch.where(these < len(chosen), chosen[these.clamp(max=len(chosen) - 1)].long(), best)
-        return places, start_logprobs(self._space.logits[these], asked, best)
+        return places, start_logprobs(self._space.logits[these], asked, self._space.choices[these].long())
 
     def _pooled(self, row: RowInput) -> torch.Tensor | None:
         """The pooled hidden state that a row wants, float32 [hidden_size]."""

@@ -51,7 +51,8 @@ class MergedLinear:
 
     Args:
         matrices: in the order of their columns.
-        bias: float32 over all columns, or None; the kernel that sums the splits adds it.
+        bias: float32 over all columns, or None; added where sums are whole: by the kernel that sums the splits, or by
+            the product that joins the stream.
         products: of packed matrices; None where there are none.
         activation: of the feed-forward whose gate and up these are, where the product that reads its result is packed.
         joins: whether its sums go to the residual stream, through no norm.
@@ -138,7 +139,7 @@ class MergedLinear:
         if products is None or not routes:
             return False
         matrix, config = routes[0]
-        return config.ending is not None and products.runs(matrix, config)
+        return products.runs(matrix, config)
 
     def kernels(self, rows: int) -> list[tuple[tuple[FragmentFormat, ...], ProductConfig]]:
         """What `Products.prepare` must compile for a step of so many rows."""

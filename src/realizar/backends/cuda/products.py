@@ -184,8 +184,8 @@ class Products:
         return self.tuning.many_rows(rows, rows_out, matrix.cols, matrix.format, self.batch_invariant)
 
     def runs(self, matrix: PackedMatrix, config: ProductConfig) -> bool:
-        """Whether a config's ending is there: its kernel was not refused."""
-        return ((matrix.format,), config.tiles, config.ending) not in self.refused
+        """Whether a product ends as a config says, with more than partial sums: its kernel was not refused."""
+        return config.ending is not None and ((matrix.format,), config.tiles, config.ending) not in self.refused
 
     def prepare(
         self, wanted: Iterable[tuple[FragmentFormat | Forms, ProductConfig]],

@@ -1,8 +1,9 @@
 """Products whose sums are added to the residual stream at once, and with which the norm after them begins.
 
-One row's mat-vec gives a tile's columns to one block, so that it has whole sums. It can add them, and write the next
-product's input as far as a block of columns determines it: stream * gain, as codes and terms, and its share of the sum
-of squares, from which that product finishes the norm (`deferred_norm`). That is two kernels less in a layer.
+Where a product's tiles fill the device, the mat-vec gives all columns of a tile to one block, so that it has whole
+sums. It can add them, and write the next product's input as far as a block of columns determines it: stream * gain, as
+codes and terms, and its share of the sum of squares, from which that product finishes the norm (`deferred_norm`). That
+is two kernels less in a layer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A step's integers: laid out once, filled on the host, sent in one copy, read by kernels at fixed addresses."""
+"""A step's integers: laid out once, filled on the host, fetched by one kernel, read by others at fixed addresses."""
 
 from __future__ import annotations
 

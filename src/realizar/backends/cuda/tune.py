@@ -105,7 +105,7 @@ def _of_tiles(
     tuning: DeviceTuning, shape: Shape, form: FragmentFormat, rows: int, tiles: Tiles, meter: Meter
 ) -> Iterable[Line]:
     """A line for each number of splits."""
-    for splits in split_counts(tiles, rows, shape.rows_out, form.chunks(shape.cols), tuning.processors):
+    for splits in split_counts(tiles, rows, shape.rows_out, form.chunks(shape.cols), tuning):
         try:
             ms = meter.ms(rows, tiles, splits)
         except KernelError as error:

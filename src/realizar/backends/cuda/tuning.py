@@ -121,10 +121,12 @@ class DeviceTuning:
         return rows <= 512
 
     def few_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> Choice:
-        """The mat-vec's choice."""
+        """The mat-vec's choice. A table's line counts for its own number of rows, and where it keeps columns whole."""
         line = self._nearest(rows, rows_out, cols, {"matvec"})
         if line is not None and line.rows == rows:
-            return self._fitted(replace(line.tiles, rows=rows), line, rows, rows_out, form, cols)
+            measured = self._fitted(replace(line.tiles, rows=rows), line, rows, rows_out, form, cols)
+            if measured.splits == 1 or not self.keeps_columns(rows_out):
+                return measured
         tiles, chunks = -(-rows_out // TILE), form.chunks(cols)
         warps, unroll = _warps_and_unroll(rows)
         if tiles > _MANY_TILES * self.processors:
@@ -136,6 +138,10 @@ class DeviceTuning:
         at_once = -(-tiles * splits // self.processors)
         parts = max(1, min(warps // at_once, _MOST_WARPS, chunks // (2 * splits)))
         return Choice(MatvecTiles(rows, 1, parts, unroll, max(1, warps // parts)), splits)
+
+    def keeps_columns(self, rows_out: int) -> bool:
+        """Whether the mat-vec's tiles fill the device without splits: a product that adds to the stream needs that."""
+        return -(-rows_out // TILE) >= self.processors * _LEAST_FILLED
 
     def many_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:
         """The tensor-core kernels' choice; `fixed` makes splits and their borders depend on the shape alone."""

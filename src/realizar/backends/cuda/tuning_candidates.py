@@ -16,10 +16,11 @@ _WAVES = 2.2  # rounds of blocks beyond which splitting only writes more
 # tiles, parts, unroll, blocks
 _ONE_ROW = (
     (8, 1, 2, 3), (4, 2, 2, 3), (2, 4, 2, 3), (8, 1, 1, 4), (4, 2, 1, 4), (4, 1, 2, 6), (8, 1, 4, 2), (4, 2, 4, 2),
-    (8, 1, 3, 2), (4, 4, 2, 1), (1, 5, 2, 4), (1, 8, 2, 3), (1, 12, 2, 2), (1, 16, 2, 1),
+    (8, 1, 3, 2), (4, 4, 2, 1), (1, 5, 2, 4), (1, 8, 2, 3), (1, 12, 2, 2), (1, 16, 2, 1), (4, 4, 1, 2),
 )  # fmt: skip
 _FEW_ROWS = (
     (8, 1, 1, 3), (4, 2, 1, 3), (8, 1, 2, 2), (4, 2, 2, 2), (8, 1, 1, 2), (4, 1, 2, 4), (4, 4, 1, 1), (2, 4, 1, 3),
+    (1, 8, 2, 2), (1, 5, 2, 3), (1, 16, 1, 1),
 )  # fmt: skip
 # strips, groups, stages, step, blocks
 _SMALL = (
@@ -57,9 +58,11 @@ def candidates(rows: int, form: FragmentFormat, device: DeviceTuning) -> Iterato
             yield tiles
 
 
-def split_counts(tiles: Tiles, rows: int, rows_out: int, chunks: int, processors: int) -> list[int]:
+def split_counts(tiles: Tiles, rows: int, rows_out: int, chunks: int, device: DeviceTuning) -> list[int]:
     """Splits that leave about two rounds of blocks at most, and each warp three chunks at least."""
-    matvec = isinstance(tiles, MatvecTiles)
+    matvec, processors = isinstance(tiles, MatvecTiles), device.processors
+    if matvec and device.keeps_columns(rows_out):
+        return [1]
     x, _, z = tiles.grid(rows_out, 1, 1 if matvec else -(-rows // tiles.rows))
     parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
     limit = processors * tiles.blocks * _WAVES

@@ -11,7 +11,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int rows_out = matrix.rows_out;
   const int chunks = shape.chunks, splits = shape.splits;
   constexpr int WARPS = TILES * PARTS, OWN_ROWS = (ROWS + WARPS - 1) / WARPS;  // whose norm a warp finishes
-  constexpr int EARLY = ROWS == 1 ? 8 : 1;  // times 32 parts of squares: one row's come from many blocks
+  constexpr int EARLY = ROWS <= 2 ? 8 : 1;  // times 32 parts of squares: those of few rows come from many blocks
   __shared__ float sums[PARTS][ROWS][TILES * 16];
   __shared__ float factors[ROWS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;

@@ -76,7 +76,8 @@ struct Matrix {
   const char* weights;
   const float* block_scales;
   const void* table;
-  float* partials;  // of its own columns; the next product's codes or halves where the product ends with an activation
+  float* partials;  // of its own columns; where the product ends with an activation the next one's codes or halves, and
+                    // where it adds to the residual stream that
   int rows_out;
   float* out_scales;  // of that one's rows, or its terms
 };
