@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 PEERS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo lint format test test-full bench-peers clean
+.PHONY: help install dev demo lint format test test-full test-gpu sanitize bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,14 @@ test: lint  ## lint, then the test suite; tests that need torch or Chromium skip
 
 test-full: lint  ## the wider matrices too
 	$(BIN)/pytest -n $(WORKERS) --full $(PYTEST_ARGS)
+
+test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs the device for itself
+	$(BIN)/pytest -m gpu -n $(WORKERS) tests/cuda $(PYTEST_ARGS)
+	$(BIN)/pytest -m gpu -k many_loads tests/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
+
+sanitize: .venv/.dev  ## the same under memcheck of compute-sanitizer, which CUDA's toolkit brings; slow
+	compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
+		$(BIN)/python -m pytest -m gpu tests/cuda --deselect tests/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
 
 bench-peers: .venv/.installed  ## decode and prefill against llama.cpp and ik_llama.cpp, side by side
 	$(BIN)/python -m realizar.cli.bench_peers $(PEERS_ARGS)
