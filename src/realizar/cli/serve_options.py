@@ -17,7 +17,7 @@ from realizar.errors import InvalidRequestError, RealizarError
 if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @Parameter(name="*", group="Server", negative=())
@@ -128,7 +128,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         if path.stat().st_mode & 0o004:
-            _log.warning("every user of this machine may read %s", path)
+            _LOG.warning("every user of this machine may read %s", path)
     except OSError as error:
         raise RealizarError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class OpenRequests:
             try:
                 self._deliver(output, entry.stream)
             except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
-                _log.exception("the text of %s failed", output.request_id)
+                _LOG.exception("the text of %s failed", output.request_id)
                 self._abort(output.request_id, RealizarError(f"the tokens could not be turned into text: {error}"))
 
     def fail(self, error: RealizarError) -> None:

@@ -22,7 +22,7 @@ from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
 from realizar.sampling_params import SamplingParams
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class RequestStream:
@@ -184,7 +184,7 @@ class EngineClient:
             try:
                 self._deliver(output, stream)
             except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
-                _log.exception("the text of %s failed", output.request_id)
+                _LOG.exception("the text of %s failed", output.request_id)
                 self._forget(stream)
                 stream.end(None, RealizarError(f"the tokens could not be turned into text: {error}"))
 

@@ -29,7 +29,7 @@ from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
 from realizar.structured.grammar import GrammarFactory
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -162,7 +162,7 @@ class EngineCore:
             return self._step()
         except Exception as error:
             self._die(f"the engine stopped: {type(error).__name__}: {error}")
-            _log.exception("a step failed")
+            _LOG.exception("a step failed")
             raise EngineDeadError(self._death) from error
 
     def audit(self) -> None:
@@ -189,7 +189,7 @@ class EngineCore:
         try:
             return self._run(batch)
         except CapacityError as error:
-            _log.warning("a step was given up, and the requests in it: %s", error)
+            _LOG.warning("a step was given up, and the requests in it: %s", error)
             return self._lose_steps(batch, str(error))
 
     def _run(self, batch: ScheduledBatch) -> list[TokenOutput]:

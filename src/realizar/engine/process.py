@@ -26,7 +26,7 @@ from realizar.engine.process_loop import EngineLoop
 from realizar.engine.process_messages import Command, Event, Failed, Load, Loading, Ping, Pong
 from realizar.engine.transport import FrameError, FrameReader, encode_frame
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 _GPU_ROWS = 256
@@ -79,11 +79,11 @@ class EngineProcess:
                 for command in reader.feed(data):
                     self._sort(command)
         except FrameError as error:
-            _log.critical("the server sent what is no command: %s", error)
+            _LOG.critical("the server sent what is no command: %s", error)
         except ConnectionResetError:
             pass  # it left with events unread
         except OSError as error:
-            _log.critical("the server can't be heard: %s", error)
+            _LOG.critical("the server can't be heard: %s", error)
         os._exit(1)  # nobody is left to work for, whatever the step is doing
 
     def _sort(self, command: Command) -> None:

@@ -18,7 +18,7 @@ from realizar.engine.process_messages import Command, Event, Failed, Ping, Pong,
 from realizar.engine.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import EngineDeadError, RealizarError
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 0.5  # a dead process's status comes at once; one that only closed its socket is not waited for
 
 
@@ -209,9 +209,9 @@ class EngineChild(asyncio.Protocol):
             if len(rest) > 1 << 16:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                _log.warning("engine: %s", line.decode(errors="replace").rstrip())
+                _LOG.warning("engine: %s", line.decode(errors="replace").rstrip())
         if rest:
-            _log.warning("engine: %s", rest.decode(errors="replace").rstrip())
+            _LOG.warning("engine: %s", rest.decode(errors="replace").rstrip())
 
 
 def _signal_name(number: int) -> str:

@@ -34,7 +34,7 @@ from realizar.engine.process_messages import (
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import TokenOutput
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _IDLE_S = 1.0  # without work for so long, the engine has time to look through its books
 
 
@@ -83,7 +83,7 @@ class EngineLoop:
             core = load()
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the engine must hear of it
             if not isinstance(error, RealizarError):
-                _log.exception("loading failed")
+                _LOG.exception("loading failed")
             self._tell(Failed(record_error(error)))
             return
         try:
@@ -117,7 +117,7 @@ class EngineLoop:
                     return commands
             self._num_audited_steps = self._num_steps
             if (fault := _audit(core)) is not None:
-                _log.critical("the engine's books are wrong: %s", fault)
+                _LOG.critical("the engine's books are wrong: %s", fault)
 
     def _step(self, core: EngineCore) -> None:
         started_s = self._step_started_s = time.monotonic()
@@ -144,7 +144,7 @@ class EngineLoop:
             try:
                 core.prepare(request.sampling)
             except RealizarError:
-                _log.debug("%s has a grammar that is refused", request.request_id)  # by `add` too, which tells
+                _LOG.debug("%s has a grammar that is refused", request.request_id)  # by `add` too, which tells
             finally:
                 self.post(_Compiled(command))
 

@@ -14,7 +14,7 @@ from realizar.engine.process_messages import Command, Event, Load, Ready
 from realizar.engine.transport import FrameError
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process")
 
 
@@ -81,7 +81,7 @@ class ProcessLink:
                 listener.lost(error, restarting=False)
             else:
                 delay_s = min(self._vigilance.first_delay_s * 2 ** (crashes - 1), self._vigilance.longest_delay_s)
-                _log.error("%s; another one is started in %.2g s", end.error, delay_s)
+                _LOG.error("%s; another one is started in %.2g s", end.error, delay_s)
                 listener.lost(end.error, restarting=True)
             if self._child is not None:
                 await self._child.reap()
@@ -96,7 +96,7 @@ class ProcessLink:
         def note(event: Event) -> None:
             if isinstance(event, Ready):
                 if self._was_ready:
-                    _log.warning("the engine is ready again")
+                    _LOG.warning("the engine is ready again")
                 self._was_ready = True
             listener.handle(event)
 

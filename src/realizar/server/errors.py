@@ -28,7 +28,7 @@ from realizar.errors import (
     TokenizerError,
 )
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"\s*(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 _INTERNAL_PATH = re.compile(r"(?:/[\w.+-]+)+/[\w.+-]+\.(?:py|so|gguf|safetensors|json)\b")
 _MAX_MESSAGE = 2_000
@@ -84,7 +84,7 @@ def to_api_error(error: BaseException) -> ApiError:
     known = _known(error)
     if known is not None:
         return known
-    _log.error("a request failed", exc_info=error)
+    _LOG.error("a request failed", exc_info=error)
     return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")
 
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from realizar.server.errors import to_api_error
 from realizar.server.leaving import ClientLeftError
 
-_log = logging.getLogger("realizar.access")
+_LOG = logging.getLogger("realizar.access")
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _QUIET = ("/health", "/ready", "/metrics")
 
@@ -75,7 +75,7 @@ def _write_line(scope: Scope, status: int, duration_s: float) -> None:
     )
     code = state.get("error_code")
     quiet = scope["path"] in _QUIET and status in (200, 503)  # 503 tells those who ask for readiness to ask again
-    _log.log(
+    _LOG.log(
         logging.DEBUG if quiet else logging.INFO,
         "%s %s %s %.3fs id=%s%s%s",
         scope["method"],
