@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realizar.tokenizer.special_tokens import SpecialTokenFinder, find_special_tokens
@@ -41,6 +41,7 @@ def has_overlapping_equals(tokens: list[str]) -> bool:
 @given(
     st.lists(st.text("ab<>", min_size=1, max_size=4), min_size=1, max_size=5, unique=True), st.text("ab<>", max_size=30)
 )
+@example(["a", "<a", "a<<"], "<a")  # the text ends where a longer one might go on
 def test_longer_tokens_win(texts: list[str], text: str) -> None:
     if has_overlapping_equals(texts):
         return

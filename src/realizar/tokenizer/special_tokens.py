@@ -208,6 +208,6 @@ class SpecialTokenFinder:
             for size in self._lengths[candidate.group()]:
                 if size <= above:
                     break
-                if text[start : start + size] in self._tokens:
+                if start + size <= len(text) and text[start : start + size] in self._tokens:
                     return start, size
         return None
