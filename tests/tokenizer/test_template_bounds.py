@@ -119,7 +119,7 @@ def test_refused_in_time(name: str) -> None:
     start = time.process_time()
     with pytest.raises(ChatTemplateError):
         render(BOMBS[name])
-    assert time.process_time() - start < 5  # alone under half a second, with a large heap to collect 1.4; else minutes
+    assert time.process_time() - start < 5  # alone under half a second; 1.4 with a large heap to collect
 
 
 @pytest.mark.parametrize(
