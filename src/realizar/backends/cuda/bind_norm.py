@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from realizar.backends.cuda.activations import ActivationBuffer
+from realizar.backends.cuda.activations import ActivationBuffer, Form
 from realizar.backends.cuda.deferred_norm import DeferredNorm
 from realizar.backends.cuda.kernel_sizes import norm_blocks, square_parts, whole_row
 from realizar.backends.cuda.kernels import activation as formats
@@ -65,10 +65,7 @@ class NormBinder:
         blocks = self._blocks(branch, norm, reader, squares, before)
 
         def run(shape: StepShape) -> None:
-            if not reader.finishes_norms(shape.tokens):
-                whole(shape)
-            elif not branch.linear.joins(shape.tokens):
-                blocks(shape)
+            (blocks if reader.finishes_norms(shape.tokens) else whole)(shape)
 
         by_kernel, by_product = (
             DeferredNorm(kept, self._cols, float(norm.eps)) for kept in (squares, self._space.shares)
@@ -85,13 +82,7 @@ class NormBinder:
         """Add the body's last branch to the stream."""
         if branch.norm is not None:
             return self._whole(branch, None, None)
-        blocks = self._blocks(branch, None, None, self._none, self._none)
-
-        def run(shape: StepShape) -> None:
-            if not branch.linear.joins(shape.tokens):
-                blocks(shape)
-
-        return run
+        return self._blocks(branch, None, None, self._none, self._none)
 
     def bind_joined(self, branch: Branch, norm: Norm | None, reader: MergedLinear | None) -> Callable[[int], Residual]:
         """Where a branch's product of so many rows leaves its sums, and what it begins for the norm and its reader."""
@@ -148,12 +139,14 @@ class NormBinder:
                 **space.launching(rows),
             )  # fmt: skip
 
+        def inputs(form: Form) -> ActivationBuffer:
+            buffers = space.activations
+            return buffers.get(form, cols, space.arrays.sizes.selected) if gather else buffers.normed(form, cols)
+
         def run(shape: StepShape) -> None:
             added = None if branch is None or branch.linear.joins(shape.tokens) else branch
             for form in reader.forms(shape.tokens) if reader else ():
-                selected_rows = space.arrays.sizes.selected
-                found = space.activations
-                start(shape, added, found.get(form, cols, selected_rows) if gather else found.normed(form, cols))
+                start(shape, added, inputs(form))
                 added = None
             if reader is None:
                 start(shape, added, None)
@@ -164,13 +157,15 @@ class NormBinder:
         self, branch: Branch, norm: Norm | None, reader: MergedLinear | None, squares: torch.Tensor,
         before: torch.Tensor,
     ) -> Run:  # fmt: skip
-        """Several programs per row, which leave the norm's root to the reader."""
+        """Several programs per row, which leave the norm's root to the reader; none where the product joins."""
         space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
         weight, _, _ = self._arguments(norm)
         nowhere = (self._none, cols, self._none, self._none, self._none)
         nothing = {"FORMAT": formats.NOTHING.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
 
         def run(shape: StepShape) -> None:
+            if branch.linear.joins(shape.tokens):
+                return
             rows = shape.tokens
             splits, bias = branch.linear.splits(rows), branch.linear.bias
             partials = space.partials(splits, rows, cols)

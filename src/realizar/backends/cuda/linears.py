@@ -254,6 +254,7 @@ def _token_tile(rows: int) -> int:
 
 
 def as_activations(source: ActivationBuffer, norm: DeferredNorm | None = None) -> Int8Activations | HalfActivations:
+    """A buffer of one of the CUDA products' formats as they take it; `norm` is what they must still do to it."""
     if source.form.kind == "int8":
         return Int8Activations(source.codes, source.terms, norm)
     return HalfActivations(source.values, source.scales, norm)

@@ -11,7 +11,7 @@ from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.weights import Group, Weights
-from realizar.backends.program import Operation, Project
+from realizar.backends.program import Operation, Program, Project
 from realizar.models.spec import Linear
 
 
@@ -23,10 +23,12 @@ def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:
 
 
 class Merger:
-    """Makes merged products, each once."""
+    """Makes the merged products of a program, each once."""
 
-    def __init__(self, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
+    def __init__(self, program: Program, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
         self._weights, self._device, self._products = weights, device, products
+        projects = (operation for operation in program.body if isinstance(operation, Project))
+        self._joining: set[Group] = {(each.linear.weight,) for each in projects if each.target == "hidden"}
         self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:
@@ -34,7 +36,7 @@ class Merger:
         key = tuple(linear.weight for linear in linears)
         if key not in self._made:
             bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
-            joins = key in self._weights.joining
+            joins = key in self._joining
             self._made[key] = MergedLinear(matrices, bias, self._device, self._products, self._activation(key), joins)
         return self._made[key]
 

@@ -8,7 +8,7 @@ is two kernels less in a layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -61,7 +61,7 @@ def route_residual(products: Products, rows: int, matrix: PackedMatrix) -> Produ
     config = products.route(rows, matrix)
     if not isinstance(config.tiles, MatvecTiles) or config.splits > 1 or matrix.rows % SHARE:
         return None
-    return ProductConfig(config.tiles, config.format, 1, config.dependent, "residual")
+    return replace(config, ending="residual")
 
 
 def launch_residual(

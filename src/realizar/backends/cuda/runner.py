@@ -93,7 +93,7 @@ class CUDABackend:
         self._space = Workspace(spec, sizes, device, compute, parts)
         self._ropes = RopeTables(spec, self._context, device.torch_device)
         self._sampler = DeviceSampler(config.max_running, spec.vocab_size, self._context, device.torch_device)
-        merger = Merger(self._weights, device, products)
+        merger = Merger(program, self._weights, device, products)
         counts = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
         layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
         self._copy_bytes = 0

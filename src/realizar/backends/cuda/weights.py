@@ -37,7 +37,6 @@ class Weights:
         groups: the matrices of products that share an input, in order; those of one type may lie in one. A float
             matrix is a tensor [rows, cols] of its own type.
         gated: feed-forwards by the group of their gate and up.
-        joining: groups whose product is added to the residual stream as it is.
         embedding: of its own, row by row.
     """
 
@@ -48,14 +47,6 @@ class Weights:
         self.gated: dict[Group, FeedForward] = {
             (one.gate.weight, one.up.weight): one for one in feed_forwards if one.gate is not None
         }
-        self.joining: set[Group] = {
-            (linear.weight,)
-            for layer in spec.layers
-            for linear, norm in (
-                (layer.attention.o, layer.post_attention_norm), (layer.feed_forward.down, layer.post_feedforward_norm)
-            )
-            if norm is None
-        }  # fmt: skip
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
         self._tables: dict[GGMLType, torch.Tensor | None] = {}

@@ -179,18 +179,20 @@ def product_source(forms: Sequence[FragmentFormat], tiles: Tiles, ending: Ending
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
-    elif ending is not None:
-        parts.append(read("codes.cu"))
-    if ending is not None and ending != "residual":
-        parts.extend((read("activated.cu"), read(f"{tiles.kind}_gated.cu")))
-    elif ending is not None:
-        parts.append(read(f"{tiles.kind}_residual.cu"))
+    parts.extend(read(name) for name in _ending_files(tiles.kind, ending))
     for index, form in enumerate(forms):
         defines = _format_defines(form)
         parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
     return Source(name, "".join(parts) + _entry(name, len(forms), tiles, ending))
+
+
+def _ending_files(kind: KernelKind, ending: Ending | None) -> list[str]:
+    if ending is None:
+        return []
+    own = [f"{kind}_residual.cu"] if ending == "residual" else ["activated.cu", f"{kind}_gated.cu"]
+    return ["codes.cu", *own] if kind == "matvec" else own
 
 
 def _ending_defines(ending: Ending | None) -> list[tuple[str, str]]:
