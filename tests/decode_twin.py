@@ -14,9 +14,9 @@ from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.pack_activations import half_positions, int8_activations
 
 _TENSORS = (
-    "product", "bias", "positions", "cosine", "sine", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias",
-    "keys", "values", "key_scales", "value_scales", "slots", "sinks", "partial", "state", "arrivals", "decodes",
-    "starts", "contexts", "tables", "table_stride", "out", "out_scale", "terms",
+    "product", "bias", "cosine", "sine", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias", "keys", "values",
+    "key_scales", "value_scales", "slots", "sinks", "partial", "state", "arrivals", "decodes", "tables", "table_stride",
+    "out", "out_scale", "terms",
 )  # fmt: skip
 _INTEGERS = (
     "split_stride", "row_stride", "key_at", "value_at", "kv_heads", "window", "table_rows", "out_stride",
@@ -66,11 +66,10 @@ class _Call:
         return tensor.view(-1)
 
     def run(self, decode: int) -> None:
-        row = int(self["decodes"][decode])
+        row, token, length, position = self["decodes"].view(-1, 4)[decode].tolist()
         if row < 0:
             return
-        token, length = int(self["starts"][row]), int(self["contexts"][row])
-        query, key, value = self.heads(token)
+        query, key, value = self.heads(token, position)
         slot = int(self["slots"][token])
         self.keep(slot, key, value)
         table = (self.table_rows + row) * int(self["table_stride"][0])
@@ -88,7 +87,7 @@ class _Call:
             weights = scores.softmax(dim=2)
         self.write(token, torch.einsum("kgn,nkd->kgd", weights, values).reshape(-1))
 
-    def heads(self, token: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def heads(self, token: int, position: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [KV heads, group, head], key and value [KV heads, head]."""
         kernel, flat = self.kernel, self["product"]
         found = []
@@ -97,10 +96,10 @@ class _Call:
             at = token * self.row_stride
             x = sum(flat[split * self.split_stride + at :][columns].clone() for split in range(kernel.splits))
             found.append((x + self["bias"][columns] if kernel.bias else x).view(count, kernel.head))  # type: ignore[union-attr]
-        query = self.turn(found[0], token, "query_norm").view(self.kv_heads, kernel.group, kernel.head)
-        return query, self.turn(found[1], token, "key_norm"), found[2]
+        query = self.turn(found[0], position, "query_norm").view(self.kv_heads, kernel.group, kernel.head)
+        return query, self.turn(found[1], position, "key_norm"), found[2]
 
-    def turn(self, x: torch.Tensor, token: int, norm: str) -> torch.Tensor:
+    def turn(self, x: torch.Tensor, position: int, norm: str) -> torch.Tensor:
         kernel = self.kernel
         if kernel.norm:
             x = x - x.mean(dim=1, keepdim=True) if kernel.norm == 2 else x
@@ -109,7 +108,7 @@ class _Call:
         half = kernel.rotary // 2
         if not half:
             return x
-        angles = slice(int(self["positions"][token]) * half, (int(self["positions"][token]) + 1) * half)
+        angles = slice(position * half, (position + 1) * half)
         cosine, sine = self["cosine"][angles], self["sine"][angles]
         first = slice(0, 2 * half, 2) if kernel.interleaved else slice(0, half)
         second = slice(1, 2 * half, 2) if kernel.interleaved else slice(half, 2 * half)

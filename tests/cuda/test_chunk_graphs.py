@@ -91,7 +91,7 @@ def test_padding_is_dead() -> None:
     step = ForwardInput(np.arange(10, dtype=np.int32), places, (places + 64,), (np.ones((2, 2), np.int32),), rows)
     assert tiles_of(step, 8) == [(1, 8), (1, 0)]
     arrays.send(step, StepShape(16, 8, 6), [(0, 3), (9, 5)])
-    assert arrays["decodes"].tolist() == [0, *[-1] * 7]
+    assert arrays["decodes"].reshape(8, 4).tolist() == [[0, 0, 21, 20], *[[-1] * 4] * 7]
     assert arrays["tile_rows"][:6].tolist() == [1, 1, *[-1] * 4]
     assert arrays["tile_firsts"][:6].tolist() == [8, 0, *[0] * 4]
     assert arrays.slots(0)[:16].tolist() == [*(places + 64), *[-1] * 6]

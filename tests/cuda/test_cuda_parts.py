@@ -106,7 +106,7 @@ def test_arrays_of_a_step() -> None:
     assert arrays["ids"][:32].tolist() == [*ids.tolist(), *[0] * 10]
     assert arrays["token_rows"][:3].tolist() == [3, 0, 0]
     assert arrays.slots(1)[:32].tolist() == [*slots[1].tolist(), *[-1] * 10]
-    assert arrays["decodes"].tolist() == [0, 2, -1, -1]
+    assert arrays["decodes"].reshape(4, 4).tolist() == [[0, 0, 71, 0], [2, 1, 6, 1], [-1] * 4, [-1] * 4]
     assert arrays["contexts"].tolist() == [71, 9, 6, 120]
     assert arrays["selected"][:3].tolist() == [0, 1, 21]
     assert arrays["selected_rows"].tolist() == [3, 2, 1, *[-1] * 5]

@@ -35,7 +35,7 @@ CASES = {
     "parts": Case(PLAIN, (1, 500, 129, 128, 1000), parts=7),
     "64 parts-int8 rows": Case(replace(PLAIN, splits=1, out="int8"), (9000, 3), parts=64),
     "half rows": Case(replace(PLAIN, out="half", block_rows=8), (40, 0, 700, 7, 64, 63, 1, 2, 3), parts=3),
-    "int8-window-sinks": Case(replace(PLAIN, element="int8"), (500, 20, 333), 4, window=130, sinks=True),
+    "int8-window-sinks": Case(replace(PLAIN, element="int8", runs=1), (500, 20, 333), 4, window=130, sinks=True),
     "f16-64-gqa3-cap-norm": Case(
         replace(PLAIN, head=64, group=3, rotary=64, norm=1, bias=True, element="f16", interleaved=True, cap=True),
         (77, 1, 260), parts=2, soft_cap=8.0,
@@ -47,10 +47,13 @@ CASES = {
     "8 warps-2 stages": Case(
         replace(PLAIN, warps=8, resident=16, stages=2, block_size=32, out="int8"), (1, 16, 17, 33, 200, 700)
     ),
-    "8 warps-parts": Case(replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_rows=8), (1100, 3), parts=9),
+    "8 warps-parts": Case(
+        replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_rows=8, runs=1), (1100, 3), parts=9
+    ),
+    "int8-4 runs": Case(replace(PLAIN, head=96, rotary=64, group=5, element="int8"), (300, 18), parts=2),
     "2 warps-window": Case(replace(PLAIN, warps=2, resident=16, block_size=64), (95, 300, 60), parts=2, window=77),
     "int8-2 stages": Case(
-        replace(PLAIN, head=96, rotary=64, group=5, element="int8", warps=8, resident=16, stages=2),
+        replace(PLAIN, head=96, rotary=64, group=5, element="int8", warps=8, resident=16, stages=2, runs=1),
         (40, 530), parts=3, window=400,
     ),
     "int8-64-gqa1": Case(replace(PLAIN, head=64, group=1, rotary=64, element="int8", out="int8"), (90, 1, 64)),
@@ -162,11 +165,11 @@ def test_attention_of_tokens(name: str) -> None:
     attention.prepare([kernel])
     assert attention.ready(kernel)
     tensors = [
-        product, floats(twin.bias), ints([max(0, n - 1) for n in case.contexts]), floats(twin.cosine),
-        floats(twin.sine), *map(floats, twin.norms), *cache, *scales, ints(slots),
+        product, floats(twin.bias), floats(twin.cosine), floats(twin.sine), *map(floats, twin.norms), *cache, *scales,
+        ints(slots),
         floats(twin.sinks) if case.sinks else None, partial, state, arrivals,
-        ints([row if n else -1 for row, n in enumerate(case.contexts)]), ints(range(rows)), ints(case.contexts),
-        ints(twin.table), ints([twin.table.shape[1]]), out, out_scale, terms,
+        ints([(row, row, n, n - 1) if n else (-1,) * 4 for row, n in enumerate(case.contexts)]), ints(twin.table),
+        ints([twin.table.shape[1]]), out, out_scale, terms,
     ]  # fmt: skip
     integers = [
         product.stride(0), product.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head, case.kv_heads,

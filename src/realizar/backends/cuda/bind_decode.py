@@ -102,7 +102,8 @@ class DecodeBinder:
             warps, resident = 8 if self._fits(replace(kernel, warps=8), 2 if long else 1) else 4, 16
         else:
             warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
-        sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4)
+        runs = 1 if long or kernel.element == "int8" else 4  # of 16 keys in int8, a quarter is 512 bytes
+        sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs)
         ahead = replace(sized, stages=2)
         return ahead if few and not long and self._fits(ahead, 1) else sized
 
@@ -125,12 +126,12 @@ class DecodeBinder:
             values = target.codes if kernel.out == "int8" else target.values
             written, stride = [values, target.scales, target.terms], target.cols
         pointers = self._arguments.turned(decode.rotation, decode.linear, shape)
-        (partials, *strides), vectors, (eps, key_at, value_at) = pointers[:3], pointers[3:-3], pointers[-3:]
+        (partials, *strides), (bias, _, *vectors), (eps, key_at, value_at) = pointers[:3], pointers[3:-3], pointers[-3:]
         tensors = [
-            partials, *vectors, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
+            partials, bias, *vectors, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._arguments.sinks(attention) if attention.sinks else None,
-            space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["starts"],
-            arrays["contexts"], arrays["tables"], arrays["header"], *written,
+            space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["tables"],
+            arrays["header"], *written,
         ]  # fmt: skip
         numbers = [eps, float(attention.scale), float(attention.soft_cap or 0.0)]
         integers = [
@@ -157,7 +158,7 @@ class DecodeBinder:
         attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
             *pointers, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._arguments.sinks(attention), space.attention_parts, space.attention_state, space.arrivals,
-            arrays["decodes"], arrays["starts"], arrays["contexts"], arrays["tables"], arrays["header"],
+            arrays["decodes"], arrays["tables"], arrays["header"],
             float(attention.scale), float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
             SHARED=shared_heads(attention), PARTS=parts, JOINED=triton.next_power_of_2(group) * padded_head(attention),
             **constants, **self._arguments.shared(decode.operation), **form, **space.launching(shape.tokens),

@@ -26,7 +26,7 @@ from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler
 from realizar.backends.cuda.shapes import chunk_shapes, padded_rows, padded_tokens, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
-from realizar.backends.cuda.step_arrays import StepShape, decode_rows, tiles_of
+from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
 from realizar.backends.cuda.weights import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.kv_blocks import element_type
@@ -203,7 +203,7 @@ class CUDABackend:
         """The padded shape that a step runs in."""
         sizes = self._space.arrays.sizes
         tiles = len(tiles_of(step, sizes.tile_tokens))
-        decodes = padded_rows(len(decode_rows(step)), sizes.rows)
+        decodes = padded_rows(count_decodes(step), sizes.rows)
         if not tiles:
             longest = max((row.num_computed_tokens + row.num_tokens for row in step.rows), default=0)
             return StepShape(decodes, decodes, 0, self._attention.is_long(decodes, longest))

@@ -83,7 +83,7 @@ def joined_heads(
 def attend_decode(
     product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
     key_norm_bias, eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
-    sinks, partial, state, arrivals, decodes, starts, contexts, tables, table_stride, scale, soft_cap,
+    sinks, partial, state, arrivals, decodes, tables, table_stride, scale, soft_cap,
     out, out_stride, out_scale, codes, terms,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
@@ -95,20 +95,21 @@ def attend_decode(
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, PARTS.
 
-    `decodes` has their rows; -1 is none. SHARED: the queries of a KV head, the new key and value, padded. Parts beyond
-    what the context fills do nothing. Through float32 `partial` [decodes, PARTS, heads, head size] (not divided) and
-    `state` [decodes, PARTS, heads, 2] (largest score, sum of weights) go those of a context of several parts;
-    `arrivals` int32 [decodes, KV heads] counts them, is 0 and left so. The result goes to the token's row of `out`.
+    `decodes` int32 [decodes, 4]: row (-1 is none), token, length of the context, position. SHARED: the queries of a KV
+    head, the new key and value, padded. Parts beyond what the context fills do nothing. Through float32 `partial`
+    [decodes, PARTS, heads, head size] (not divided) and `state` [decodes, PARTS, heads, 2] (largest score, sum of
+    weights) go those of a context of several parts; `arrivals` int32 [decodes, KV heads] counts them, is 0 and left so.
+    The result goes to the token's row of `out`.
     """
     begin(DEPENDENT)
     decode, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
-    row = tl.load(decodes + decode)
-    length = tl.load(contexts + row, mask=row >= 0, other=0)
+    row = tl.load(decodes + decode * 4)
+    length = tl.where(row >= 0, tl.load(decodes + decode * 4 + 2), 0)
     first, low, blocks, each = cut_context(length, WINDOW, KEYS, PARTS)
     parts = (blocks + each - 1) // each
     if part < parts:
-        token, stride = tl.load(starts + row).to(tl.int64), tl.load(table_stride)
+        token, stride = tl.load(decodes + decode * 4 + 1).to(tl.int64), tl.load(table_stride)
         shared = tl.arange(0, SHARED)
         index, dims = shared[:, None], tl.arange(0, PADDED_HEAD)
         newest = part == parts - 1  # the part that ends with the token itself

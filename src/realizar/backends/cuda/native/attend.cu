@@ -7,7 +7,7 @@
 // Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s of
 // keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
 // 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
-// half) BLOCK_ROWS STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
+// half) BLOCK_ROWS RUNS STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
 
 constexpr int THREADS = WARPS * 32, TILE = 16;
 constexpr int EACH = (HEAD + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
@@ -26,7 +26,11 @@ constexpr int BYTES = 1, SCALES_BYTES = TILE * SCALE_GROUPS * 2;  // of a tile o
 typedef uint4 Piece;
 constexpr int BYTES = 2, SCALES_BYTES = 0;
 #endif
-constexpr int TILE_BYTES = TILE * HEAD * BYTES;
+// A tile lies in shared memory as runs of keys, each a step of banks after the one before; with four runs, lanes that
+// read at once read from different ones. n, t, e stand for key 2n + 4t, or 2n + 4(t ^ 2) + 1.
+constexpr int RUN = TILE / RUNS, KEY_BYTES = HEAD * BYTES, RUN_BYTES = RUN * KEY_BYTES, RUN_PITCH = RUN_BYTES + (RUNS > 1 ? 32 : 0);
+constexpr int TILE_BYTES = RUNS * RUN_PITCH;
+INLINE int key_of(int n, int t, int e) { return (e ? (t ^ 2) * 4 + 1 : t * 4) + n * 2; }
 static_assert(2 * (TILE_BYTES + SCALES_BYTES) == STAGE_BYTES);  // keys, values, the keys' scales, the values'
 // A warp's result takes their place: two queries, then room, so that stores hit more banks.
 constexpr int PAIR_PITCH = 2 * HEAD + 4;
@@ -171,19 +175,18 @@ INLINE void write_four(float4 x, char* out, float* terms, long token, int c, int
 INLINE float4 added(float4 a, float4 b, float weight) { return make_float4(a.x + b.x * weight, a.y + b.y * weight, a.z + b.z * weight, a.w + b.w * weight); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
-NAME(const float* product, const float* bias, const int* positions, const float* cosine, const float* sine,
+NAME(const float* product, const float* bias, const float* cosine, const float* sine,
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
-     float* partial, float* state, int* arrivals, const int* decodes, const int* starts, const int* contexts,
-     const int* tables, const int* table_stride, char* out, float* out_scale, float* terms,
-     float eps, float score_scale, float soft_cap, int split_stride, int row_stride, int key_at, int value_at,
+     float* partial, float* state, int* arrivals, const int4* decodes, const int* tables, const int* table_stride,
+     char* out, float* out_scale, float* terms, float eps, float score_scale, float soft_cap, int split_stride, int row_stride, int key_at, int value_at,
      int kv_heads, int window, int table_rows, int out_stride) {
   __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
   __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], shares[GROUP][MAX_PARTS];
   __shared__ int last;
   const int decode = blockIdx.x, kv_head = blockIdx.y, part = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = decodes[decode];
-  const int length = row >= 0 ? contexts[row] : 0, seen = window > 0 && length > window ? length - window : 0, low = seen / CUT * CUT;
+  const int4 step = decodes[decode];  // row, token, length of the context, position
+  const int row = step.x, token = step.y, length = row >= 0 ? step.z : 0, seen = window > 0 && length > window ? length - window : 0, low = seen / CUT * CUT;
   const int cuts = (length - low + CUT - 1) / CUT, even = (cuts + (int)gridDim.z - 1) / (int)gridDim.z, each = even > LEAST ? even : LEAST;
   const int parts = (cuts + each - 1) / each;
   if (part >= parts) return;  // rows that are none have no part
@@ -214,15 +217,17 @@ NAME(const float* product, const float* bias, const int* positions, const float*
     const char *from = (which ? values : keys) + (long)place * HEAD * BYTES, *scales = (which ? value_scales : key_scales) + (long)place * SCALE_GROUPS * 2;
     const u32 to = own_at + stage * STAGE_BYTES + which * TILE_BYTES, scales_to = own_at + stage * STAGE_BYTES + 2 * TILE_BYTES + which * SCALES_BYTES;
 #if __CUDA_ARCH__ >= 900
-    if (tile < tiles && lane == 0) {
+    if (tile < tiles && lane < RUNS) {
       const u32 barrier = barriers_at + (stage * 2 + which) * 8;
-      barrier_expect(barrier, TILE_BYTES + SCALES_BYTES);
-      copy_bulk(to, from, TILE_BYTES, barrier);
-      if constexpr (SCALES_BYTES > 0) copy_bulk(scales_to, scales, SCALES_BYTES, barrier);
+      if (lane == 0) {
+        barrier_expect(barrier, RUNS * RUN_BYTES + SCALES_BYTES);
+        if constexpr (SCALES_BYTES > 0) copy_bulk_once(scales_to, scales, SCALES_BYTES, barrier);
+      }
+      copy_bulk_once(to + lane * RUN_PITCH, from + lane * RUN_BYTES, RUN_BYTES, barrier);
     }
 #else
     if (tile < tiles) {
-      for (int at = lane * 16; at < TILE_BYTES; at += 512) copy_async16(to + at, from + at);
+      for (int at = lane * 16; at < RUNS * RUN_BYTES; at += 512) copy_async16(to + at + at / RUN_BYTES * (RUN_PITCH - RUN_BYTES), from + at);
       for (int at = lane * 16; at < SCALES_BYTES; at += 512) copy_async16(scales_to + at, scales + at);
     }
     commit_copies();  // nothing counts too
@@ -241,7 +246,7 @@ NAME(const float* product, const float* bias, const int* positions, const float*
     Piece piece{};
     u32 scale = 0;
     if (HEAD % 64 == 0 || dim < HEAD) {
-      piece = *(const Piece*)(stage + which * TILE_BYTES + (key * HEAD + dim) * BYTES);
+      piece = *(const Piece*)(stage + which * TILE_BYTES + key / RUN * RUN_PITCH + key % RUN * KEY_BYTES + dim * BYTES);
 #if ELEMENT == 2
       scale = *(const u16*)(stage + 2 * TILE_BYTES + which * SCALES_BYTES + (key * SCALE_GROUPS + dim / 32) * 2) * 0x10001u;
 #endif
@@ -252,13 +257,13 @@ NAME(const float* product, const float* bias, const int* positions, const float*
   int ahead[STAGES];
 #pragma unroll
   for (int i = 0; i < STAGES; i++) ahead[i] = locate(warp + i * WARPS);
-  const int token = starts[row], used = newest ? GROUP + 2 : GROUP;
+  const int used = newest ? GROUP + 2 : GROUP;
 #pragma unroll
   for (int i = 0; i < STAGES; i++)
     for (int which = 0; which < 2; which++) fetch(which, warp + i * WARPS, ahead[i], i);
   int place_next = locate(warp + STAGES * WARPS);
   const int slot = slots[token];
-  const long angles_at = (long)positions[token] * (ROTARY / 2);
+  const long angles_at = (long)step.w * (ROTARY / 2);
   Angles angles;
   if constexpr (IN_LANE) {
 #pragma unroll
@@ -343,7 +348,7 @@ NAME(const float* product, const float* bias, const int* positions, const float*
 #pragma unroll
       for (int j = 0; j < KEY_PIECES; j++) {
         u32 y[4];
-        read(y, held, 0, n * 8 + g, j * 32 + t * 8);
+        read(y, held, 0, key_of(n, g / 2, g % 2), j * 32 + t * 8);
         multiply(s[n][0], q[j][0], 0, q[j][1], 0, y[0], y[1]);
         multiply(s[n][1], q[j][2], 0, q[j][3], 0, y[2], y[3]);
       }
@@ -355,7 +360,7 @@ NAME(const float* product, const float* bias, const int* positions, const float*
     for (int n = 0; n < 2; n++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const int key = key0 + n * 8 + t * 2 + e;
+        const int key = key0 + key_of(n, t, e);
         s[n][0][e] = whole || (key >= begin && key < end) ? cap_score(s[n][0][e] + s[n][1][e], soft_cap) : NEVER;
         higher = fmaxf(higher, s[n][0][e]);
       }
@@ -381,7 +386,7 @@ NAME(const float* product, const float* bias, const int* positions, const float*
       u32 y[4][4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int key = i / 2 * 8 + t * 2 + i % 2;
+        const int key = key_of(i / 2, t, i % 2);
         read(y[i], held, 1, key, c * 64 + g * 8);
         if (!whole && (key0 + key < begin || key0 + key >= end)) y[i][0] = y[i][1] = y[i][2] = y[i][3] = 0;  // whatever lies there
       }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from realizar.backends.cuda.native.compiler import Source, read
 
 _ELEMENTS, _FORMS = ("bf16", "f16", "int8"), ("f32", "int8", "half")  # numbered as in attend.cu
-_TILE = 16  # keys
+_TILE, _APART = 16, 32  # keys, and bytes between their runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class AttendKernel:
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
         cap: whether scores are capped.
+        runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
         least: parts of a context are no shorter than so many times 64 keys.
     """
 
@@ -42,6 +43,7 @@ class AttendKernel:
     warps: int = 4
     resident: int = 12
     stages: int = 1
+    runs: int = 4
     least: int = 2
     cap: bool = False
 
@@ -54,9 +56,10 @@ class AttendKernel:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of a warp for a tile of keys and values, and their scales."""
+        apart = _APART * self.runs if self.runs > 1 else 0
         if self.element != "int8":
-            return 2 * _TILE * 2 * self.head
-        return 2 * _TILE * (self.head + 2 * -(-self.head // 32))
+            return 2 * (_TILE * 2 * self.head + apart)
+        return 2 * (_TILE * (self.head + 2 * -(-self.head // 32)) + apart)
 
     @property
     def shared_bytes(self) -> int:
@@ -65,15 +68,15 @@ class AttendKernel:
 
     def source(self) -> Source:
         shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}"
-        name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.stages}_{self.least}"
+        name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.stages}_{self.least}_{self.runs}"
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
             "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
             "BLOCK_ROWS": self.block_rows, "WARPS": self.warps,
-            "RESIDENT": self.resident, "STAGES": self.stages, "STAGE_BYTES": self.stage_bytes, "LEAST": self.least,
-            "CAP": int(self.cap),
+            "RESIDENT": self.resident, "STAGES": self.stages, "RUNS": self.runs, "STAGE_BYTES": self.stage_bytes,
+            "LEAST": self.least, "CAP": int(self.cap),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + read("primitives.cu") + read("bulk.cu") + read("attend.cu"))

@@ -46,8 +46,8 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
         for (int i = 0; i < used; i++) {
           const char* strip = weights + (strip0 + i) * strip_bytes(chunks);
           const u32 to = base + slot * STAGE_BYTES + i * STRIP_STAGE;
-          copy_bulk(to, strip + block_at(chunk), c * BLOCK_BYTES, full + slot * 8);
-          if constexpr (TWO_LEVEL) copy_bulk(to + STEP * BLOCK_BYTES, strip + supers_at(chunk), SUPER_BYTES, full + slot * 8);
+          copy_bulk_once(to, strip + block_at(chunk), c * BLOCK_BYTES, full + slot * 8);
+          if constexpr (TWO_LEVEL) copy_bulk_once(to + STEP * BLOCK_BYTES, strip + supers_at(chunk), SUPER_BYTES, full + slot * 8);
         }
       };
       auto fetch_x = [&](int stage, int slot) {
