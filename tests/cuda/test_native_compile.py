@@ -111,7 +111,11 @@ def test_products_that_end_on_the_stream_keep_their_sums_in_registers(
 
 
 def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
-    """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said."""
+    """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said.
+
+    And that the Hopper kernel's products overlap with what comes before them: the compiler waits for each where it finds
+    too few registers, with a fence before every one.
+    """
     check(sources, arch)
     tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
@@ -123,6 +127,9 @@ def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: s
         usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
         assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
         assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
+        if isinstance(tiles, WgmmaTiles):
+            code = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+            assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
