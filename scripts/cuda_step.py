@@ -8,13 +8,12 @@ The model is generated in memory, as for cuda_bench.py; every row has the same c
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 
-import torch
 from cuda_bench import decodes, random_checkpoint
 
 from realizar.backends.cuda.runner import CUDABackend
+from realizar.backends.cuda.tuning_search import median_ms
 from realizar.bench import generate
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
@@ -30,19 +29,12 @@ def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
         backend.open(row, SamplingParams(temperature=0.0), [1], 1, 0)
     backend.submit(step).result()
     shape = backend._shape(step)
-    times = []
-    for _ in range(ROUNDS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            if not backend._graphs.replay(shape):
-                raise SystemExit(f"{rows} rows have no graph")
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / REPLAYS)
+    if not backend._graphs.replay(shape):
+        raise SystemExit(f"{rows} rows have no graph")
+    ms = median_ms(lambda: [backend._graphs.replay(shape) for _ in range(REPLAYS)], ROUNDS) / REPLAYS
     for row in range(rows):
         backend.close(row)
-    return statistics.median(times)
+    return ms
 
 
 def main() -> int:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from realizar.backends.cuda.gated import launch_gated, route_gated
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix
 from realizar.backends.cuda.pack_raw import RawMatrix
+from realizar.backends.cuda.products import Activations, ProductConfig, Products
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import random_blocks, to_planes
 
@@ -42,6 +44,38 @@ def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
     data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
     planes = to_planes(GGMLType.Q6_K, data, 256, width)
     return pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+
+
+def check_chain(
+    products: Products, rows: int, made: Callable[[ProductConfig, int], tuple[Activations, torch.Tensor]],
+    poisoned: Callable[[ProductConfig, int], Activations], poison: Callable[[Activations], object], tolerance: float,
+) -> ProductConfig:  # fmt: skip
+    """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same.
+
+    Args:
+        made: from a config and columns: an input, and float64 of what the product reads in it.
+        poisoned: from a config and columns: where the activation goes. poison: spoils that again.
+    """
+    width, cols = 14336, 1024
+    matrix, exact = pair(GGMLType.Q4_K, width, cols)
+    down, exact_down = down_projection(width)
+    first, second = route_gated(products, rows, matrix, "silu"), products.route(rows, down)
+    assert first is not None
+    assert first.format == second.format
+    source, x = made(first, cols)
+    target = poisoned(first, width)
+    partials = torch.full((second.splits, rows, 256), torch.nan, device="cuda")
+
+    def chain() -> None:
+        for _ in range(3):
+            launch_gated(products, matrix, source, target, rows, first)
+            products.launch(down, target, partials, rows, second)
+
+    chain()
+    reference = expected(x, exact, "silu") @ exact_down.T
+    assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < tolerance
+    check_replays(chain, partials, lambda: poison(target))
+    return first
 
 
 def check_replays(chain: Callable[[], None], partials: torch.Tensor, poison: Callable[[], object]) -> None:

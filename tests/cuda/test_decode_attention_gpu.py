@@ -130,71 +130,103 @@ class Twin:
         return np.array(out)
 
 
+@dataclass(frozen=True)
+class Device:
+    """What a case's kernel reads and writes on a GPU, its outputs poisoned."""
+
+    product: torch.Tensor
+    cache: list[torch.Tensor]
+    scales: list[torch.Tensor]
+    out: torch.Tensor
+    out_scale: torch.Tensor
+    terms: torch.Tensor
+    partial: torch.Tensor
+    state: torch.Tensor
+    arrivals: torch.Tensor
+
+    @staticmethod
+    def of(twin: Twin) -> Device:
+        case, kernel = twin.case, twin.case.kernel
+        rows, width = len(case.contexts), twin.heads * kernel.head
+        out_rows = -(-rows // kernel.block_rows) * kernel.block_rows
+        dtype = {"f32": torch.float32, "int8": torch.int8, "half": torch.float16}[kernel.out]
+        cache, scales = stored(floats(twin.old), kernel.element)
+        spoil(twin, scales if kernel.element == "int8" else cache)
+        return Device(
+            product=floats(twin.product), cache=cache, scales=scales,
+            out=torch.full((out_rows, width), 77 if dtype == torch.int8 else torch.nan, dtype=dtype, device="cuda"),
+            out_scale=poison(out_rows), terms=torch.zeros(rows, width // 8, device="cuda"),
+            partial=poison(rows * case.parts * width), state=poison(rows * case.parts * twin.heads * 2),
+            arrivals=torch.zeros(rows * case.kv_heads, dtype=torch.int32, device="cuda"),
+        )  # fmt: skip
+
+    def launch(self, twin: Twin, attention: DecodeAttention) -> None:
+        case, kernel = twin.case, twin.case.kernel
+        size, head = kernel.block_size, kernel.head
+        lasts = [(row, n, (n - 1) // size, (n - 1) % size) for row, n in enumerate(case.contexts)]
+        slots = [twin.table[row, block] * size + place if n else -1 for row, n, block, place in lasts]
+        decodes = [(row, row, n, n - 1) if n else (-1,) * 4 for row, n in enumerate(case.contexts)]
+        tensors = [
+            self.product, floats(twin.bias), floats(twin.cosine), floats(twin.sine), *map(floats, twin.norms),
+            *self.cache, *self.scales, ints(slots), floats(twin.sinks) if case.sinks else None, self.partial,
+            self.state, self.arrivals, ints(decodes), ints(twin.table), ints([twin.table.shape[1]]), self.out,
+            self.out_scale, self.terms,
+        ]  # fmt: skip
+        integers = [
+            self.product.stride(0), self.product.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head,
+            case.kv_heads, case.window, 0, twin.heads * head,
+        ]  # fmt: skip
+        grid = len(case.contexts), case.kv_heads, case.parts
+        attention.launch(kernel, grid, tensors, [1e-5, 0.1, case.soft_cap], integers, dependent=False)
+        torch.cuda.synchronize()
+
+
+def ints(values: object) -> torch.Tensor:
+    return torch.tensor(np.asarray(values, np.int32), device="cuda")
+
+
+def floats(values: np.ndarray) -> torch.Tensor:
+    return torch.tensor(np.ascontiguousarray(values, np.float32), device="cuda")
+
+
+def poison(count: int) -> torch.Tensor:
+    return torch.full((count,), torch.nan, device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CASES)
 def test_attention_of_tokens(name: str) -> None:
     case = CASES[name]
     kernel, twin = case.kernel, Twin(case, 3)
-    rows, size, head = len(case.contexts), kernel.block_size, kernel.head
-
-    def ints(values: object) -> torch.Tensor:
-        return torch.tensor(np.asarray(values, np.int32), device="cuda")
-
-    def floats(values: np.ndarray) -> torch.Tensor:
-        return torch.tensor(np.ascontiguousarray(values, np.float32), device="cuda")
-
-    cache, scales = stored(floats(twin.old), kernel.element)
-    spoil(twin, scales if kernel.element == "int8" else cache)
-    slots = [
-        twin.table[row, (n - 1) // size] * size + (n - 1) % size if n else -1 for row, n in enumerate(case.contexts)
-    ]
-    out_rows = -(-rows // kernel.block_rows) * kernel.block_rows
-    width = twin.heads * head
-    dtype = {"f32": torch.float32, "int8": torch.int8, "half": torch.float16}[kernel.out]
-    out = torch.full((out_rows, width), 77 if dtype == torch.int8 else float("nan"), dtype=dtype, device="cuda")
-    out_scale, terms = (
-        torch.full((out_rows,), float("nan"), device="cuda"),
-        torch.zeros(rows, width // 8, device="cuda"),
-    )
-    arrivals = torch.zeros(rows * case.kv_heads, dtype=torch.int32, device="cuda")
-    partial = torch.full((rows * case.parts * width,), float("nan"), device="cuda")
-    state = torch.full((rows * case.parts * twin.heads * 2,), float("nan"), device="cuda")
-    product = floats(twin.product)
     attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
     attention.prepare([kernel])
     assert attention.ready(kernel)
-    tensors = [
-        product, floats(twin.bias), floats(twin.cosine), floats(twin.sine), *map(floats, twin.norms), *cache, *scales,
-        ints(slots),
-        floats(twin.sinks) if case.sinks else None, partial, state, arrivals,
-        ints([(row, row, n, n - 1) if n else (-1,) * 4 for row, n in enumerate(case.contexts)]), ints(twin.table),
-        ints([twin.table.shape[1]]), out, out_scale, terms,
-    ]  # fmt: skip
-    integers = [
-        product.stride(0), product.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head, case.kv_heads,
-        case.window, 0, width,
-    ]  # fmt: skip
+    made = Device.of(twin)
     for _ in range(2):  # counters are left as they were
-        attention.launch(
-            kernel, (rows, case.kv_heads, case.parts), tensors, [1e-5, 0.1, case.soft_cap], integers, dependent=False
-        )
-    torch.cuda.synchronize()
-    assert not arrivals.any()
-    held = restored(cache, scales, kernel.element).cpu().numpy().astype(np.float64)
-    found = written_rows(kernel, out, out_scale, terms, rows, width)
+        made.launch(twin, attention)
+    assert not made.arrivals.any()
+    held = restored(made.cache, made.scales, kernel.element).cpu().numpy().astype(np.float64)
+    found = written_rows(kernel, made.out, made.out_scale, made.terms, len(case.contexts), twin.heads * kernel.head)
     for row, length in enumerate(case.contexts):
-        if not length:
-            assert kernel.out != "f32" or bool(out[row].isnan().all())
-            continue
-        places = [(twin.table[row, i // size], i % size) for i in range(length)]
-        cached = np.array([[held[which, block, :, at] for block, at in places] for which in range(2)])
-        made = twin.vectors(row)[twin.heads :].reshape(2, case.kv_heads, head)
-        assert np.abs(cached[:, -1] - made).max() <= 0.02 * np.abs(made).max()
-        expected = twin.attended(row, cached).reshape(-1)
-        error = np.linalg.norm(found[row] - expected) / np.linalg.norm(expected)
-        rounded = {"bf16": 4e-3, "f16": 1e-3, "int8": 1e-3}[kernel.element]  # queries and weights in that type
-        assert error <= rounded + (0.01 if kernel.out == "int8" else 0.0), (row, error)
+        if length:
+            check_row(twin, row, found[row], held)
+        else:
+            assert kernel.out != "f32" or bool(made.out[row].isnan().all())
+
+
+def check_row(twin: Twin, row: int, found: np.ndarray, held: np.ndarray) -> None:
+    """The new key and value are in the cache, and the result is that of all that the cache holds."""
+    case, kernel = twin.case, twin.case.kernel
+    size = kernel.block_size
+    places = [(twin.table[row, i // size], i % size) for i in range(case.contexts[row])]
+    cached = np.array([[held[which, block, :, at] for block, at in places] for which in range(2)])
+    newest = twin.vectors(row)[twin.heads :].reshape(2, case.kv_heads, kernel.head)
+    assert np.abs(cached[:, -1] - newest).max() <= 0.02 * np.abs(newest).max()
+    expected = twin.attended(row, cached).reshape(-1)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    rounded = {"bf16": 4e-3, "f16": 1e-3, "int8": 1e-3}[kernel.element]  # queries and weights in that type
+    assert error <= rounded + (0.01 if kernel.out == "int8" else 0.0), (row, error)
 
 
 def spoil(twin: Twin, tensors: list[torch.Tensor]) -> None:

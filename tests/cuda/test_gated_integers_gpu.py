@@ -11,12 +11,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_replays, down_projection, expected, pair
+from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair
 from realizar.backends.cuda.deferred_norm import DeferredNorm
-from realizar.backends.cuda.gated import launch_gated, route_gated
+from realizar.backends.cuda.gated import launch_gated
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.backends.cuda.pack_activations import int8_activations
-from realizar.backends.cuda.products import ActivationFormat, Int8Activations, ProductConfig, Products
+from realizar.backends.cuda.products import ActivationFormat, Activations, Int8Activations, ProductConfig, Products
 from realizar.checkpoint.ggml_types import GGMLType
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -112,25 +112,15 @@ def test_zeros_and_what_is_not_a_number(products: Products) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) -> None:
-    """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same."""
-    width, cols = 14336, 1024
-    matrix, exact = pair(GGMLType.Q4_K, width, cols)
-    down, exact_down = down_projection(width)
-    first, second = route_gated(products, rows, matrix, "silu"), products.route(rows, down)
-    assert first is not None
-    assert first.format == second.format == ActivationFormat("int8", 1)
-    source = with_squares(products, torch.randn(rows, cols, device="cuda"))
-    target = poisoned(rows, width)
-    partials = torch.full((second.splits, rows, 256), torch.nan, device="cuda")
+    def made(_: ProductConfig, cols: int) -> tuple[Int8Activations, torch.Tensor]:
+        source = with_squares(products, torch.randn(rows, cols, device="cuda"))
+        assert source.norm is not None
+        return source, values_of(source) / (source.norm.squares.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
 
-    def chain() -> None:
-        for _ in range(3):
-            launch_gated(products, matrix, source, target, rows, first)
-            products.launch(down, target, partials, rows, second)
+    def poison(target: Activations) -> None:
+        assert isinstance(target, Int8Activations)
+        target.codes.fill_(_POISON)
+        target.terms.fill_(torch.nan)
 
-    chain()
-    assert source.norm is not None
-    root = (source.norm.squares.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
-    reference = expected(values_of(source) / root, exact, "silu") @ exact_down.T
-    assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < _TOLERANCE
-    check_replays(chain, partials, lambda: (target.codes.fill_(_POISON), target.terms.fill_(torch.nan)))
+    routed = check_chain(products, rows, made, lambda _, width: poisoned(rows, width), poison, _TOLERANCE)
+    assert routed.format == ActivationFormat("int8", 1)

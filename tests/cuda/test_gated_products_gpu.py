@@ -10,14 +10,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_replays, down_projection, expected, pair, raw_pair
+from gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair, raw_pair
 from realizar.backends.cuda import pack_raw
 from realizar.backends.cuda.deferred_norm import DeferredNorm
-from realizar.backends.cuda.gated import launch_gated, route_gated
+from realizar.backends.cuda.gated import launch_gated
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
 from realizar.backends.cuda.pack import pack_matrix
 from realizar.backends.cuda.pack_raw import Packer
-from realizar.backends.cuda.products import ActivationFormat, HalfActivations, ProductConfig, Products
+from realizar.backends.cuda.products import ActivationFormat, Activations, HalfActivations, ProductConfig, Products
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import to_planes
 
@@ -135,27 +135,18 @@ def test_a_norm_is_finished_before_the_activation(products: Products, rows: int)
 
 @pytest.mark.parametrize("rows", [8, 48, 64, 128, 512, 700])
 def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) -> None:
-    """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same."""
-    width, cols = 14336, 1024
-    matrix, exact = pair(GGMLType.Q4_K, width, cols)
-    down, exact_down = down_projection(width)
-    first, second = route_gated(products, rows, matrix, "silu"), products.route(rows, down)
-    assert first is not None
-    assert first.format == second.format
-    x = torch.randn(rows, cols, device="cuda")
-    activations = products.to_half(x, first.format.block_rows)
-    target = poisoned(rows, first.format.block_rows, width)
-    partials = torch.full((second.splits, rows, 256), torch.nan, device="cuda")
+    def made(config: ProductConfig, cols: int) -> tuple[HalfActivations, torch.Tensor]:
+        x = torch.randn(rows, cols, device="cuda")
+        return products.to_half(x, config.format.block_rows), x
 
-    def chain() -> None:
-        for _ in range(3):
-            launch_gated(products, matrix, activations, target, rows, first)
-            products.launch(down, target, partials, rows, second)
+    def poison(target: Activations) -> None:
+        assert isinstance(target, HalfActivations)
+        target.values.fill_(torch.nan)
 
-    chain()
-    reference = expected(x, exact, "silu") @ exact_down.T
-    assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < _TOLERANCE
-    check_replays(chain, partials, lambda: target.values.fill_(torch.nan))
+    def empty(config: ProductConfig, width: int) -> HalfActivations:
+        return poisoned(rows, config.format.block_rows, width)
+
+    check_chain(products, rows, made, empty, poison, _TOLERANCE)
 
 
 def test_plain_launches_of_interleaved_matrices(products: Products) -> None:

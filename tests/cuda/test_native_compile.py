@@ -113,8 +113,8 @@ def test_products_that_end_on_the_stream_keep_their_sums_in_registers(
 def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
     """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said.
 
-    And that the Hopper kernel's products overlap with what comes before them: the compiler waits for each where it finds
-    too few registers, with a fence before every one.
+    And that the Hopper kernel makes weights while it multiplies: where it finds too few registers, the compiler
+    waits for every product.
     """
     check(sources, arch)
     tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -49,11 +49,16 @@ def replay_ms(run: Callable[[], None], repeats: int = 7) -> float:
     with torch.cuda.graph(graph):
         run()
     graph.replay()
+    return median_ms(graph.replay, repeats)
+
+
+def median_ms(run: Callable[[], object], repeats: int) -> float:
+    """Median time on the device of what `run` launches."""
     times = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        run()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))

@@ -7,12 +7,14 @@ from realizar.backends.cuda.kernels.activation import store_block, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
-SILU, GELU_TANH, GELU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SILU, GELU_TANH, GELU, NO_ACTIVATION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
 def apply_activation(x, KIND: tl.constexpr):
-    """silu, gelu's approximation by tanh, or gelu."""
+    """silu, gelu's approximation by tanh, gelu, or x itself."""
+    if KIND == NO_ACTIVATION:
+        return x
     if KIND == SILU:
         return x / (1.0 + tl.exp(-x))
     if KIND == GELU_TANH:
@@ -39,18 +41,13 @@ def activated(
 
 
 @triton.jit
-def activate(
+def write_activated(
     product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
     row_arrivals,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """activation(gate) * up, or activation(up). Grid: rows, blocks of columns; for FP8 one block.
-
-    A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
-    with `up_at` 64.
-    """
-    begin(DEPENDENT)
+    """A block in a product's format; after the last of a row that must be divided, the whole row again."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     at = row * row_stride
@@ -70,6 +67,25 @@ def activate(
 
 
 @triton.jit
+def activate(
+    product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
+    row_arrivals,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """activation(gate) * up, or activation(up). Grid: rows, blocks of columns; for FP8 one block.
+
+    A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
+    with `up_at` 64.
+    """
+    begin(DEPENDENT)
+    write_activated(
+        product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms,
+        row_tops, row_arrivals, SPLITS, BIAS, KIND, GATED, INTERLEAVED, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
 def convert(
     source, source_stride, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals,
     FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -77,16 +93,7 @@ def convert(
 ):  # fmt: skip
     """float32 rows into a product's format. Grid: rows, blocks of columns; for FP8 one block."""
     begin(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    at = source + row * source_stride + tl.arange(0, BLOCK)
-    first = tl.program_id(1) * BLOCK
-    x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0)
-    factor = store_block(
-        x, row, first, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals, FORMAT,
-        BLOCK_ROWS, CHUNKS, BLOCK,
+    write_activated(
+        source, 0, source_stride, source, 0, width, values, value_stride, value_scale, codes, terms, row_tops,
+        row_arrivals, 1, False, NO_ACTIVATION, False, False, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK,
     )  # fmt: skip
-    if factor != 1.0:
-        for block in tl.range(0, tl.num_programs(1)):
-            first = block * BLOCK
-            x = tl.load(at + first, mask=first + tl.arange(0, BLOCK) < width, other=0.0) / factor
-            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)

@@ -1,25 +1,14 @@
 // Float rows to the formats that products read; the backend's own kernels write them where they compute the rows.
-// Defined by the loader: NAME_INT8 NAME_HALF, the kernels' names.
+// Defined by the loader: NAME_INT8 NAME_HALF, the kernels' names. Before it: primitives.cu, codes.cu.
 
 // One warp per row and 32 columns. x: float32 [rows, cols]; codes, terms: pack_activations.
-extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restrict__ codes, float* __restrict__ terms, int rows, int cols, int padded_cols) {
+extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restrict__ codes, float2* __restrict__ terms, int rows, int cols, int padded_cols) {
   const int lane = threadIdx.x % 32, groups = padded_cols / 32;
   const long unit = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (unit >= (long)rows * groups) return;
   const int row = (int)(unit / groups), group = (int)(unit % groups), col = group * 32 + lane;
   const float value = col < cols ? x[(long)row * cols + col] : 0.f;
-  float top = fabsf(value);
-  for (int o = 8; o; o >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));  // within 16 lanes
-  const float scale = top / 127.f, inverse = scale > 0.f ? 1.f / scale : 0.f;
-  const int code = __float2int_rn(value * inverse);
-  int sum = code;
-  for (int o = 8; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-  codes[(long)row * padded_cols + col] = (char)code;
-  if (lane % 16 == 0) {
-    float* to = terms + ((long)row * groups * 2 + group * 2 + lane / 16) * 2;
-    to[0] = scale;
-    to[1] = scale * (float)sum;
-  }
+  code_of(value).store(codes, terms, unit * 2 + lane / 16, lane % 16);
 }
 
 // One block per row; rows beyond `rows` become zeros. values: [blocks, chunks, 8, block_rows / 8, 8, 8] half.

@@ -1,5 +1,4 @@
-// Values as the codes and terms that the mat-vec reads: 16 neighbours, in 16 lanes beside each other, share a scale. Where
-// it ends with an activation or on the residual stream.
+// Values as the codes and terms that the mat-vec reads: 16 neighbours, in 16 lanes beside each other, share a scale.
 
 INLINE float larger(float x, float y) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y)); return r; }
 

@@ -231,9 +231,8 @@ def _entry(name: str, count: int, tiles: Tiles, ending: Ending | None) -> str:
 
 def activations_source() -> Source:
     """Float rows to both formats of activations."""
-    return Source(
-        "activations", _defines([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")]) + read("activations.cu")
-    )
+    names = _defines([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")])
+    return Source("activations", names + "".join(map(read, ("primitives.cu", "codes.cu", "activations.cu"))))
 
 
 def repack_source(ggml_type: GGMLType, form: FragmentFormat) -> Source:
