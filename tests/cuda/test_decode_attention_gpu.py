@@ -50,6 +50,8 @@ CASES = {
     "8 warps-parts": Case(
         replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_rows=8, runs=1), (1100, 3), parts=9
     ),
+    "8 warps-64 parts": Case(replace(PLAIN, warps=8, resident=16, splits=1, out="int8"), (9000, 3), parts=64),
+    "8 warps-gqa1-parts": Case(replace(PLAIN, group=1, warps=8, resident=16), (700, 90), parts=5),
     "int8-4 runs": Case(replace(PLAIN, head=96, rotary=64, group=5, element="int8"), (300, 18), parts=2),
     "2 warps-window": Case(replace(PLAIN, warps=2, resident=16, block_size=64), (95, 300, 60), parts=2, window=77),
     "int8-2 stages": Case(
@@ -199,10 +201,10 @@ def poison(count: int) -> torch.Tensor:
 def test_attention_of_tokens(name: str) -> None:
     case = CASES[name]
     kernel, twin = case.kernel, Twin(case, 3)
+    made = Device.of(twin)  # and the context that kernels are loaded into
     attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
     attention.prepare([kernel])
     assert attention.ready(kernel)
-    made = Device.of(twin)
     for _ in range(2):  # counters are left as they were
         made.launch(twin, attention)
     assert not made.arrivals.any()

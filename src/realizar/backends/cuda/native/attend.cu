@@ -473,35 +473,57 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
   if (!last) return;
   __threadfence();
   const long first = (long)decode * gridDim.z * all_heads + head0;
+  // Threads that are more than units take slices of the parts; the first of them are on their way while shares are made.
+  constexpr int SLICES = UNITS % 32 == 0 && THREADS % UNITS == 0 ? THREADS / UNITS : 1, AHEAD = 16;
+  const int slice = SLICES > 1 ? threadIdx.x / UNITS : 0, first_unit = threadIdx.x - slice * UNITS;
+  float4 part_of[AHEAD];
+  auto load_parts = [&](int u, int from) {
+#pragma unroll
+    for (int j = 0; j < AHEAD; j++)
+      if (from + j * SLICES < parts) part_of[j] = __ldcg((const float4*)(partial + (first + (long)(from + j * SLICES) * all_heads) * HEAD + u * 4));
+  };
+  load_parts(first_unit < UNITS ? first_unit : UNITS - 1, slice);
   for (int g = warp; g < GROUP; g += WARPS) {
-    float tops_of[MAX_PARTS / 32], most = sinks ? sinks[head0 + g] : NEVER, whole = 0.f;
+    float2 state_of[MAX_PARTS / 32];
+    float most = sinks ? sinks[head0 + g] : NEVER, whole = 0.f;
 #pragma unroll
     for (int i = 0; i < MAX_PARTS / 32; i++) {
       const int p = lane + i * 32;
-      tops_of[i] = p < parts ? __ldcg(state + (first + (long)p * all_heads + g) * 2) : NEVER;
-      most = fmaxf(most, tops_of[i]);
+      state_of[i] = p < parts ? __ldcg((const float2*)state + first + (long)p * all_heads + g) : make_float2(NEVER, 0.f);
+      most = fmaxf(most, state_of[i].x);
     }
     most = largest_of_warp(most);
 #pragma unroll
     for (int i = 0; i < MAX_PARTS / 32; i++) {
-      const int p = lane + i * 32;
-      tops_of[i] = weight_of(tops_of[i], most);
-      if (p < parts) whole += tops_of[i] * __ldcg(state + (first + (long)p * all_heads + g) * 2 + 1);
+      state_of[i].x = weight_of(state_of[i].x, most);
+      whole += state_of[i].x * state_of[i].y;
     }
     whole = sum_of_warp(whole) + (sinks ? __expf(sinks[head0 + g] - most) : 0.f);
 #pragma unroll
-    for (int i = 0; i < MAX_PARTS / 32; i++) shares[g][lane + i * 32] = tops_of[i] / whole;
+    for (int i = 0; i < MAX_PARTS / 32; i++) shares[g][lane + i * 32] = state_of[i].x / whole;
   }
   __syncthreads();
 #if FORM == 2
   if (kv_head == 0 && threadIdx.x == 0) out_scale[token] = 1.f;
 #endif
-  for (int u = threadIdx.x; u - lane < UNITS; u += THREADS) {
+  for (int u = first_unit; u - lane < UNITS; u += THREADS) {
     const bool live = u < UNITS;
     const int i = (live ? u : UNITS - 1) * 4, h = i / HEAD;
     float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 16
-    for (int p = 0; p < parts; p++) value = added(value, __ldcg((const float4*)(partial + (first + (long)p * all_heads) * HEAD + i)), shares[h][p]);
+    for (int from = slice; from < parts; from += AHEAD * SLICES) {
+      if (u != first_unit || from != slice) load_parts(i / 4, from);
+#pragma unroll
+      for (int j = 0; j < AHEAD; j++)
+        if (from + j * SLICES < parts) value = added(value, part_of[j], shares[h][from + j * SLICES]);
+    }
+    if constexpr (SLICES > 1) {
+      float4* sums = (float4*)ring;
+      if (slice > 0) sums[threadIdx.x - UNITS] = value;
+      __syncthreads();
+      if (slice > 0) return;
+#pragma unroll
+      for (int s = 1; s < SLICES; s++) value = added(value, sums[(s - 1) * UNITS + u], 1.f);
+    }
     write_four(value, out, terms, token, head0 * HEAD + i, all_heads * HEAD, out_stride, live);
   }
 }
