@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from realizar.backends.cuda.native.compiler import Source, read
 
 _ELEMENTS, _FORMS = ("bf16", "f16", "int8"), ("f32", "int8", "half")  # numbered as in attend.cu
+_FILES = "primitives.cu", "bulk.cu", "attend_heads.cu", "attend_results.cu", "attend.cu"
 _TILE, _APART = 16, 32  # keys, and bytes between their runs
 
 
@@ -79,4 +80,4 @@ class AttendKernel:
             "LEAST": self.least, "CAP": int(self.cap),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
-        return Source(name, defines + read("primitives.cu") + read("bulk.cu") + read("attend.cu"))
+        return Source(name, defines + "".join(map(read, _FILES)))

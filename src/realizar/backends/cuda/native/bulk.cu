@@ -10,7 +10,7 @@ INLINE void barrier_wait(u32 at, u32 parity) {
 INLINE void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
-// The same of what is read once: it makes room in the second-level cache before all else does.
+// The same of what is read once, or again only after much else: it leaves the second-level cache first.
 INLINE void copy_bulk_once(u32 to, const void* from, u32 bytes, u32 barrier) {
   u64 policy;  // volatile: made anew, it takes no registers in between
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -1,0 +1,138 @@
+// Heads of queries, keys and values as a block of attention holds them: where they lie, how they are normed, turned, kept in
+// the cache and multiplied. Defined around it: what attend.cu has.
+
+constexpr int THREADS = WARPS * 32, TILE = 16;
+constexpr int EACH = (HEAD + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
+constexpr int KEY_PIECES = (HEAD + 31) / 32, VALUE_PIECES = (HEAD + 63) / 64;  // of eight dimensions, of a lane and a key
+static_assert(BLOCK_SIZE % TILE == 0, "tiles lie in one block");
+constexpr int HEAD_PITCH = HEAD + 2;  // of heads in shared memory, so that a fragment's loads hit all banks
+constexpr int MAX_PARTS = 64, CUT = 64;  // keys that parts are multiples of
+constexpr int SCALE_GROUPS = (HEAD + 31) / 32;
+constexpr bool IN_LANE = !INTERLEAVED && ROTARY % 64 == 0;  // whether a lane holds both dimensions of a pair
+#define NEVER __int_as_float(0xff800000)  // minus infinity
+
+#if ELEMENT == 2
+typedef uint2 Piece;
+constexpr int BYTES = 1, SCALES_BYTES = TILE * SCALE_GROUPS * 2;  // of a tile of keys
+#else
+typedef uint4 Piece;
+constexpr int BYTES = 2, SCALES_BYTES = 0;
+#endif
+// A tile lies in shared memory as runs of keys, each a step of banks after the one before; with four runs, lanes that
+// read at once read from different ones. n, t, e stand for key 2n + 4t, or 2n + 4(t ^ 2) + 1.
+constexpr int RUN = TILE / RUNS, KEY_BYTES = HEAD * BYTES, RUN_BYTES = RUN * KEY_BYTES, RUN_PITCH = RUN_BYTES + (RUNS > 1 ? 32 : 0);
+constexpr int TILE_BYTES = RUNS * RUN_PITCH;
+INLINE int key_of(int n, int t, int e) { return (e ? (t ^ 2) * 4 + 1 : t * 4) + n * 2; }
+static_assert(2 * (TILE_BYTES + SCALES_BYTES) == STAGE_BYTES);  // keys, values, the keys' scales, the values'
+// A warp's result takes their place: two queries, then room, so that stores hit more banks.
+constexpr int PAIR_PITCH = 2 * HEAD + 4;
+static_assert((GROUP + 1) / 2 * PAIR_PITCH * 4 <= STAGES * STAGE_BYTES);
+
+#if ELEMENT == 0
+#define HALVES "bf16"
+#else
+#define HALVES "f16"
+#endif
+
+INLINE void store_u16(void* at, u32 bits) { asm volatile("st.global.u16 [%0], %1;" ::"l"(at), "h"((u16)bits) : "memory"); }
+INLINE u32 to_half(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+INLINE u32 to_bfloat(float x) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
+INLINE float from_half(u32 x) { return low_half(x); }
+
+INLINE u32 packed(float low, float high) {  // as the cache's type multiplies
+  u32 r;
+  asm("cvt.rn." HALVES "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+INLINE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALVES "." HALVES ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Eight dimensions as four pairs. Codes of int8 become 1024 + 128 + code first, which is exact, then code, then scaled.
+#if ELEMENT == 2
+INLINE void unpack(u32 (&x)[4], const Piece& raw, u32 scale) {
+  const u32 words[2] = {raw.x ^ 0x80808080u, raw.y ^ 0x80808080u};
+#pragma unroll
+  for (int i = 0; i < 4; i++) x[i] = mul2(add2(permute(words[i / 2], 0x64646464u, i % 2 ? 0x4342 : 0x4140), 0xe480e480u), scale);
+}
+#else
+INLINE void unpack(u32 (&x)[4], const Piece& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
+#endif
+
+#if __CUDA_ARCH__ < 900
+// Copies that a thread waits for by number: all but the newest N groups.
+INLINE void copy_async16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#endif
+
+INLINE float largest_of_warp(float x) { for (int o = 16; o; o >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, o)); return x; }
+INLINE float sum_of_warp(float x) { for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o); return x; }
+INLINE float cap_score(float s, float cap) { return CAP ? cap - 2.f * cap / (__expf(s * (2.f / cap)) + 1.f) : s; }
+INLINE float weight_of(float top, float reference) { return top == NEVER ? 0.f : __expf(top - reference); }
+
+// What a lane's dimensions are turned by, where it holds both of each pair.
+struct Angles { float cosine[ROTARY / 64 + 1], sine[ROTARY / 64 + 1]; };
+
+// One warp: a head's float32 values, normed and turned; `weight` is 0 where nothing is normed. `room`: for a head.
+INLINE void turn(float (&x)[EACH], float* room, const float* weight, const float* norm_bias, float eps, const Angles& angles, const float* cosine, const float* sine, int lane) {
+  if constexpr (NORM > 0)
+    if (weight) {
+      float mean = 0.f, squares = 0.f;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) mean += x[i];
+      mean = NORM == 2 ? sum_of_warp(mean) / HEAD : 0.f;
+#pragma unroll
+      for (int i = 0; i < EACH; i++) { x[i] = lane + i * 32 < HEAD ? x[i] - mean : 0.f; squares += x[i] * x[i]; }
+      const float scale = 1.f / sqrtf(sum_of_warp(squares) / HEAD + eps);
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const int d = lane + i * 32;
+        if (d < HEAD) x[i] = x[i] * scale * weight[d] + (NORM_BIAS ? norm_bias[d] : 0.f);
+      }
+    }
+  if constexpr (ROTARY > 0 && IN_LANE) {
+#pragma unroll
+    for (int i = 0; i < ROTARY / 64; i++) {
+      const float first = x[i], second = x[i + ROTARY / 64];
+      x[i] = first * angles.cosine[i] - second * angles.sine[i];
+      x[i + ROTARY / 64] = second * angles.cosine[i] + first * angles.sine[i];
+    }
+  } else if constexpr (ROTARY > 0) {
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+      if (lane + i * 32 < ROTARY) room[lane + i * 32] = x[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      const int d = lane + i * 32;
+      if (d >= ROTARY) continue;
+      const bool first = INTERLEAVED ? d % 2 == 0 : d < ROTARY / 2;
+      const int partner = INTERLEAVED ? d ^ 1 : first ? d + ROTARY / 2 : d - ROTARY / 2, angle = INTERLEAVED ? d / 2 : first ? d : partner;
+      x[i] = x[i] * cosine[angle] + (first ? -room[partner] : room[partner]) * sine[angle];
+    }
+    __syncwarp();
+  }
+}
+
+// One warp: a head into its place in the cache; it becomes what the cache then holds.
+INLINE void keep(float (&head)[EACH], char* cache, char* scales, long place, bool stored, int lane) {
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const int d = lane + i * 32;
+    const float x = d < HEAD ? head[i] : 0.f;
+#if ELEMENT == 2
+    const u32 bits = to_half(largest_of_warp(fabsf(x)) / 127.f);
+    const float scale = from_half(bits), code = fminf(fmaxf(rintf(x / (scale > 0.f ? scale : 1.f)), -127.f), 127.f);
+    head[i] = code * scale;
+    if (stored && d < HEAD) cache[place * HEAD + d] = (char)(int)code;
+    if (stored && lane == 0) store_u16(scales + (place * SCALE_GROUPS + i) * 2, bits);
+#else
+    const u32 bits = ELEMENT == 0 ? to_bfloat(x) : to_half(x);
+    head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
+    if (stored && d < HEAD) store_u16(cache + (place * HEAD + d) * 2, bits);
+#endif
+  }
+}
