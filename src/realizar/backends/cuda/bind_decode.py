@@ -102,7 +102,7 @@ class DecodeBinder:
             warps, resident = 8 if self._fits(replace(kernel, warps=8), 2 if long else 1) else 4, 16
         else:
             warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
-        runs = 1 if long or kernel.element == "int8" else 4  # of 16 keys in int8, a quarter is 512 bytes
+        runs = 1 if long or kernel.element == "int8" else 4  # there more copies cost more than bank conflicts
         sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs)
         ahead = replace(sized, stages=2)
         return ahead if few and not long and self._fits(ahead, 1) else sized

@@ -41,13 +41,18 @@ def activated(
 
 
 @triton.jit
-def write_activated(
+def activate(
     product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
     row_arrivals,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block in a product's format; after the last of a row that must be divided, the whole row again."""
+    """activation(gate) * up, or activation(up). Grid: rows, blocks of columns; for FP8 one block.
+
+    A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
+    with `up_at` 64.
+    """
+    begin(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     at = row * row_stride
@@ -67,33 +72,13 @@ def write_activated(
 
 
 @triton.jit
-def activate(
-    product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
-    row_arrivals,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """activation(gate) * up, or activation(up). Grid: rows, blocks of columns; for FP8 one block.
-
-    A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
-    with `up_at` 64.
-    """
-    begin(DEPENDENT)
-    write_activated(
-        product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms,
-        row_tops, row_arrivals, SPLITS, BIAS, KIND, GATED, INTERLEAVED, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit
 def convert(
     source, source_stride, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals,
     FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """float32 rows into a product's format. Grid: rows, blocks of columns; for FP8 one block."""
-    begin(DEPENDENT)
-    write_activated(
+    activate(
         source, 0, source_stride, source, 0, width, values, value_stride, value_scale, codes, terms, row_tops,
-        row_arrivals, 1, False, NO_ACTIVATION, False, False, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK,
+        row_arrivals, 1, False, NO_ACTIVATION, False, False, FORMAT, BLOCK_ROWS, CHUNKS, DEPENDENT, BLOCK,
     )  # fmt: skip

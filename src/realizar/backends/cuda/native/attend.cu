@@ -15,7 +15,8 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
      float* partial, float* state, int* arrivals, const int4* decodes, const int* tables, const int* table_stride,
-     char* out, float* out_scale, float* terms, float eps, float score_scale, float soft_cap, int split_stride, int row_stride, int key_at, int value_at,
+     char* out, float* out_scale, float* terms,
+     float eps, float score_scale, float soft_cap, int split_stride, int row_stride, int key_at, int value_at,
      int kv_heads, int window, int table_rows, int out_stride) {
   __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
   __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], shares[GROUP][MAX_PARTS];

@@ -24,9 +24,9 @@ class AttendKernel:
         out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
-        cap: whether scores are capped.
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
         least: parts of a context are no shorter than so many times 64 keys.
+        cap: whether scores are capped.
     """
 
     head: int
@@ -57,10 +57,8 @@ class AttendKernel:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of a warp for a tile of keys and values, and their scales."""
-        apart = _APART * self.runs if self.runs > 1 else 0
-        if self.element != "int8":
-            return 2 * (_TILE * 2 * self.head + apart)
-        return 2 * (_TILE * (self.head + 2 * -(-self.head // 32)) + apart)
+        each = self.head + 2 * -(-self.head // 32) if self.element == "int8" else 2 * self.head
+        return 2 * (_TILE * each + (_APART * self.runs if self.runs > 1 else 0))
 
     @property
     def shared_bytes(self) -> int:
