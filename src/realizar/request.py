@@ -25,6 +25,7 @@ class Request:
         cache_salt: requests share cached blocks only with those of the same salt.
         pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
             generates nothing: its `max_tokens` is 0.
+        client: whose request it is, for fair shares of what is done before it runs; any name, "" for nobody's.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     pooling: Pooling | None = None
+    client: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -67,6 +67,7 @@ _REQUEST = st.builds(
     priority=st.integers(-5, 5),
     cache_salt=st.none() | _TEXT,
     pooling=st.none() | st.sampled_from(["last", "mean"]),
+    client=_TEXT,
 )
 _COMMANDS = st.one_of(
     st.builds(Load, _TEXT, st.just(EngineConfig(threads=2, kv_cache_bytes=1 << 40))),

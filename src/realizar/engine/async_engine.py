@@ -153,6 +153,7 @@ class AsyncEngine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        client: str = "",
         score_only: bool = False,
         keep_pieces: bool = True,
     ) -> AsyncStream:
@@ -163,6 +164,7 @@ class AsyncEngine:
             prompt: text of the prompt, for the output.
             priority: lower is sooner.
             cache_salt: cached blocks are shared only under the same one.
+            client: whose request it is, as of `Request`.
             score_only: generate nothing; for `prompt_logprobs` alone.
             keep_pieces: whether its pieces will be iterated, and not `result` alone read.
 
@@ -179,6 +181,7 @@ class AsyncEngine:
             score_only=score_only,
             priority=priority,
             cache_salt=cache_salt,
+            client=client,
         )
         return await self._requests.submit(request, prompt, keep_pieces=keep_pieces)
 

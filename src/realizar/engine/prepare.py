@@ -23,6 +23,7 @@ def prepare_request(
     priority: int = 0,
     cache_salt: str | None = None,
     pooling: Pooling | None = None,
+    client: str = "",
 ) -> Request:
     """Resolve and check a request; whether it fits the engine is `EngineCore.add`'s to say.
 
@@ -30,7 +31,7 @@ def prepare_request(
         max_request_tokens: what `max_tokens=None` fills up to, prompt included.
         end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        priority, cache_salt, pooling: as of `Request`; a pooled request generates nothing.
+        priority, cache_salt, pooling, client: as of `Request`; a pooled request generates nothing.
 
     Raises:
         InvalidRequestError: an empty prompt, or an id beyond the vocabulary.
@@ -64,6 +65,7 @@ def prepare_request(
         priority=priority,
         cache_salt=cache_salt,
         pooling=pooling,
+        client=client,
     )
 
 
