@@ -7,6 +7,7 @@ No GPU is needed: each step is answered at once, with the same token for every r
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
-from realizar.backends.cuda.step_arrays import StepArrays, StepShape, decode_rows, tiles_of
+from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
 from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
 from realizar.engine.measure import measure
@@ -60,8 +61,8 @@ class AtOnce:
     def submit(self, step: ForwardInput) -> CUDAStep:
         if self._pending is not None:
             self._pending.sample()
-        wanted, tiles = wanted_tokens(step), len(list(tiles_of(step, TILE)))
-        decodes = padded_rows(len(decode_rows(step)), self._sizes.rows)
+        wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
+        decodes = padded_rows(count_decodes(step), self._sizes.rows)
         shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
         self._arrays.send(step, shape, [(want.token, step.rows[want.row_index].row) for want in wanted])
         self._pending = CUDAStep(
@@ -71,7 +72,9 @@ class AtOnce:
 
 
 def main() -> int:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 256
+    parser = argparse.ArgumentParser(description="Times the host's share of a step of decodes; needs no GPU.")
+    parser.add_argument("rows", type=int, nargs="?", default=256, help="sequences that decode together (default 256)")
+    rows = parser.parse_args().rows
     config = EngineConfig(max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=False)
     spec = build_spec(random_checkpoint("tiny", "q8_0"), config.context_length)
     core = EngineCore(AtOnce(spec, config), spec, config, policy=Policy("prefill"), steps_in_flight=2)

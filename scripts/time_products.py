@@ -8,6 +8,7 @@ time a forced instruction set honestly, set NUMBA_CPU_NAME (haswell for avx2) an
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import sys
 import time
@@ -63,14 +64,31 @@ def best_seconds(matrix: PackedMatrix, name: str, instruction_set: str, tokens: 
     return best
 
 
-def main(types: str, instruction_set: str = "", tokens: str = "12") -> None:
-    chosen = instruction_set or select().name
-    for name in types.split(","):
-        data = random_blocks(GGMLType[name], SIZE, SIZE, np.random.default_rng(1), 0.02)
-        matrix = pack(GGMLType[name], data, SIZE, SIZE, select(chosen).lanes)
-        seconds = best_seconds(matrix, name, chosen, int(tokens))
-        print(f"{name:8} {chosen:12} {SIZE * SIZE * int(tokens) / seconds / 1e9:8.1f} G multiply-adds/s")
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Speed of one thread's matrix products by weight type.")
+    parser.add_argument("types", type=weight_types, help="weight types with commas between, such as Q4_K,Q6_K")
+    parser.add_argument("instruction_set", nargs="?", help="default: the best of this processor")
+    parser.add_argument("tokens", type=int, nargs="?", default=12, help="default 12, one tile's")
+    given = parser.parse_args()
+    instructions = select(given.instruction_set)
+    for weight_type in given.types:
+        data = random_blocks(weight_type, SIZE, SIZE, np.random.default_rng(1), 0.02)
+        matrix = pack(weight_type, data, SIZE, SIZE, instructions.lanes)
+        seconds = best_seconds(matrix, weight_type.name, instructions.name, given.tokens)
+        speed = SIZE * SIZE * given.tokens / seconds / 1e9
+        print(f"{weight_type.name:8} {instructions.name:12} {speed:8.1f} G multiply-adds/s")
+    return 0
+
+
+def weight_types(text: str) -> list[GGMLType]:
+    """Types by their names, with commas between."""
+    try:
+        return [GGMLType[name.upper()] for name in text.split(",")]
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(
+            f"no weight type {error}; there are {', '.join(GGMLType.__members__)}"
+        ) from error
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    sys.exit(main())

@@ -10,6 +10,7 @@ where none is named.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import statistics
@@ -89,26 +90,36 @@ def decode_tokens_per_s(core: EngineCore, round_: int) -> float:
     return (count - 1) / (last - first)
 
 
-def main(model: str, what: str = "all", streams: str = "1") -> None:
+def main() -> int:
     """Print a line per round."""
-    checkpoint = find_checkpoint(model)
+    parser = argparse.ArgumentParser(description="Gaps of streams, cached prefixes and drafts, on a real model.")
+    parser.add_argument("model", help="a path, a pulled name or a Hugging Face name")
+    parser.add_argument("what", nargs="?", choices=("gaps", "prefix", "drafts", "all"), default="all")
+    parser.add_argument("streams", type=int, nargs="?", default=1, help="streams that run in `gaps` (default 1)")
+    given = parser.parse_args()
+    checkpoint = find_checkpoint(given.model)
     core = load_core(checkpoint, CONFIG)
     for round_ in range(ROUNDS):
-        if what in ("gaps", "all"):
-            print(f"gaps, {streams} running: {gaps(core, int(streams), round_)}")
-        if what in ("prefix", "all"):
+        if given.what in ("gaps", "all"):
+            print(f"gaps, {given.streams} running: {gaps(core, given.streams, round_)}")
+        if given.what in ("prefix", "all"):
             print(f"prefix: {prefix(core, round_)}")
-    if what in ("drafts", "all"):
-        drafting = load_core(checkpoint, replace(CONFIG, speculative_tokens=4))
-        for round_ in range(ROUNDS):
-            before, plain = drafting.counts, decode_tokens_per_s(core, round_)
-            drafted, after = decode_tokens_per_s(drafting, round_), drafting.counts
-            accepted = after.accepted_tokens - before.accepted_tokens
-            proposed = after.draft_tokens - before.draft_tokens
-            print(f"drafts: {plain:.1f} tokens/s, with drafts {drafted:.1f}; {accepted} of {proposed} accepted")
-        drafting.close()
+    if given.what in ("drafts", "all"):
+        time_drafts(core, load_core(checkpoint, replace(CONFIG, speculative_tokens=4)))
     core.close()
+    return 0
+
+
+def time_drafts(core: EngineCore, drafting: EngineCore) -> None:
+    """Greedy text that repeats itself, from an engine without drafts and from one with them, which is closed."""
+    for round_ in range(ROUNDS):
+        before, plain = drafting.counts, decode_tokens_per_s(core, round_)
+        drafted, after = decode_tokens_per_s(drafting, round_), drafting.counts
+        accepted = after.accepted_tokens - before.accepted_tokens
+        proposed = after.draft_tokens - before.draft_tokens
+        print(f"drafts: {plain:.1f} tokens/s, with drafts {drafted:.1f}; {accepted} of {proposed} accepted")
+    drafting.close()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())
