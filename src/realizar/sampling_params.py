@@ -6,11 +6,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from realizar.errors import InvalidRequestError
 
 StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice"]
+
+BUILT_IN_SAMPLING: Mapping[str, float | int] = MappingProxyType(
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+)
+"""What commands, server and `LLM` use where a model's files advise nothing: llama.cpp's defaults. Small models write
+word salad without them. `SamplingParams()` itself is neutral, as vLLM's is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from cyclopts import App, CycloptsError
 
 from realizar.cli.sampling_options import SamplingOptions, describe, parse_assignments
 from realizar.errors import InvalidRequestError
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import BUILT_IN_SAMPLING, SamplingParams
 
 # What makes no sense for one answer in a terminal, takes token ids, or has options of its own.
 NOT_OPTIONS = {
@@ -96,3 +98,24 @@ def test_every_64_bit_seed_is_taken() -> None:
     assert {SamplingParams(seed=seed).seed for seed in (-(2**63), 2**64 - 1)} == {-(2**63), 2**64 - 1}
     with pytest.raises(InvalidRequestError, match="seed"):
         SamplingParams(seed=2**64)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--temp 0.25", "temperature", 0.25),
+        ("--repeat-penalty 1.5", "repetition_penalty", 1.5),
+        ("--typical 0.5", "typical_p", 0.5),
+        ("--n-predict 9", "max_tokens", 9),
+    ],
+)
+def test_names_of_llama_cpp(words: str, name: str, value: float) -> None:
+    assert getattr(parsed(words), name) == value
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve"])
+def test_help_states_what_is_built_in(realizar: Callable[..., Any], command: str) -> None:
+    words = " ".join(realizar(command, "--help").stdout.replace("│", " ").split())
+    for name, value in BUILT_IN_SAMPLING.items():
+        option = words[words.index(f"--{name.replace('_', '-')} ") :]
+        assert f"advice, else {value}." in option[:300] or f"advise, else {value}." in option[:300], name

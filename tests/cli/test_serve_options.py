@@ -11,12 +11,14 @@ from cyclopts import App, CycloptsError
 
 from realizar.backends.base import Capacity
 from realizar.cli.loading import EngineOptions
-from realizar.cli.serve import describe
+from realizar.cli.sampling_options import SamplingOptions
+from realizar.cli.serve import _prepare, describe
 from realizar.cli.serve_options import BatchingOptions, ServerOptions, read_keys
 from realizar.cli.serving import open_port
 from realizar.config import EngineConfig
 from realizar.engine.process_messages import EngineInfo
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.sampling_params import SamplingParams
 
 BASE = EngineConfig(threads=3)
 
@@ -158,3 +160,24 @@ def test_ports_that_are_none(port: int) -> None:
     """The resolver would take them modulo 65536, and the server would listen elsewhere."""
     with pytest.raises(RealizarError, match=f"65535, not {port}"):
         open_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("words", "sampling", "wanted"),
+    [
+        ((), SamplingOptions(), SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)),
+        (
+            (),
+            SamplingOptions(temperature=0.1, min_p=0.0),
+            SamplingParams(temperature=0.1, top_k=40, top_p=0.95, min_p=0.0),
+        ),
+        (("--api-defaults", "openai"), SamplingOptions(), SamplingParams()),
+        (("--api-defaults", "openai"), SamplingOptions(max_tokens=9), SamplingParams(max_tokens=9)),
+    ],
+)
+def test_sampling_of_requests_that_name_none(
+    smollm2_path: Path, words: tuple[str, ...], sampling: SamplingOptions, wanted: SamplingParams
+) -> None:
+    server, batching, _ = parsed(*words)
+    served, _ = _prepare(str(smollm2_path), server, batching, BASE, sampling)
+    assert served.default_sampling == wanted

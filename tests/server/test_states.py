@@ -22,6 +22,7 @@ from realizar.errors import (
     RealizarError,
     StepMemoryError,
 )
+from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from scripted_engine import ScriptedEngine, events_of, scripted_model
@@ -89,6 +90,9 @@ def test_models_and_tokens_are_told_while_loading() -> None:
     listed = ask(engine, "/v1/models").json()
     assert listed["data"][0]["id"] == "scripted"
     assert listed["data"][0]["max_model_len"] == 100_000
+    sampling = listed["data"][0]["default_sampling"]
+    assert (sampling["temperature"], sampling["top_k"], sampling["max_tokens"]) == (1.0, 0, None)
+    assert SamplingParams(**sampling) == SamplingParams()
     assert ask(engine, "/v1/models/scripted").json() == listed["data"][0]
     assert ask(engine, "/tokenize", {"prompt": "Hi"}).json()["tokens"] == [72, 105]
     assert ask(engine, "/metrics").status_code == 200

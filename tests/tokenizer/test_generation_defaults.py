@@ -10,7 +10,7 @@ import pytest
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.sampling_params import SamplingParams
-from realizar.tokenizer.generation_defaults import generation_defaults
+from realizar.tokenizer.generation_defaults import default_sampling, generation_defaults
 
 
 def gguf(**values: Any) -> Checkpoint:
@@ -60,3 +60,19 @@ def test_values_out_of_range(checkpoint: Checkpoint, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         generation_defaults(checkpoint)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "wanted"),
+    [
+        (gguf(), (0.8, 40, 0.95, 0.05)),
+        (gguf(temp=0.5, min_p=0.0), (0.5, 40, 0.95, 0.0)),
+        (folder(temperature=1.0, top_p=1.0), (1.0, 40, 1.0, 0.05)),
+        (folder(do_sample=False), (0.0, 40, 0.95, 0.05)),
+    ],
+)
+def test_what_the_files_leave_open_is_built_in(checkpoint: Checkpoint, wanted: tuple[float, ...]) -> None:
+    found = default_sampling(checkpoint)
+    assert (found.temperature, found.top_k, found.top_p, found.min_p) == wanted
+    neutral = SamplingParams()
+    assert (neutral.temperature, neutral.top_k, neutral.top_p, neutral.min_p) == (1.0, 0, 1.0, 0.0)

@@ -67,5 +67,5 @@ OutputLines = Annotated[
 ]
 Integer = Annotated[int, Parameter(converter=exact_integer)]
 MaybeInteger = Annotated[int | None, Parameter(converter=exact_integer)]
-Threads = Annotated[MaybeInteger, Parameter(help="CPU threads; default the physical cores.")]
+Threads = Annotated[MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads; default the physical cores.")]
 KVCacheType = Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype", help="Element type of the KV cache.")]

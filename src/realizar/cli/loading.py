@@ -34,7 +34,7 @@ class EngineOptions:
     device: DeviceChoice = "auto"
     batch_invariant: bool = False
     fp8_copies: bool = False
-    threads: MaybeInteger = None
+    threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None

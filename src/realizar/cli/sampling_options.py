@@ -1,4 +1,4 @@
-"""Sampling parameters as options. Only those given override the model's own defaults. cyclopts and the nouns."""
+"""Sampling parameters as options. What is not given is what the model's files advise, else what is built in."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from realizar.sampling_params import SamplingParams
 @Parameter(name="*", group="Sampling", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Options named like the fields of `SamplingParams`; what is not given is the model's default, then ours.
+    """Options named like the fields of `SamplingParams`; those given replace the defaults of the model.
 
     Attributes:
         max_tokens: tokens to generate; default the rest of the context.
         min_tokens: go on at least so long.
-        temperature: 0 is greedy.
-        top_k: keep so many of the most probable tokens; 0 is off.
-        top_p: keep the most probable tokens that make up this much.
-        min_p: keep tokens at least this probable, relative to the most probable one.
+        temperature: 0 is greedy; default what the model's files advise, else 0.8.
+        top_k: keep so many of the most probable tokens; 0 is off; default the files' advice, else 40.
+        top_p: keep the most probable tokens that make up this much; 1 is off; default the files' advice, else 0.95.
+        min_p: keep tokens at least this probable, relative to the most probable one; 0 is off; default the files'
+            advice, else 0.05.
         typical_p: locally typical sampling; 1 is off.
         top_n_sigma: keep logits within so many standard deviations of the largest; 0 is off.
         xtc_probability: how often to leave out top choices.
@@ -44,13 +45,13 @@ class SamplingOptions:
         ignore_eos: go on past the model's end tokens.
     """
 
-    max_tokens: Annotated[MaybeInteger, Parameter(name=("--max-tokens", "-n"))] = None
+    max_tokens: Annotated[MaybeInteger, Parameter(name=("--max-tokens", "--n-predict", "-n"))] = None
     min_tokens: MaybeInteger = None
-    temperature: Annotated[float | None, Parameter(name=("--temperature", "-t"))] = None
+    temperature: Annotated[float | None, Parameter(name=("--temperature", "--temp"))] = None
     top_k: MaybeInteger = None
     top_p: float | None = None
     min_p: float | None = None
-    typical_p: float | None = None
+    typical_p: Annotated[float | None, Parameter(name=("--typical-p", "--typical"))] = None
     top_n_sigma: float | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
@@ -61,7 +62,7 @@ class SamplingOptions:
     mirostat: MaybeInteger = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[float | None, Parameter(name=("--repetition-penalty", "--repeat-penalty"))] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: MaybeInteger = None

@@ -6,7 +6,7 @@ import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from realizar.backends.machine import physical_cores
 from realizar.cli.arguments import Model
@@ -19,7 +19,6 @@ from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from realizar.checkpoint.checkpoint import Checkpoint
     from realizar.engine.async_engine import AsyncEngine
     from realizar.engine.process_messages import EngineInfo
     from realizar.server.served_model import ServedModel
@@ -86,6 +85,7 @@ def _prepare(
     from realizar.models.pooling import default_pooling
     from realizar.models.registry import build_spec
     from realizar.server.served_model import make_served_model
+    from realizar.tokenizer.generation_defaults import default_sampling
     from realizar.tokenizer.stop_checker import StopChecker
 
     with download_progress() as fetching:
@@ -94,7 +94,7 @@ def _prepare(
         checkpoint,
         server.served_model_name or (_default_name(model),),
         config.context_length or build_spec(checkpoint).context_length,
-        sampling.apply(_model_defaults(checkpoint)),
+        sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint)),
     )
     load = Load(str(checkpoint.path), config, fit_context=True, fit_running=batching.max_running is None)
     running = AsyncEngine(
@@ -146,10 +146,3 @@ def _default_name(model: str) -> str:
     """A hub's name as it stands; of a path the last part, which tells clients nothing of this machine."""
     path = Path(model)
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model
-
-
-def _model_defaults(checkpoint: Checkpoint) -> SamplingParams:
-    from realizar.tokenizer.generation_defaults import generation_defaults
-
-    defaults: dict[str, Any] = generation_defaults(checkpoint)
-    return SamplingParams(**defaults)

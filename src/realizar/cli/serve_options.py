@@ -31,6 +31,8 @@ class ServerOptions:
         api_key_file: file of keys, one a line; a request must bring one of them.
         served_model_name: name of the model in the API; may be repeated.
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
+        api_defaults: sampling of requests that name none: model is the files' advice, then what is built in;
+            openai is temperature 1 and top_p 1, whatever the files advise. The options below change either.
         embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
         allow_request_templates: let requests bring chat templates of their own.
         no_web_page: serve no chat page at /.
@@ -43,6 +45,7 @@ class ServerOptions:
     api_key_file: Path | None = None
     served_model_name: Annotated[tuple[str, ...], Parameter(name=("--served-model-name", "--alias"))] = ()
     cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
+    api_defaults: Literal["model", "openai"] = "model"
     embeddings: Literal["last", "mean"] | None = None
     allow_request_templates: bool = False
     no_web_page: bool = False

@@ -24,7 +24,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 from realizar.tokenizer.chat_messages import Message
 from realizar.tokenizer.chat_template import ChatTemplate
-from realizar.tokenizer.generation_defaults import generation_defaults
+from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -61,8 +61,7 @@ class LLM:
         self._config = replace(config or EngineConfig(), **overrides)
         self._checkpoint = find_checkpoint(model, fetch_progress)
         self._tokenizer = load_tokenizer(self._checkpoint)
-        defaults: dict[str, Any] = generation_defaults(self._checkpoint)
-        self._default_sampling = SamplingParams(**defaults)
+        self._default_sampling = default_sampling(self._checkpoint)
         core = load_core(
             self._checkpoint,
             self._config,
@@ -92,7 +91,9 @@ class LLM:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The model's own defaults on top of the built-in ones; `dataclasses.replace` what a request names."""
+        """Sampling of requests that bring no parameters: the files' advice, then temperature 0.8, top_k 40, top_p 0.95,
+        min_p 0.05. Use `dataclasses.replace` to change some of it; `SamplingParams()` by itself is neutral.
+        """
         return self._default_sampling
 
     def generate(

@@ -10,7 +10,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.chat_template import ChatTemplate
-from realizar.tokenizer.generation_defaults import generation_defaults
+from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ class ServedModel:
         names: ids that requests may use; the first is the one that answers carry.
         tokenizer: of the model.
         template: None for a model without a chat template.
-        default_sampling: the model's own defaults and those of the command line; a request's fields go on top.
+        default_sampling: of requests that name none: the command line's, the files' advice, what is built in.
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
     """
@@ -52,7 +52,7 @@ def make_served_model(
     Args:
         names: ids that requests may use, the first foremost.
         context_length: tokens of a request, prompt and output.
-        sampling: defaults of requests; None takes the model's own.
+        sampling: defaults of requests; None takes the files' advice, then what is built in.
 
     Raises:
         TokenizerError: no vocabulary, or one that can't be reproduced exactly.
@@ -64,7 +64,4 @@ def make_served_model(
         template = ChatTemplate(tokenizer)
     except ChatTemplateError:
         template = None  # `chat` says so when asked
-    if sampling is None:
-        defaults: dict[str, object] = {**generation_defaults(checkpoint)}
-        sampling = SamplingParams(**defaults)  # type: ignore[arg-type]
-    return ServedModel(tuple(names), tokenizer, template, sampling, context_length)
+    return ServedModel(tuple(names), tokenizer, template, sampling or default_sampling(checkpoint), context_length)

@@ -1,12 +1,13 @@
-"""Sampling settings that a model's authors recommend, read from its files. Standard library only."""
+"""Sampling where a caller asks for none: what a model's authors recommend in its files, then what is built in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, InvalidRequestError
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import BUILT_IN_SAMPLING, SamplingParams
 
 _GGUF_PREFIX = "general.sampling."
 _GGUF_NAMES: Mapping[str, str] = {
@@ -23,6 +24,16 @@ _GGUF_NAMES: Mapping[str, str] = {
 }
 _JSON_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _INTEGERS = ("top_k", "mirostat")
+
+
+def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
+    """The sampling of requests that name none: each value is the files' advice, or the built-in one.
+
+    Raises:
+        CheckpointError: advice that is no number or out of range; names file and key.
+    """
+    defaults: dict[str, Any] = {**BUILT_IN_SAMPLING, **generation_defaults(checkpoint)}
+    return SamplingParams(**defaults)
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:

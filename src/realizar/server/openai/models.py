@@ -10,6 +10,30 @@ from starlette.responses import Response
 
 from realizar.server.api import Api, api_of
 
+_SHOWN = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_tokens",
+    "seed",
+)
+"""Fields that a request may name, with their values where it does not; `max_tokens` null is the rest of the context."""
+
 
 async def list_models(request: Request) -> Response:
     """All names that the model is served under."""
@@ -35,4 +59,5 @@ def _card(api: Api, name: str) -> dict[str, Any]:
         "root": api.model.name,
         "parent": None,
         "max_model_len": api.max_model_len,
+        "default_sampling": {name: getattr(api.model.default_sampling, name) for name in _SHOWN},
     }
