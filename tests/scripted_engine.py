@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,8 +128,10 @@ class ByteTokenizer(Tokenizer):
     def control_texts(self) -> frozenset[str]:
         return frozenset()
 
-    def _encode(self, text: str, add_special: bool, parse_special: bool, hidden: str = "") -> list[int]:
-        return list(text.replace(hidden, "").encode() if hidden else text.encode())
+    def _encode(
+        self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
+    ) -> list[int]:
+        return list((text.translate(restore) if restore else text).encode())
 
 
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"

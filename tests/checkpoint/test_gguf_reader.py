@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -282,12 +283,37 @@ def _count_of_wrong_type(folder: Path) -> Path:
     return path
 
 
+def _whole_file(split: dict[str, Any]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "m.gguf"
+        write_gguf(path, ARCHITECTURE | {f"split.{key}": np.uint16(value) for key, value in split.items()}, [])
+        return path
+
+    return make
+
+
+def test_a_file_merged_from_parts_opens(tmp_path: Path) -> None:
+    assert not read_gguf(_whole_file({"no": 0, "count": 0, "tensors.count": 0})(tmp_path)).tensors
+
+
 @pytest.mark.parametrize(
     ("make", "file", "message"),
     [
+        (_whole_file({"no": 1}), "m.gguf", "key 'split.no': this is part 2 of a model whose split.count is missing"),
+        (
+            _whole_file({"no": 3, "count": 0}),
+            "m.gguf",
+            "key 'split.no': this is part 4 of a model whose split.count is 0",
+        ),
+        (
+            _whole_file({"no": 2, "count": 2}),
+            "m.gguf",
+            "key 'split.no': this is part 3 of a model whose split.count is 2",
+        ),
+        (_whole_file({"tensors.count": 5}), "m.gguf", "5 tensors are announced and the model holds 0"),
         (_later_part, "model-00002-of-00003.gguf", "part 2 of 3; open the first part"),
         (_missing_part, "model-00003-of-00003.gguf", "part 3 of 3 is missing"),
-        (_wrong_total, "model-00001-of-00002.gguf", "99 tensors are announced and the parts hold 35"),
+        (_wrong_total, "model-00001-of-00002.gguf", "99 tensors are announced and the model holds 35"),
         (_renamed, "model.gguf", "name must end in -00001-of-00002.gguf"),
         (_swapped, "model-00002-of-00003.gguf", "this is not part 2 of 3"),
         (_same_tensor_twice, "m-00002-of-00002.gguf", "tensor 'twice': duplicate tensor, already in m-00001"),

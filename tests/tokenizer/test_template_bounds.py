@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Mapping
 
 import pytest
 
@@ -106,7 +107,9 @@ class _NoTokenizer(Tokenizer):
     def control_texts(self) -> frozenset[str]:
         raise NotImplementedError
 
-    def _encode(self, text: str, add_special: bool, parse_special: bool, hidden: str = "") -> list[int]:
+    def _encode(
+        self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
+    ) -> list[int]:
         raise NotImplementedError
 
 

@@ -65,6 +65,11 @@ def test_no_vocabulary(change: dict[str, Any], message: str) -> None:
         ("tokens", np.zeros(4), "no list of strings"),
         ("token_type", np.array([1, 1], np.int32), "2 entries for 4 tokens"),
         ("token_type", ["x"], "no list of numbers"),
+        ("token_type", np.array([1, 1, 99, 3], np.int32), "token 2 is of type 99, which is unknown"),
+        ("token_type", np.array([1, -1, 1, 3], np.int64), "token 1 is of type -1, which is unknown"),
+        ("token_type", np.array([1, 1, 1, (1 << 32) + 3], np.uint64), "token 3 is of type 4294967299"),
+        ("token_type", np.array([1, 1, 1.5, 3], np.float32), "token 2 is of type 1.5"),
+        ("tokens", ["a", "b", "ab", "<" * 257], "special token 3 has 257 characters, above 256"),
         ("scores", np.zeros(5, np.float32), "5 entries for 4 tokens"),
         ("scores", np.array([0, np.nan, 0, 0], np.float32), "holds NaN"),
         ("merges", ["a c"], "names no token"),
@@ -83,7 +88,13 @@ def test_malformed(key: str, value: Any, message: str) -> None:
     name = f"tokenizer.ggml.{key}"
     with pytest.raises(CheckpointError, match=message) as caught:
         load({**GOOD, name: value})
-    assert str(caught.value).startswith(f"made-up.gguf: key '{name}': ")
+    assert str(caught.value).startswith("made-up.gguf: key 'tokenizer.ggml.")
+    assert key == "tokens" or name in str(caught.value)
+
+
+def test_scores_that_float32_lacks_have_a_rank() -> None:
+    scores = np.array([0, 0, -1e300, 1e300])
+    assert load({**SCORED, "tokenizer.ggml.scores": scores}).encode("a", add_special=False) == [0, 3]
 
 
 def test_malformed_charsmap() -> None:

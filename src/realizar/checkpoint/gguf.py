@@ -54,7 +54,8 @@ def read_gguf(path: Path) -> Checkpoint:
                 reason = f"duplicate tensor, already in {tensors[name].path.name}"
                 raise CheckpointError(tensor.path, f"tensor {shown(name)}", reason)
             tensors[name] = tensor
-    _check_split_total(path, first, len(tensors))
+    for part in parts:
+        _check_split_total(part, len(tensors))
     files = {part.file.path: part.file for part in parts}
     return Checkpoint(
         path=path,
@@ -110,10 +111,14 @@ def _alignment(path: Path, metadata: dict[str, Any], types: dict[str, ValueType]
 
 
 def _read_other_parts(path: Path, first: _Part) -> list[_Part]:
-    count = _split_number(path, first, "split.count", 1)
-    if count <= 1:
-        return []
+    count = _split_number(path, first, "split.count", 1)  # 0 in a file that was merged from parts
     number = _split_number(path, first, "split.no", 0)
+    if count <= 1 and number == 0:
+        return []
+    if number >= count:
+        stated = count if "split.count" in first.metadata else "missing"
+        reason = f"this is part {number + 1} of a model whose split.count is {stated}"
+        raise CheckpointError(path, "key 'split.no'", reason)
     if number != 0:
         reason = f"this is part {number + 1} of {count}; open the first part, whose name ends in -00001-of-{count:05}"
         raise CheckpointError(path, "key 'split.no'", reason)
@@ -141,10 +146,8 @@ def _split_number(path: Path, part: _Part, key: str, default: int) -> int:
     return value
 
 
-def _check_split_total(path: Path, first: _Part, num_tensors: int) -> None:
-    if _split_number(path, first, "split.count", 1) <= 1:
-        return
-    announced = _split_number(path, first, "split.tensors.count", num_tensors)
+def _check_split_total(part: _Part, num_tensors: int) -> None:
+    announced = _split_number(part.file.path, part, "split.tensors.count", num_tensors)
     if announced != num_tensors:
-        reason = f"{announced} tensors are announced and the parts hold {num_tensors}"
-        raise CheckpointError(path, "key 'split.tensors.count'", reason)
+        reason = f"{announced} tensors are announced and the model holds {num_tensors}"
+        raise CheckpointError(part.file.path, "key 'split.tensors.count'", reason)

@@ -101,7 +101,7 @@ class ChatTemplate:
             return self._tokenizer.encode_rendered(compiled.render(messages, tools, add_generation_prompt, variables))
         safe_messages, safe_tools, safe_variables = hidden.value
         text = compiled.render(safe_messages, safe_tools, add_generation_prompt, safe_variables)
-        return self._tokenizer.encode_rendered(text, hidden.mark)
+        return self._tokenizer.encode_rendered(text, hidden.restore)
 
     def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The text of the template that prompts with such tools, or without any, are rendered by."""

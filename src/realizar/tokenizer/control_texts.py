@@ -1,84 +1,127 @@
 """Keeps control tokens that are spelled in a conversation apart from those that a template writes.
 
-A mark, a private-use character that the conversation does not hold, goes behind the first character of every control
-token's text in every string, and of every beginning of one at a string's end, which the next string could complete.
-The template renders the marked strings; special tokens are looked for while the marks are there; then they are taken
-out. Conversations without such texts, nearly all, are not touched. Standard library only.
+A mark, a private-use character that neither the conversation nor a control token holds, goes behind the first character
+of every control token's text in every string, and of every beginning of one at a string's end, which the next string
+could complete. A mark cannot break a control token of one character: another private-use character stands in for it.
+The template renders the marked strings; special tokens are looked for while the marks are there; then `Hidden.restore`
+undoes them. Conversations without such texts, nearly all, are not touched.
 """
 
 from __future__ import annotations
 
-import re
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_PRIVATE_USE = range(0xE000, 0xF900)
+from realizar.errors import InvalidRequestError
+from realizar.tokenizer.special_tokens import SpecialTokenFinder
+
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A conversation with marks, and the mark."""
+    """A conversation with marks, and what `str.translate` needs to take them out of a text again."""
 
     value: Any
-    mark: str
+    restore: Mapping[int, str]
 
 
 class ControlTextHider:
     """Args: texts: what control tokens are spelled as."""
 
     def __init__(self, texts: frozenset[str]) -> None:
-        longest_first = sorted((text for text in texts if text), key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        self._firsts = frozenset(text[0] for text in longest_first)
-        self._beginnings = frozenset(text[:size] for text in longest_first for size in range(1, len(text)))
-        self._longest = max(map(len, longest_first), default=0)
+        self._texts = sorted(text for text in texts if text)
+        self._single = frozenset(text for text in self._texts if len(text) == 1)
+        self._longer = [text for text in self._texts if len(text) > 1]
+        self._finder = SpecialTokenFinder({text: index for index, text in enumerate(self._longer)})
+        self._firsts = frozenset(text[0] for text in self._longer)
+        self._longest = max(map(len, self._longer), default=0)
 
     def hide(self, value: Any) -> Hidden | None:
-        """The same structure with marks in its strings; None where none are needed."""
-        strings = list(_strings(value))
-        if self._whole is None or not any(self._suspect(text) for text in strings):
-            return None
-        used = set().union(*strings)
-        mark = next(chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        return Hidden(self._marked(value, mark), mark)
+        """The same structure with marks in its strings; None where none are needed.
 
-    def _suspect(self, text: str) -> bool:
-        return self._whole is not None and (self._whole.search(text) is not None or self._open_end(text) is not None)
+        Raises:
+            InvalidRequestError: the conversation holds every private-use character.
+        """
+        strings = list(_strings(value))
+        if not any(self._is_suspect(text) for text in strings):
+            return None
+        used: set[str] = set().union(*strings)
+        reserved = used.union(*self._texts)
+        free = (chr(code) for code in itertools.chain(*_PRIVATE_USE) if chr(code) not in reserved)
+        try:
+            mark = next(free)
+            stand_ins = {ord(text): next(free) for text in sorted(self._single & used)}
+        except StopIteration:
+            raise InvalidRequestError("the conversation leaves no private-use character free", "messages") from None
+        restore = {ord(mark): "", **{ord(stand_in): chr(code) for code, stand_in in stand_ins.items()}}
+        return Hidden(self._marked(value, mark, stand_ins), restore)
+
+    def _is_suspect(self, text: str) -> bool:
+        return not self._single.isdisjoint(text) or self._open_end(text) is not None or self._holds_longer(text)
+
+    def _holds_longer(self, text: str) -> bool:
+        return any(isinstance(piece, int) for piece in self._finder.split(text))
 
     def _open_end(self, text: str) -> int | None:
         """Where a beginning of a control token starts that runs to the end of the text."""
         for start in range(max(0, len(text) - self._longest), len(text)):
-            if text[start] in self._firsts and text[start:] in self._beginnings:
+            if text[start] not in self._firsts:
+                continue
+            end = text[start:]
+            at = bisect_left(self._longer, end)
+            if at < len(self._longer) and self._longer[at] == end:
+                at += 1  # whole, which is no beginning of itself
+            if at < len(self._longer) and self._longer[at].startswith(end):
                 return start
         return None
 
-    def _marked(self, value: Any, mark: str) -> Any:
+    def _marked(self, value: Any, mark: str, stand_ins: Mapping[int, str]) -> Any:
         if isinstance(value, str):
-            return self._mark(value, mark)
+            return self._mark(value.translate(stand_ins) if stand_ins else value, mark)
         if isinstance(value, Mapping):
-            return {key: self._marked(item, mark) for key, item in value.items()}
+            return {
+                self._marked_key(key, mark, stand_ins): self._marked(item, mark, stand_ins)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return type(value)(self._marked(item, mark) for item in value)
+            return type(value)(self._marked(item, mark, stand_ins) for item in value)
         return value
 
+    def _marked_key(self, key: Any, mark: str, stand_ins: Mapping[int, str]) -> Any:
+        return self._marked(key, mark, stand_ins) if _is_text_key(key) else key
+
     def _mark(self, text: str, mark: str) -> str:
-        if self._whole is None:
-            return text
         start = self._open_end(text)
         if start is not None:
             text = text[: start + 1] + mark + text[start + 1 :]
-        # A mark may uncover no new text, so one pass finds all; overlapping ones are broken by the first's mark.
-        while self._whole.search(text):
-            text = self._whole.sub(lambda match: match.group()[0] + mark + match.group()[1:], text)
-        return text
+        # No control token holds the mark, so each pass leaves fewer of them: those that overlapped the ones it broke.
+        while True:
+            pieces = list(self._finder.split(text))
+            if all(isinstance(piece, str) for piece in pieces):
+                return text
+            text = "".join(piece if isinstance(piece, str) else self._broken(piece, mark) for piece in pieces)
+
+    def _broken(self, index: int, mark: str) -> str:
+        text = self._longer[index]
+        return text[0] + mark + text[1:]
+
+
+def _is_text_key(key: Any) -> bool:
+    """Whether a key of an object is a text of the user's. Templates look up names such as `role` by identifiers."""
+    return isinstance(key, str) and not key.isidentifier()
 
 
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            if _is_text_key(key):
+                yield key
             yield from _strings(item)
     elif isinstance(value, list | tuple):
         for item in value:

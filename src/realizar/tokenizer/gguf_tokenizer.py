@@ -82,7 +82,9 @@ class GGUFTokenizer(Tokenizer):
         control = np.flatnonzero(np.isin(self._types, (TokenType.CONTROL, TokenType.UNKNOWN)))
         return frozenset(self._tokens[index] for index in control.tolist())
 
-    def _encode(self, text: str, add_special: bool, parse_special: bool, hidden: str = "") -> list[int]:
+    def _encode(
+        self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
+    ) -> list[int]:
         ids: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
             ids.append(self.bos_id)
@@ -93,8 +95,8 @@ class GGUFTokenizer(Tokenizer):
                 ids.append(piece)
                 after_special = True
                 continue
-            if hidden:
-                piece = piece.replace(hidden, "")
+            if restore:
+                piece = piece.translate(restore)
             if self._model == "llama":
                 piece = (" " + piece if self._add_space and after_special else piece).replace(" ", SPACE)
             ids.extend(self._encode_piece(piece))

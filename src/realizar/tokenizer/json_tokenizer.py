@@ -114,9 +114,10 @@ class JSONTokenizer(Tokenizer):
     def control_texts(self) -> frozenset[str]:
         return frozenset(self._added[index] for index in self._special)
 
-    def _encode(self, text: str, add_special: bool, parse_special: bool, hidden: str = "") -> list[int]:
-        marked = bool(hidden) and hidden in text
-        ids = self._encode_hidden(text, hidden) if marked else self._plain(text, parse_special)
+    def _encode(
+        self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
+    ) -> list[int]:
+        ids = self._encode_hidden(text, restore) if restore else self._plain(text, parse_special)
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def _plain(self, text: str, parse_special: bool) -> list[int]:
@@ -124,14 +125,14 @@ class JSONTokenizer(Tokenizer):
             self._library.encode_special_tokens = not parse_special
             return library_ids(self._library, text)
 
-    def _encode_hidden(self, text: str, hidden: str) -> list[int]:
+    def _encode_hidden(self, text: str, restore: Mapping[int, str]) -> list[int]:
         """Cuts at the control tokens that are parsed; what lies between holds control texts that are not."""
         ids: list[int] = []
         for piece in self._control_finder().split(text):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids.extend(self._plain(piece.replace(hidden, ""), parse_special=False))
+                ids.extend(self._plain(piece.translate(restore), parse_special=False))
         return ids
 
     def _control_finder(self) -> SpecialTokenFinder:

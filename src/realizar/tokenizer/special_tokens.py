@@ -157,7 +157,7 @@ class SpecialTokenFinder:
         self._tokens = tokens
         self._strip_left, self._strip_right = strip_left, strip_right
         lengths: dict[str, set[int]] = {}
-        for text in tokens:
+        for text in filter(None, tokens):
             lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
         self._firsts = re.compile("[" + re.escape("".join(lengths)) + "]") if lengths else None

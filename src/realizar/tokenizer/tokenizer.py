@@ -112,20 +112,22 @@ class Tokenizer(ABC):
         """Texts that `encode` turns into control tokens only when asked to."""
 
     @abstractmethod
-    def _encode(self, text: str, add_special: bool, parse_special: bool, hidden: str = "") -> list[int]:
+    def _encode(
+        self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
+    ) -> list[int]:
         """`encode` of a text without surrogates.
 
         Args:
-            hidden: a character that keeps control tokens apart which must stay text; it is taken out of the pieces
-                between special tokens.
+            restore: for `str.translate` of the pieces between special tokens: takes out the characters that keep
+                control tokens apart which must stay text.
         """
 
-    def encode_rendered(self, text: str, hidden: str = "") -> list[int]:
+    def encode_rendered(self, text: str, restore: Mapping[int, str] | None = None) -> list[int]:
         """Token ids of a rendered chat prompt: control tokens parsed, and exactly one BOS where the model wants one.
 
         Args:
             text: what a template gave.
-            hidden: the character that `chat_template` put into users' texts, if it had to.
+            restore: what takes out the characters that `chat_template` put into users' texts, if it had to.
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.
@@ -133,7 +135,7 @@ class Tokenizer(ABC):
         _check_encodable(text)
         bos = self.special_texts.get("bos_token", "")
         add_bos = self.add_bos and not (bos and text.startswith(bos))
-        ids = self._encode(text, False, True, hidden)
+        ids = self._encode(text, False, True, restore)
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
 

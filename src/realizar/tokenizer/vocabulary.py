@@ -18,6 +18,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, TokenizerError
 
 _PREFIX = "tokenizer.ggml."
+MAX_SPECIAL_LENGTH = 256
+"""Characters of a token that is looked for in every text. Known ones have 30; the search takes time with the length."""
 _MODELS = ("gpt2", "gemma4", "whitespace", "llama", "t5", "bert")
 
 
@@ -30,6 +32,9 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+_MATCHED_WHOLE = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,8 @@ class _Reader:
             pre="gemma4" if model == "gemma4" else self._text(_PREFIX + "pre") or "default",
             tokens=tokens,
             ids=ids,
-            types=self._numbers("token_type", len(tokens), np.int32, TokenType.NORMAL),
-            scores=self._numbers("scores", len(tokens), np.float32, 0),
+            types=self._types(tokens),
+            scores=self._scores(len(tokens)),
             merges=self._merges() if model in ("gpt2", "gemma4", "whitespace") else (),
             special=self._special(len(tokens)),
             flags=self._flags(),
@@ -127,19 +132,43 @@ class _Reader:
             return [text or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
         return tokens
 
-    def _numbers(self, name: str, count: int, dtype: type[np.generic], default: int) -> NDArray[Any]:
+    def _types(self, tokens: Sequence[str]) -> NDArray[np.int32]:
+        values = self._numbers("token_type", len(tokens))
+        if values is None:
+            return np.full(len(tokens), TokenType.NORMAL, np.int32)
+        key = _PREFIX + "token_type"
+        unknown = ~np.isin(values, [kind.value for kind in TokenType])
+        if unknown.any():
+            index = int(unknown.argmax())
+            self.refuse(key, f"token {index} is of type {values[index]}, which is unknown")
+        for index in np.flatnonzero(np.isin(values, _MATCHED_WHOLE)).tolist():
+            if len(tokens[index]) > MAX_SPECIAL_LENGTH:
+                self.refuse(
+                    key, f"special token {index} has {len(tokens[index])} characters, above {MAX_SPECIAL_LENGTH}"
+                )
+        return values.astype(np.int32)
+
+    def _scores(self, count: int) -> NDArray[np.float32]:
+        values = self._numbers("scores", count)
+        if values is None:
+            return np.zeros(count, np.float32)
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            self.refuse(_PREFIX + "scores", "holds NaN")
+        with np.errstate(over="ignore"):  # what float32 has no number for is an infinity, which has a rank too
+            return values.astype(np.float32)
+
+    def _numbers(self, name: str, count: int) -> NDArray[Any] | None:
+        """A number for each token, as the file has them; None where it has none."""
         key = _PREFIX + name
         values = self.metadata.get(key)
         if values is None:
-            return np.full(count, default, dtype)
+            return None
         values = np.asarray(values)
         if values.ndim != 1 or values.dtype.kind not in "iuf":
             self.refuse(key, "is no list of numbers")
         if len(values) != count:
             self.refuse(key, f"has {len(values)} entries for {count} tokens")
-        if values.dtype.kind == "f" and np.isnan(values).any():
-            self.refuse(key, "holds NaN")
-        return values.astype(dtype)
+        return values
 
     def _merges(self) -> list[tuple[str, str]]:
         key = _PREFIX + "merges"
