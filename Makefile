@@ -5,9 +5,10 @@ REALIZAR := $(BIN)/realizar
 WORKERS ?= 2
 PYTEST_ARGS ?=
 PEERS_ARGS ?=
+FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo lint format test test-full test-gpu sanitize bench-peers clean
+.PHONY: help install dev demo lint format test test-full test-gpu sanitize fuzz bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +58,9 @@ test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs th
 sanitize: .venv/.dev  ## the same under memcheck of compute-sanitizer, which CUDA's toolkit brings; slow
 	compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
 		$(BIN)/python -m pytest -m gpu tests/cuda --deselect tests/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
+
+fuzz: .venv/.dev  ## hostile requests, connections and files against a real server; FUZZ_ARGS=--help tells more
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ_ARGS)
 
 bench-peers: .venv/.installed  ## decode and prefill against llama.cpp and ik_llama.cpp, side by side
 	$(BIN)/python -m realizar.cli.bench_peers $(PEERS_ARGS)

@@ -1,0 +1,51 @@
+"""`python -m fuzz`, with `tests` on the path: what `make fuzz` runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from fuzz.report import Report
+from fuzz.run import Extent, Run
+from fuzz.server import fuzzed_server
+from realizar.checkpoint.open import open_checkpoint
+from realizar.hub.pull import pull
+from tiny_model import write_tiny_model
+
+
+def fuzz_model(model: str, extent: Extent) -> Report:
+    """One server with this model (`tiny` is made here), one run."""
+    report = Report()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "tiny.gguf"
+        if model == "tiny":
+            write_tiny_model(path)
+        else:
+            path = pull(model)
+        vocab_size = len(open_checkpoint(path).metadata["tokenizer.ggml.tokens"])
+        with fuzzed_server(str(path), folder) as server:
+            asyncio.run(Run(server, extent, vocab_size, report).run())
+    print(f"{model}: {report.summary()}", flush=True)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make fuzz", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120.0, help="of all models together")
+    parser.add_argument("--seed", type=int, default=1, help="what is sent follows from it")
+    parser.add_argument("--model", action="append", help="a name, a path or tiny; default smollm2:135m and tiny")
+    parser.add_argument("--first", type=int, default=0, help="the first request's number, to send one again")
+    parser.add_argument("--count", type=int, help="how many requests at most, for each model")
+    parser.add_argument("--clients", type=int, default=12, help="hostile clients at a time")
+    given = parser.parse_args()
+    models = given.model or ["smollm2:135m", "tiny"]
+    extent = Extent(given.seed, given.seconds / len(models), given.first, given.count, given.clients)
+    return int(any(fuzz_model(model, extent).faults for model in models))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

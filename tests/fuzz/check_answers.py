@@ -1,0 +1,58 @@
+"""What every answer must be, whatever was asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_END = b"data: [DONE]"
+_OVERLOAD = (429, 503)
+_ERROR_KEYS = {"message", "type", "param", "code"}
+
+
+def answer_fault(status: int, content_type: str, body: bytes) -> str | None:
+    """Why an answer is wrong, or None: 200 whole, 4xx or 429 in OpenAI's form, never a server's error."""
+    if status >= 500 and status not in _OVERLOAD:
+        return f"status {status}: {_shown(body)}"
+    if status != 200:
+        return _envelope_fault(status, body)
+    if content_type.startswith("text/event-stream"):
+        return _stream_fault(body)
+    return None if _parsed(body) is not None else f"an answer that is no JSON: {_shown(body)}"
+
+
+def _envelope_fault(status: int, body: bytes) -> str | None:
+    parsed = _parsed(body)
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    if not isinstance(error, dict) or set(error) != _ERROR_KEYS or not isinstance(error["message"], str):
+        return f"status {status} without OpenAI's error: {_shown(body)}"
+    if "Traceback" in error["message"] or "\n" in error["message"]:
+        return f"status {status} with more than a line: {_shown(body)}"
+    return None
+
+
+def _stream_fault(body: bytes) -> str | None:
+    """A stream ends with [DONE], or with an error in OpenAI's form that is no server's error."""
+    events = [line for line in body.split(b"\n\n") if line.startswith(b"data: ")]
+    if not events:
+        return f"a stream without events: {_shown(body)}"
+    if events[-1] == _END:
+        return None
+    last = _parsed(events[-1][len(b"data: ") :])
+    error = last.get("error") if isinstance(last, dict) else None
+    if not isinstance(error, dict):
+        return f"a stream that is cut off: {_shown(events[-1])}"
+    if error.get("type") == "server_error":
+        return f"a server's error in a stream: {_shown(events[-1])}"
+    return None
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+
+
+def _shown(body: bytes) -> str:
+    return repr(body[:300])

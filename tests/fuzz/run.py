@@ -1,0 +1,152 @@
+"""One run against one server: hostile clients by a seed, healthy streams beside them, and what must hold after."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import httpx
+
+from fuzz import healthy
+from fuzz.bodies import make_request
+from fuzz.check_answers import answer_fault
+from fuzz.hostile_connections import attack
+from fuzz.report import Report
+from fuzz.server import HEALTHY_KEY, HOSTILE_KEY, FuzzedServer, figures
+
+_ANSWER_S = 300.0  # a guard against hangs; any machine answers within it
+_IDLE_S = 300.0
+_AUDIT_S = 3.0  # an idle engine audits its blocks after one second
+_MOST_MEMORY_MB = 400.0
+_LEAVES, _ATTACKS = 0.1, 0.05
+_OPEN_FILES_LEFT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is sent: requests `first` to `first + count`, until `seconds` are over."""
+
+    seed: int
+    seconds: float
+    first: int = 0
+    count: int | None = None
+    clients: int = 12
+
+
+class Run:
+    """Sends, compares and counts. One run for one server."""
+
+    def __init__(self, server: FuzzedServer, extent: Extent, vocab_size: int, report: Report) -> None:
+        self._server, self._extent, self._vocab_size, self._report = server, extent, vocab_size, report
+        self._until_s = time.monotonic() + extent.seconds
+        self._indexes = self._next_index()
+
+    async def run(self) -> None:
+        """All of it; faults are in the report."""
+        async with self._client(HEALTHY_KEY) as client:
+            alone = await healthy.texts_alone(client, self._report)
+            files = self._server.open_files()
+            stop = asyncio.Event()
+            streams = [
+                asyncio.create_task(healthy.repeat(client, kind, alone[kind], stop, self._report))
+                for kind in healthy.KINDS
+            ]
+            await asyncio.gather(*(self._hostile_client() for _ in range(self._extent.clients)))
+            stop.set()
+            await asyncio.gather(*streams)
+            await self._check_idle(client)
+            for kind in healthy.KINDS:
+                await healthy.compare(client, kind, alone[kind], self._report)
+            await asyncio.sleep(_AUDIT_S)
+        self._check_process(files)
+
+    def _next_index(self) -> Iterator[int]:
+        index = self._extent.first
+        while time.monotonic() < self._until_s:
+            if self._extent.count is not None and index >= self._extent.first + self._extent.count:
+                return
+            yield index
+            index += 1
+
+    def _client(self, key: str) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self._server.url, headers=headers, timeout=_ANSWER_S)
+
+    async def _hostile_client(self) -> None:
+        async with self._client(HOSTILE_KEY) as client:
+            for index in self._indexes:
+                if self._server.process.poll() is not None:
+                    self._report.fault(f"{self._named(index)}: the server has ended")
+                    return
+                try:
+                    await self._send(client, index)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on and names the request
+                    self._report.fault(f"{self._named(index)}: {type(error).__name__}: {error}")
+
+    def _named(self, index: int) -> str:
+        return f"--seed {self._extent.seed} --first {index} --count 1"
+
+    async def _send(self, client: httpx.AsyncClient, index: int) -> None:
+        rng = Random(f"{self._extent.seed}/{index}")
+        kind = rng.random()
+        if kind < _ATTACKS:
+            for status in await attack(rng, self._server.port, HOSTILE_KEY):
+                self._count(index, status, None)
+        elif kind < _ATTACKS + _LEAVES:
+            await self._leave(client, rng)
+        else:
+            await self._ask(client, index, rng)
+
+    async def _ask(self, client: httpx.AsyncClient, index: int, rng: Random) -> None:
+        path, body = make_request(rng, self._vocab_size)
+        response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+        content_type = response.headers.get("content-type", "")
+        fault = answer_fault(response.status_code, content_type, response.content)
+        self._count(index, response.status_code, fault and f"{path}: {fault}")
+
+    async def _leave(self, client: httpx.AsyncClient, rng: Random) -> None:
+        """A client that hangs up before its answer is whole."""
+        path, body = make_request(rng, self._vocab_size)
+        try:
+            async with asyncio.timeout(rng.choice((0.0, 0.01, 0.1, 0.5))):
+                await client.post(path, content=body, headers={"Content-Type": "application/json"})
+        except (TimeoutError, httpx.HTTPError):
+            pass
+        self._report.counts["clients that left"] += 1
+
+    def _count(self, index: int, status: int, fault: str | None) -> None:
+        self._report.counts[f"answers {status}"] += 1
+        if fault is None and status >= 500 and status != 503:
+            fault = f"status {status}"
+        if fault is not None:
+            self._report.fault(f"{self._named(index)}: {fault}")
+
+    async def _check_idle(self, client: httpx.AsyncClient) -> None:
+        """Nothing may be left open once every client is gone."""
+        deadline_s = time.monotonic() + _IDLE_S
+        while True:
+            now = await figures(client)
+            left = {name: now.get(name, 0.0) for name in ("num_requests_running", "num_requests_waiting")}
+            left["kv_cache_usage_perc"] = now.get("kv_cache_usage_perc", 0.0)
+            if not any(left.values()):
+                break
+            if time.monotonic() > deadline_s:
+                self._report.fault(f"clients are gone, and the engine holds {left}")
+                return
+            await asyncio.sleep(0.1)
+        if restarts := now.get("engine_restarts_total", 0.0):
+            self._report.fault(f"the engine died {restarts:.0f} times")
+
+    def _check_process(self, files: int) -> None:
+        for line in self._server.grave_lines()[:5]:
+            self._report.fault(f"the server's log says: {line}")
+        if (peak := self._server.peak_mb()) > _MOST_MEMORY_MB:
+            self._report.fault(f"the API process held {peak:.0f} MB; at most {_MOST_MEMORY_MB:.0f} are allowed")
+        if (left := self._server.open_files()) > files + _OPEN_FILES_LEFT:
+            self._report.fault(f"the API process holds {left} open files; {files} at first")
+        print(f"the API process held {peak:.0f} MB at most", flush=True)
+        if (status := self._server.stop()) != 0:
+            self._report.fault(f"the server ended with status {status}")

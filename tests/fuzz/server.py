@@ -1,0 +1,97 @@
+"""The server that is attacked: a process of its own, what it logs, and what it holds."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+HEALTHY_KEY = "healthy-client"
+HOSTILE_KEY = "hostile-client"
+_START_S = 300.0
+_STOP_S = 120.0
+_POLL_S = 0.05
+_GRAVE = re.compile(r"Traceback|CRITICAL|books are wrong|never awaited|Exception ignored", re.IGNORECASE)
+_SIZE = ("--context-length", "1024", "--max-running", "8", "--max-queued", "64", "--kv-cache-bytes", "200M")
+_OPEN = ("--allow-request-templates", "--embeddings", "last")
+
+
+class FuzzedServer:
+    """A running `realizar serve`. `port` is known once it is ready."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self._log = process, log
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self) -> None:
+        """Until it says so.
+
+        Raises:
+            RuntimeError: it ended, or did not in time.
+        """
+        deadline_s = time.monotonic() + _START_S
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            found = re.search(r"^ready: http://[^:]+:(\d+)", self._said(), re.MULTILINE)
+            if found is not None:
+                self.port = int(found[1])
+                return
+            time.sleep(_POLL_S)
+        raise RuntimeError(f"the server is not ready: {self._said()[-2000:]}")
+
+    def stop(self) -> int:
+        """Ask it to end; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_STOP_S)
+
+    def grave_lines(self) -> list[str]:
+        """Lines of its log that no request may cause."""
+        return [line for line in self._said().splitlines() if _GRAVE.search(line)]
+
+    def peak_mb(self) -> float:
+        """The most memory that the API process has held."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        return int(found[1]) * 1024 / 1e6 if found else 0.0
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def _said(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def fuzzed_server(model: str, folder: Path) -> Iterator[FuzzedServer]:
+    """A ready server with two keys; it is ended with the block."""
+    keys, log = folder / "keys", folder / "log"
+    keys.write_text(f"{HEALTHY_KEY}\n{HOSTILE_KEY}\n", encoding="ascii")
+    keys.chmod(0o600)
+    command = [sys.executable, "-m", "realizar", "serve", model, "--port", "0", "--api-key-file", str(keys)]
+    with log.open("wb") as said:
+        process = subprocess.Popen([*command, *_SIZE, *_OPEN], stdout=subprocess.DEVNULL, stderr=said)
+    server = FuzzedServer(process, log)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+async def figures(client: httpx.AsyncClient) -> dict[str, float]:
+    """The server's own figures, by stem."""
+    text = (await client.get("/metrics")).text
+    found = re.findall(r"^realizar:(\w+)\{[^}]*\} ([0-9.e+-]+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
