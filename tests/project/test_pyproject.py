@@ -8,7 +8,7 @@ from pathlib import Path
 import realizar
 from realizar import errors
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_version_is_that_of_the_project() -> None:
