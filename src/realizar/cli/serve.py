@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ def serve_command(
     sampling: SamplingOptions | None = None,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
+    from realizar.cli.file_limit import fit_connections
     from realizar.cli.serving import open_port, run_server
     from realizar.server.app import create_app
 
@@ -46,6 +48,10 @@ def serve_command(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = batching.config((engine or EngineOptions()).config(max_running=EngineConfig().max_running))
     settings = server.settings()
+    fitting = fit_connections(settings.max_connections)
+    if fitting < settings.max_connections:
+        _tell(f"warning: {fitting} connections at most, as this process may open few files (ulimit -n)")
+        settings = replace(settings, max_connections=fitting)
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
         url = _url(server.host, listener.getsockname()[1])
         served, running = _prepare(model, server, batching, config, sampling or SamplingOptions())

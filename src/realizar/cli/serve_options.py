@@ -36,6 +36,7 @@ class ServerOptions:
         embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
         allow_request_templates: let requests bring chat templates of their own.
         no_web_page: serve no chat page at /.
+        max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         log_level: what is logged; info has a line a request.
         traces_endpoint: where OpenTelemetry's traces go, such as http://collector:4318/v1/traces.
     """
@@ -49,6 +50,7 @@ class ServerOptions:
     embeddings: Literal["last", "mean"] | None = None
     allow_request_templates: bool = False
     no_web_page: bool = False
+    max_connections: Integer = 1024
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
@@ -75,6 +77,7 @@ class ServerOptions:
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             web_page=not self.no_web_page,
+            max_connections=self.max_connections,
             traces_endpoint=self.traces_endpoint,
         )
 

@@ -23,8 +23,11 @@ class ServerSettings:
         body_timeout_s: time for a request's body to arrive.
         max_header_bytes: of a request line and its headers together.
         header_timeout_s: time for them to arrive.
+        max_headers: headers and trailers of a request.
+        max_connections: that may be open at once; a peer other than this machine may have half of them.
+        keep_alive_s: time that a connection may wait for another request.
         ping_interval_s: between comments that keep an idle stream's connection open.
-        write_timeout_s: time for a client to take what a stream sends it.
+        write_timeout_s: time for a client to take some of what is sent to it.
         max_prompts: in one request to `/v1/completions` or `/v1/embeddings`.
         max_choices: prompts times `n` of one request.
         web_page: whether the chat page is served at `/`.
@@ -40,6 +43,9 @@ class ServerSettings:
     body_timeout_s: float = 30.0
     max_header_bytes: int = 64 << 10
     header_timeout_s: float = 20.0
+    max_headers: int = 128
+    max_connections: int = 1024
+    keep_alive_s: int = 30
     ping_interval_s: float = 10.0
     write_timeout_s: float = 120.0
     max_prompts: int = 2048
@@ -54,6 +60,9 @@ class ServerSettings:
             "body_timeout_s",
             "max_header_bytes",
             "header_timeout_s",
+            "max_headers",
+            "max_connections",
+            "keep_alive_s",
             "ping_interval_s",
             "write_timeout_s",
             "max_prompts",
