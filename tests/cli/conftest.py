@@ -11,6 +11,7 @@ import pytest
 from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.gguf_writer import write_gguf
 from realizar.cli.main import app, run_app
+from tiny_model import byte_symbols, write_tiny_model
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,12 @@ def weights_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def byte_symbols() -> list[str]:
-    """GPT-2's printable stand-ins for the 256 bytes, by byte."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    symbols = {byte: chr(byte) for byte in shown}
-    hidden = [byte for byte in range(256) if byte not in symbols]
-    symbols |= {byte: chr(256 + index) for index, byte in enumerate(hidden)}
-    return [symbols[byte] for byte in range(256)]
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small layers of random weights, a vocabulary of bytes, a chat template."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -181,3 +181,12 @@ def test_sampling_of_requests_that_name_none(
     server, batching, _ = parsed(*words)
     served, _ = _prepare(str(smollm2_path), server, batching, BASE, sampling)
     assert served.default_sampling == wanted
+
+
+def test_a_template_of_a_file_is_served(tiny_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("<{{ messages[-1].content }}>")
+    server, batching, _ = parsed("--chat-template", str(file))
+    served, _ = _prepare(str(tiny_path), server, batching, BASE, SamplingOptions())
+    assert served.template is not None
+    assert served.template.source() == "<{{ messages[-1].content }}>"

@@ -37,6 +37,7 @@ def model_of(*, sha256: str | None = None, member: str = "tiny_part{}/data/tiny.
         file_name="tiny.gguf",
         size_bytes=len(whole),
         sha256=sha256 or hashlib.sha256(whole).hexdigest(),
+        has_chat_template=True,
         parts=tuple(WheelPart(f"tiny-part{n}", "1.0.0", member.format(n), 10_000) for n in (1, 2)),
     )
 

@@ -12,10 +12,11 @@ from cyclopts import Parameter
 
 from realizar.cli.arguments import Model, checked_text
 from realizar.cli.chat_session import ChatSession, Message
-from realizar.cli.loading import EngineOptions, load_model
+from realizar.cli.chat_template import ChatTemplateFile, read_chat_template
+from realizar.cli.loading import EngineOptions, ForChat, load_model
 from realizar.cli.run import show, statistics
 from realizar.cli.sampling_options import SamplingOptions
-from realizar.errors import ChatTemplateError, EngineDeadError, RealizarError
+from realizar.errors import EngineDeadError, RealizarError
 
 if TYPE_CHECKING:
     from realizar.engine.llm import LLM
@@ -28,18 +29,17 @@ def chat_command(
     /,
     *,
     system: Annotated[str | None, Parameter(help="System message.")] = None,
+    chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Talk to a model; /help lists the commands."""
-    with load_model(model, engine or EngineOptions()) as llm:
-        try:
-            llm.check_chat()
-        except ChatTemplateError as error:
-            raise ChatTemplateError(f"{model}: {error} (`realizar run --raw` completes a text)") from error
+    sampling = (sampling or SamplingOptions()).checked()
+    chat = ForChat(read_chat_template(chat_template))
+    with load_model(model, engine or EngineOptions(), chat=chat) as llm:
         speaker = _Speaker(llm)
-        session = ChatSession(speaker.answer, (sampling or SamplingOptions()).apply(llm.default_sampling), system)
+        session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system)
         if sys.stdin.isatty():
             with suppress(ImportError):
                 importlib.import_module("readline")  # line editing and history for input()

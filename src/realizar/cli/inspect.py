@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from realizar.cli.arguments import Json, Model
+from realizar.cli.chat_template import NO_CHAT
 from realizar.cli.progress import download_progress
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 
 
 def _chat_template(checkpoint: Checkpoint) -> str | None:
-    """The model's template as text, whichever place the format keeps it in."""
-    found = checkpoint.metadata.get("tokenizer.chat_template") or checkpoint.metadata.get("chat_template")
-    if found is None and isinstance(config := checkpoint.metadata.get("tokenizer_config"), dict):
-        found = config.get("chat_template")
-    return found if isinstance(found, str) else None
+    """The model's template for plain chat, as text."""
+    from realizar.tokenizer.stored_templates import stored_templates
+
+    templates = stored_templates(checkpoint)
+    return templates.get("default") or next(iter(templates.values()), None)
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -124,12 +125,14 @@ def _jsonable(value: Any) -> Any:
 
 
 def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
+    template = _chat_template(checkpoint)
     lines = [
         f"file          {checkpoint.path}",
         f"format        {checkpoint.format}",
         f"architecture  {_printable(_architecture(checkpoint))}",
         f"size          {checkpoint.size_bytes / 1e6:.1f} MB in {len(checkpoint.tensors)} tensors",
         f"will run      {'yes' if reason is None else f'no: {_printable(reason)}'}",
+        f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",
         "metadata",
     ]
@@ -147,9 +150,8 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         shape = " x ".join(map(str, tensor.shape))
         place = f"{tensor.size_bytes:>12} B at {tensor.offset}"
         lines.append(f"  {_printable(tensor.name):<{width}}  {tensor.ggml_type.name:<8} {shape:<16} {place}")
-    template = _chat_template(checkpoint)
-    lines += ["", "chat template" if template else "no chat template"]
-    lines += [f"  {_printable(line)}" for line in (template or "").splitlines()]
+    if template:
+        lines += ["", "chat template", *(f"  {_printable(line)}" for line in template.splitlines())]
     return lines
 
 

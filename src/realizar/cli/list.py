@@ -19,6 +19,7 @@ def list_command(*, as_json: Json = False) -> None:
                 "path": None if model.path is None else str(model.path),
                 "size_bytes": model.size_bytes,
                 "source": model.source,
+                "chat_template": model.has_chat_template,
             }
             for model in models
         ]
@@ -26,4 +27,5 @@ def list_command(*, as_json: Json = False) -> None:
         return
     width = max(len(model.name) for model in models)
     for model in models:
-        print(f"{model.name:<{width}}  {model.size_bytes / 1e6:>9.1f} MB  {model.path or 'not pulled'}")
+        note = " (base model: no chat template, run --raw)" if model.has_chat_template is False else ""
+        print(f"{model.name:<{width}}  {model.size_bytes / 1e6:>9.1f} MB  {model.path or 'not pulled'}{note}")

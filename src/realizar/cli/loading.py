@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from realizar.cli.arguments import MaybeInteger
+from realizar.cli.chat_template import check_checkpoint_for_chat, check_name_for_chat
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
 from realizar.config import DeviceChoice, EngineConfig, KVCacheDType
@@ -55,14 +56,42 @@ class EngineOptions:
         )
 
 
-def load_model(model: str, options: EngineOptions, *, max_running: int = 1) -> LLM:
-    """Load a model, showing downloads and compilation on stderr."""
+@dataclass(frozen=True, slots=True)
+class ForChat:
+    """A model is loaded to chat.
+
+    Attributes:
+        template: text of a template to use in place of the model's own.
+    """
+
+    template: str | None = None
+
+
+def load_model(model: str, options: EngineOptions, *, max_running: int = 1, chat: ForChat | None = None) -> LLM:
+    """Load a model, showing downloads and compilation on stderr.
+
+    Args:
+        chat: None where no chat template is needed.
+
+    Raises:
+        ChatTemplateError: one is needed and there is none; before weights are loaded, and fetched where that is known.
+    """
+    config = options.config(max_running=max_running)
+    if chat is not None and chat.template is None:
+        check_name_for_chat(model)
+    from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
 
-    config = options.config(max_running=max_running)
     with download_progress() as fetching:
-        path = resolve(model, fetching)
+        checkpoint = open_checkpoint(resolve(model, fetching))
+    if chat is not None and chat.template is None:
+        check_checkpoint_for_chat(model, checkpoint)
     with load_progress() as loading:
         from realizar.engine.llm import LLM
 
-        return LLM(path, config=config, load_progress=loading)
+        return LLM(
+            checkpoint,
+            config=config,
+            chat_template=None if chat is None else chat.template,
+            load_progress=loading,
+        )

@@ -6,15 +6,18 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Json, Model, checked_text
-from realizar.cli.loading import EngineOptions, load_model
+from realizar.cli.arguments import Json, Model
+from realizar.cli.chat_template import ChatTemplateFile, read_chat_template
+from realizar.cli.loading import EngineOptions, ForChat, load_model
+from realizar.cli.prompt import read_prompt
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.structured_options import StructuredOptions
-from realizar.errors import ChatTemplateError, InvalidRequestError
+from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from realizar.engine.client import RequestStream
@@ -25,13 +28,24 @@ if TYPE_CHECKING:
 
 def run_command(
     model: Model,
-    prompt: Annotated[str | None, Parameter(help="What to answer; default is stdin.")] = None,
+    prompt: Annotated[
+        str | None, Parameter(help="What to answer. Text that is piped in is appended; alone, it is the prompt.")
+    ] = None,
     /,
     *,
+    prompt_file: Annotated[
+        Path | None,
+        Parameter(
+            name=("--prompt-file", "--file", "-f"),
+            allow_leading_hyphen=True,
+            help="File whose text is appended to PROMPT, or is the prompt; - is stdin.",
+        ),
+    ] = None,
     raw: Annotated[
         bool, Parameter(negative=(), help="Complete the prompt as it stands, without a chat template.")
     ] = False,
     system: Annotated[str | None, Parameter(help="System message.")] = None,
+    chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
     as_json: Json = False,
     sampling: SamplingOptions | None = None,
@@ -41,13 +55,17 @@ def run_command(
     """Answer a prompt and print the speed on stderr."""
     if raw and system is not None:
         raise InvalidRequestError("--system needs the chat template that --raw leaves out", "system")
-    prompt = checked_text(_typed() if prompt is None else prompt, "the prompt")
-    if not raw and not prompt.strip():
-        raise InvalidRequestError("the prompt is empty", "prompt")
+    if raw and chat_template is not None:
+        raise InvalidRequestError("--chat-template and --raw exclude each other", "chat_template")
+    sampling = (sampling or SamplingOptions()).checked()
     grammar = (structured or StructuredOptions()).chosen()
-    with load_model(model, engine or EngineOptions()) as llm:
-        params = replace((sampling or SamplingOptions()).apply(llm.default_sampling), structured=grammar)
-        with _start(llm, model, prompt, params, system=system, raw=raw) as stream:
+    chat = None if raw else ForChat(read_chat_template(chat_template))
+    text = read_prompt(prompt, prompt_file)
+    if not raw and not text.strip():
+        raise InvalidRequestError("the prompt is empty", "prompt")
+    with load_model(model, engine or EngineOptions(), chat=chat) as llm:
+        params = replace(sampling.apply(llm.default_sampling), structured=grammar)
+        with _start(llm, text, params, system=system, raw=raw) as stream:
             if not as_json:
                 show(piece.text for piece in stream)
             output = stream.result()
@@ -57,22 +75,8 @@ def run_command(
             print(statistics(llm, output), file=sys.stderr)
 
 
-def _typed() -> str:
-    if sys.stdin.isatty():
-        print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
-    return sys.stdin.read()
-
-
-def _start(
-    llm: LLM, model: str, prompt: str, params: SamplingParams, *, system: str | None, raw: bool
-) -> RequestStream:
-    if raw:
-        return llm.generate_stream(prompt, params)
-    try:
-        llm.check_chat()
-    except ChatTemplateError as error:
-        raise ChatTemplateError(f"{model}: {error} (--raw completes the prompt as it stands)") from error
-    return llm.chat_stream(_messages(system, prompt), params)
+def _start(llm: LLM, prompt: str, params: SamplingParams, *, system: str | None, raw: bool) -> RequestStream:
+    return llm.generate_stream(prompt, params) if raw else llm.chat_stream(_messages(system, prompt), params)
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:

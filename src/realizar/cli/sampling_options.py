@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from cyclopts import Parameter
 
@@ -68,6 +68,15 @@ class SamplingOptions:
     seed: MaybeInteger = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    def checked(self) -> Self:
+        """These options, after a look at every value: a model need not be loaded to find one out of range.
+
+        Raises:
+            InvalidRequestError: a value out of range.
+        """
+        self.apply(SamplingParams())
+        return self
 
     def apply(self, defaults: SamplingParams) -> SamplingParams:
         """The defaults with what was given on top.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from realizar.backends.machine import physical_cores
 from realizar.cli.arguments import Model
+from realizar.cli.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.load_progress import load_progress
 from realizar.cli.loading import EngineOptions
 from realizar.cli.progress import download_progress
@@ -56,6 +57,8 @@ def serve_command(
         url = _url(server.host, listener.getsockname()[1])
         served, running = _prepare(model, server, batching, config, sampling or SamplingOptions())
         _tell(f"{served.name} is being loaded; {url} answers already")
+        if served.template is None:
+            _tell(f"chat is refused: {NO_CHAT}")
         if not settings.api_keys and not server.host.startswith(_LOOPBACK):
             _tell("warning: no --api-key-file: whoever reaches this machine may use the API")
 
@@ -101,6 +104,7 @@ def _prepare(
         server.served_model_name or (_default_name(model),),
         config.context_length or build_spec(checkpoint).context_length,
         sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint)),
+        read_chat_template(server.chat_template),
     )
     load = Load(str(checkpoint.path), config, fit_context=True, fit_running=batching.max_running is None)
     running = AsyncEngine(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from realizar.cli.arguments import Integer, MaybeInteger, size_in_bytes
+from realizar.cli.chat_template import ChatTemplateFile
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
 
@@ -34,6 +35,7 @@ class ServerOptions:
         api_defaults: sampling of requests that name none: model is the files' advice, then what is built in;
             openai is temperature 1 and top_p 1, whatever the files advise. The options below change either.
         embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
+        chat_template: file of a Jinja template to use for the model's own.
         allow_request_templates: let requests bring chat templates of their own.
         no_web_page: serve no chat page at /.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
@@ -48,6 +50,7 @@ class ServerOptions:
     cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
     api_defaults: Literal["model", "openai"] = "model"
     embeddings: Literal["last", "mean"] | None = None
+    chat_template: ChatTemplateFile = None
     allow_request_templates: bool = False
     no_web_page: bool = False
     max_connections: Integer = 1024

@@ -37,8 +37,9 @@ class LLM:
     """A loaded model with its tokenizer. Threads may share it; `close` it, or use it as a context manager.
 
     Args:
-        model: a path, a pulled name (`smollm2:135m`) or a Hugging Face name (`user/repo:Q4_K_M`).
+        model: a path, a pulled name (`smollm2:135m`), a Hugging Face name (`user/repo:Q4_K_M`), or an open checkpoint.
         config: how to run it; keyword arguments named like its fields override it.
+        chat_template: text of a Jinja template to use in place of the model's own.
         fetch_progress: told of downloads.
         load_progress: told of loading: what is being done, and the share done, 0 to 1.
 
@@ -51,15 +52,17 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Checkpoint,
         *,
         config: EngineConfig | None = None,
+        chat_template: str | None = None,
         fetch_progress: Progress = ignore_progress,
         load_progress: Callable[[str, float], None] | None = None,
         **overrides: Any,
     ) -> None:
         self._config = replace(config or EngineConfig(), **overrides)
-        self._checkpoint = find_checkpoint(model, fetch_progress)
+        self._chat_template = chat_template
+        self._checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress)
         self._tokenizer = load_tokenizer(self._checkpoint)
         self._default_sampling = default_sampling(self._checkpoint)
         core = load_core(
@@ -155,10 +158,6 @@ class LLM:
         token_ids = self._template.encode(messages, tools, **variables)
         return self._client.submit(token_ids, sampling_params or self._default_sampling)
 
-    def check_chat(self) -> None:
-        """Raise ChatTemplateError where the model has no chat template."""
-        _ = self._template
-
     def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
         """Log-probabilities of a text as it stands: entry i for token i given those before it; the first is None.
 
@@ -199,7 +198,7 @@ class LLM:
 
     @functools.cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self._tokenizer)
+        return ChatTemplate(self._tokenizer, self._chat_template)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

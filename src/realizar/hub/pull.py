@@ -25,12 +25,14 @@ class ListedModel:
         path: what a command opens, or None if it is known and not fetched.
         size_bytes: of its files; what it will take where not fetched.
         source: `builtin` or `hugging face`.
+        has_chat_template: None where only the file could tell.
     """
 
     name: str
     path: Path | None
     size_bytes: int
     source: str
+    has_chat_template: bool | None = None
 
 
 def resolve(name: str, progress: Progress = ignore_progress) -> Path:
@@ -71,10 +73,22 @@ def pull(name: str, progress: Progress = ignore_progress) -> Path:
     return _pull_builtin(builtin, progress) if builtin is not None else _pull_repository(_repository(name), progress)
 
 
+def known_without_template(name: str) -> bool:
+    """Whether a name is known, before anything is fetched, to stand for a model without a chat template."""
+    builtin = BUILTIN_MODELS.get(name.lower())
+    return builtin is not None and not builtin.has_chat_template and _local(name) is None
+
+
 def list_models() -> tuple[ListedModel, ...]:
     """Models with a short name, then those pulled from Hugging Face."""
     listed = [
-        ListedModel(model.name, model.path if model.is_fetched() else None, model.size_bytes, "builtin")
+        ListedModel(
+            model.name,
+            model.path if model.is_fetched() else None,
+            model.size_bytes,
+            "builtin",
+            model.has_chat_template,
+        )
         for model in BUILTIN_MODELS.values()
     ]
     for record in sorted(models_dir().glob(f"*/{_RECORD}")):

@@ -45,7 +45,11 @@ class ServedModel:
 
 
 def make_served_model(
-    checkpoint: Checkpoint, names: Sequence[str], context_length: int, sampling: SamplingParams | None = None
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    context_length: int,
+    sampling: SamplingParams | None = None,
+    chat_template: str | None = None,
 ) -> ServedModel:
     """What the API needs of a checkpoint; reads the vocabulary and no weights.
 
@@ -53,6 +57,7 @@ def make_served_model(
         names: ids that requests may use, the first foremost.
         context_length: tokens of a request, prompt and output.
         sampling: defaults of requests; None takes the files' advice, then what is built in.
+        chat_template: text of a template to use in place of the model's own.
 
     Raises:
         TokenizerError: no vocabulary, or one that can't be reproduced exactly.
@@ -61,7 +66,7 @@ def make_served_model(
     tokenizer = load_tokenizer(checkpoint)
     template: ChatTemplate | None = None
     try:
-        template = ChatTemplate(tokenizer)
+        template = ChatTemplate(tokenizer, chat_template)
     except ChatTemplateError:
         template = None  # `chat` says so when asked
     return ServedModel(tuple(names), tokenizer, template, sampling or default_sampling(checkpoint), context_length)

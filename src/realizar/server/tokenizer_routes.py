@@ -53,7 +53,7 @@ async def tokenizer_info(request: Request) -> Response:
         "model_max_length": model.context_length,
         "add_bos_token": model.tokenizer.add_bos,
         "add_eos_token": model.tokenizer.add_eos,
-        "chat_template": model.tokenizer.chat_template,
+        "chat_template": None if model.template is None else model.template.source(),
         **model.tokenizer.special_texts,
     }
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -130,6 +130,15 @@ class ChatTemplate:
         return self._compiled[name]
 
 
+def check_template(source: str) -> None:
+    """See that a template compiles, before anything slow is done for the sake of it.
+
+    Raises:
+        ChatTemplateError: it is malformed or too large.
+    """
+    _compile(source)
+
+
 @functools.lru_cache(maxsize=16)
 def template_takes_tools(source: str) -> bool:
     """Whether a template shows the tools it is given.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,10 @@ from realizar.tokenizer.byte_alphabet import spelled_bytes
 from realizar.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
 from realizar.tokenizer.score_model import by_score
 from realizar.tokenizer.special_tokens import SpecialTokenFinder, SpecialTokens, find_special_tokens
+from realizar.tokenizer.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode, byte_pair, unigram, word_pieces
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary, read_vocabulary
-
-_TEMPLATE = "tokenizer.chat_template"
 
 
 class GGUFTokenizer(Tokenizer):
@@ -50,7 +48,7 @@ class GGUFTokenizer(Tokenizer):
             raise TokenizerError(f"{checkpoint.path}: a BOS token is to be added and none is named")
         if self.add_eos and self.eos_id is None:
             raise TokenizerError(f"{checkpoint.path}: an EOS token is to be added and none is named")
-        self.chat_templates = _templates(checkpoint.metadata)
+        self.chat_templates = stored_templates(checkpoint)
         self.special_texts = {
             f"{name}_token": vocabulary.tokens[special.ids[role]]
             for name, role in _TEMPLATE_NAMES.items()
@@ -159,15 +157,3 @@ def _id_of(vocabulary: Vocabulary, text: str) -> set[int]:
 
 _MASK_PRES = ("jina-v2-de", "jina-v2-es", "jina-v2-code", "mmbert")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
-
-
-def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """`tokenizer.chat_template`, and those of other names."""
-    templates = {
-        key.removeprefix(_TEMPLATE + "."): value
-        for key, value in metadata.items()
-        if key.startswith(_TEMPLATE + ".") and isinstance(value, str)
-    }
-    if isinstance(default := metadata.get(_TEMPLATE), str):
-        templates["default"] = default
-    return templates

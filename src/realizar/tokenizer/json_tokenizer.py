@@ -12,6 +12,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.tokenizer.byte_alphabet import spelled_bytes
 from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
+from realizar.tokenizer.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
 
@@ -53,7 +54,7 @@ class JSONTokenizer(Tokenizer):
         self.add_bos = self.bos_id is not None and self.bos_id in self._before
         self.add_eos = self.eos_id is not None and self.eos_id in self._after
         self.eos_ids = self._ends(path, metadata)
-        self.chat_templates = _templates(metadata, settings)
+        self.chat_templates = stored_templates(checkpoint)
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self._library.token_to_id(text)
@@ -174,19 +175,3 @@ def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             texts[name] = value
     return texts
-
-
-def _templates(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    listed = settings.get("chat_template")
-    templates: dict[str, str] = {}
-    if isinstance(listed, str):
-        templates["default"] = listed
-    elif isinstance(listed, list):
-        templates = {
-            item["name"]: item["template"]
-            for item in listed
-            if isinstance(item, Mapping) and isinstance(item.get("name"), str) and isinstance(item.get("template"), str)
-        }
-    if isinstance(text := metadata.get("chat_template"), str):
-        templates["default"] = text
-    return templates
