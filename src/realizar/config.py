@@ -36,6 +36,8 @@ class EngineConfig:
         fp8_copies: on a GPU of compute capability 8.9 or more, whether quantised matrices get a copy in FP8 that steps
             of 128 rows and more read: faster, in twice to three times the memory, and with about 3.7 % error in every
             product, far outside of the fidelity that is held otherwise. Not together with batch_invariant.
+        graphs: on a GPU, whether the steps of a fixed shape are captured as graphs at load: without, each of a step's
+            kernels is launched by the host, which small steps wait for.
         threads: CPU threads; None takes the physical cores.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
@@ -72,6 +74,7 @@ class EngineConfig:
     device: DeviceChoice = "auto"
     batch_invariant: bool = False
     fp8_copies: bool = False
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

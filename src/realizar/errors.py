@@ -11,6 +11,7 @@ RealizarError
 ├── CapacityError           not enough memory for what was asked
 │   └── StepMemoryError     a step did not fit into the device's memory: its requests ended, and others may run
 ├── KernelError             a device kernel that can't be compiled, loaded or launched
+├── DeviceLostError         the device's context is unusable: only a new process can go on
 ├── QueueFullError          as many requests wait as may; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
     └── EngineUnavailableError  it is starting, starting again, or draining; try again after `retry_after_s`
@@ -77,6 +78,10 @@ class StepMemoryError(CapacityError):
 
 class KernelError(RealizarError):
     """A device kernel that can't be compiled, loaded or launched; says which and why."""
+
+
+class DeviceLostError(RealizarError):
+    """The device's context is unusable: only a new process can go on."""
 
 
 class EngineDeadError(RealizarError):

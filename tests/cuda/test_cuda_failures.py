@@ -17,11 +17,11 @@ from cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
 from realizar.backends.cuda import runner as runner_module  # noqa: E402
-from realizar.backends.cuda.device import DeviceLostError, interpreter_device  # noqa: E402
+from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core import EngineCore  # noqa: E402
-from realizar.errors import CapacityError, EngineDeadError  # noqa: E402
+from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 

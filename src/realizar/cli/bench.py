@@ -34,6 +34,7 @@ def bench_command(
     fp8_copies: Annotated[
         bool, Parameter(negative=(), help="On a GPU: FP8 from 128 tokens a step on, about 3.7 % error a product.")
     ] = False,
+    no_graphs: Annotated[bool, Parameter(negative=(), help="On a GPU: launch every kernel by itself.")] = False,
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to force.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -47,7 +48,7 @@ def bench_command(
         checkpoint = find_checkpoint(model, progress)
     config = EngineConfig(
         threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set, device=device,
-        batch_invariant=batch_invariant, fp8_copies=fp8_copies,
+        batch_invariant=batch_invariant, fp8_copies=fp8_copies, graphs=not no_graphs,
     )  # fmt: skip
     with load_progress() as loading:
         results = measure_throughput(checkpoint, config, work, log=_tell, progress=loading)

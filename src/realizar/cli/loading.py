@@ -30,12 +30,14 @@ class EngineOptions:
         device: where to run; `auto` is the GPU where torch can use one, else the CPU.
         batch_invariant: on a GPU, the same bits for a row in every batch.
         fp8_copies: on a GPU, FP8 from 128 tokens a step on: about 3.7 % error a product, a byte a weight more.
+        no_graphs: on a GPU, launch every kernel by itself in place of capturing steps as graphs.
     """
 
     device: DeviceChoice = "auto"
     batch_invariant: bool = False
     fp8_copies: bool = False
     threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
+    no_graphs: bool = False
     context_length: Annotated[
         MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
     ] = None
@@ -48,6 +50,7 @@ class EngineOptions:
             device=self.device,
             batch_invariant=self.batch_invariant,
             fp8_copies=self.fp8_copies,
+            graphs=not self.no_graphs,
             threads=self.threads,
             context_length=self.context_length,
             kv_cache_dtype=self.kv_cache_dtype,

@@ -1,18 +1,12 @@
-"""The device: found, described once, and its errors told apart. Nothing else names a vendor."""
+"""The device: found, and described once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from realizar.errors import CapacityError, RealizarError
-
-
-class DeviceLostError(RealizarError):
-    """The device's context is unusable: only a new process can go on."""
+from realizar.errors import CapacityError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +77,3 @@ def free_bytes(device: DeviceProfile) -> int:
         return device.memory_bytes
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info(device.torch_device)[0])
-
-
-@contextmanager
-def device_errors() -> Iterator[None]:
-    """Within, an error of the device is raised as one of ours."""
-    try:
-        yield
-    except Exception as error:
-        ours = translate(error)
-        if ours is None:
-            raise
-        try:
-            raise ours from error
-        finally:
-            del ours  # an error whose frames hold it keeps what those frames hold, such as half a model
-
-
-def translate(error: Exception) -> RealizarError | None:
-    """A device's error as one of ours, or None for one that is not the device's.
-
-    Out of memory leaves the context usable; after any other failure of a kernel or a copy it is not.
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        return CapacityError(f"the GPU is out of memory: {_first_line(error)}")
-    accelerator_error = getattr(torch, "AcceleratorError", None)
-    known = accelerator_error is not None and isinstance(error, accelerator_error)
-    if known or (isinstance(error, RuntimeError) and "CUDA error" in str(error)):
-        return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

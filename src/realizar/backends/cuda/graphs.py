@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from realizar.backends.cuda.device import DeviceLostError, DeviceProfile, translate
+from realizar.backends.cuda.capture import GraphRecorder
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.shapes import least_holding, padded_rows
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
+from realizar.errors import DeviceLostError
 
 _LOG = logging.getLogger(__name__)
 _NOTHING = StepShape(0, 0, 0)
@@ -31,7 +34,7 @@ class GraphRunner:
     ) -> None:
         self._body, self._tail, self._space, self._device = body, tail, workspace, device
         self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
-        self._pool: object | None = None
+        self._recorder: GraphRecorder | None = None
 
     def padded(self, chunks: StepShape) -> StepShape:
         """The shape that a step with chunks runs in: that of the least graph which holds it, or its own.
@@ -68,11 +71,14 @@ class GraphRunner:
         graph.replay()
         return True
 
-    def capture(self, shapes: Sequence[StepShape], progress: Callable[[float], None]) -> None:
-        """Compile and warm every shape, then capture it. One that fails runs eagerly, and is logged once.
+    def prepare(self, shapes: Sequence[StepShape], progress: Callable[[float], None], *, capture: bool = True) -> None:
+        """Compile and warm every shape, then capture it. Those whose capture fails run eagerly; one warning names them.
 
         Decodes come first, as they have most to lose where memory does not suffice, and of each kind the largest:
         others reuse its memory.
+
+        Args:
+            capture: False leaves all to run eagerly.
 
         Raises:
             DeviceLostError: the device failed, not the capture.
@@ -81,29 +87,38 @@ class GraphRunner:
             return
         self._space.arrays.clear()
         ordered = sorted(shapes, key=lambda shape: (shape.tiles > 0, -shape.tokens, -shape.decodes))
+        failed: dict[str, list[StepShape]] = {}
         for done, shape in enumerate(ordered):
             self.run_eagerly(shape, _captured_tail(shape))
             torch.cuda.synchronize(self._device.torch_device)
-            try:
-                self._graphs[shape] = self._capture(shape)
-            except Exception as error:
-                ours = translate(error)
-                if isinstance(ours, DeviceLostError):
-                    raise ours from error
-                _LOG.warning("%s run without a graph: capture failed: %s", _described(shape), error)
+            reason = self._try_capture(shape) if capture else None
+            if reason is not None:
+                failed.setdefault(reason, []).append(shape)
             progress((done + 1) / len(ordered))
+        for reason, without in failed.items():
+            _LOG.warning("%s run without a graph: %s", "; ".join(map(_described, without)), reason)
+        _LOG.info("%d of %d shapes of steps have a graph", len(self._graphs), len(ordered))
 
     def close(self) -> None:
         """Free the graphs."""
         self._graphs.clear()
-        self._pool = None
+        self._recorder = None
+
+    def _try_capture(self, shape: StepShape) -> str | None:
+        """Capture a shape's graph; None, or why there is none."""
+        try:
+            self._graphs[shape] = self._capture(shape)
+        except Exception as error:
+            ours = translate(error)
+            if isinstance(ours or error, DeviceLostError):
+                raise
+            return str(ours or f"{type(error).__name__}: {error}").splitlines()[0]
+        return None
 
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self.run_eagerly(shape, _captured_tail(shape))
-        self._pool = graph.pool()
-        return graph
+        if self._recorder is None:
+            self._recorder = GraphRecorder(self._device.torch_device)
+        return self._recorder.record(lambda: self.run_eagerly(shape, _captured_tail(shape)))
 
 
 def _captured_tail(shape: StepShape) -> int:

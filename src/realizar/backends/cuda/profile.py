@@ -10,7 +10,8 @@ from typing import Protocol
 import torch
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cuda.device import device_errors, free_bytes
+from realizar.backends.cuda.device import free_bytes
+from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.parts import PartTime
 from realizar.errors import CapacityError, RealizarError

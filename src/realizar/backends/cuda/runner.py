@@ -12,7 +12,8 @@ import torch
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.device import DeviceLostError, DeviceProfile, device_errors, open_device
+from realizar.backends.cuda.device import DeviceProfile, open_device
+from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.graphs import GraphRunner
@@ -34,6 +35,7 @@ from realizar.backends.parts import cached_tokens_read
 from realizar.backends.program import Program, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
+from realizar.errors import DeviceLostError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
@@ -105,7 +107,7 @@ class CUDABackend:
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, head_counts)))
         self._kv = KVMemory(spec, config, self._context, automatic, device)
         self._bind(program, merger, config)
-        self._loaded = True
+        self._loaded, self._captures = True, config.graphs
         self._warm_up(layers)
 
     def _bind(self, program: Program, merger: Merger, config: EngineConfig) -> None:
@@ -160,7 +162,8 @@ class CUDABackend:
         for rows in row_counts(sizes.selected):
             self._graphs.run_eagerly(StepShape(0, 0, 0), rows)
         shapes = self._decode_shapes() + chunk_shapes(sizes)
-        self._graphs.capture(shapes, lambda share: self._progress("capturing graphs", share))
+        stage = "capturing graphs" if self._captures else "compiling steps"
+        self._graphs.prepare(shapes, lambda share: self._progress(stage, share), capture=self._captures)
 
     def _load_weights(self, checkpoint: Checkpoint, groups: list[list[Linear]]) -> None:
         total, done = max(1, checkpoint.size_bytes), 0

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput, RowOutput, StepOutput, TokenLogprobs
-from realizar.backends.cuda.device import device_errors
+from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
 from realizar.errors import CapacityError, RealizarError
 

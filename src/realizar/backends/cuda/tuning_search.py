@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from realizar.backends.cuda.device import DeviceProfile, device_errors
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles
 from realizar.backends.cuda.pack import PackedMatrix, pack_matrix

@@ -1,0 +1,70 @@
+"""Capturing a graph, so that a capture that fails leaves stream, allocator and context as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from realizar.backends.cuda.device_errors import CaptureError, translate
+from realizar.errors import DeviceLostError
+
+
+class GraphRecorder:
+    """Records launches as graphs, on a stream and from a pool of memory that all of them share.
+
+    `torch.cuda.graph` would leave the stream of the capture current when the end of a capture fails, and torch's
+    allocator would go on to take that capture for running.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The graph of what `run` launches; nothing of it runs.
+
+        Raises:
+            DeviceLostError: the device failed. Any other error is that of the capture, which has been ended: the device
+                can go on.
+        """
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # the pool takes memory of its own
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    run()
+                except BaseException:
+                    with suppress(RuntimeError):  # the first error is the one to report
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        except BaseException:
+            self._recover()
+            raise
+        return graph
+
+    def _recover(self) -> None:
+        """After a failed capture: the allocator gives from the common pool again, and no error is left to be met later.
+
+        Raises:
+            DeviceLostError: nothing can run any more.
+        """
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        with suppress(RuntimeError):  # raised where torch has ended it
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        for attempt in range(2):  # an error that the capture left is reported once, by whatever comes next
+            try:
+                torch.zeros(1, device=self._device)
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as error:
+                ours = translate(error)
+                if attempt or not isinstance(ours, CaptureError):
+                    raise DeviceLostError(f"the GPU does not recover from a failed capture: {error}") from error
+            else:
+                return

@@ -1,0 +1,153 @@
+"""Errors of torch, Triton and the driver as ours: too little memory, a failed capture, a kernel that can't run, a lost
+context.
+
+Only the last ends the process: everything else leaves the context usable. A CUDA error is known by torch's error code
+where torch gives one, and else by its text, which is that of `cudaGetErrorString` or the name of the driver's status.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from triton.errors import TritonError
+
+from realizar.errors import CapacityError, DeviceLostError, KernelError, RealizarError
+
+_MEMORY_CODES = frozenset({2})
+_MEMORY_TEXTS = (
+    "out of memory",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",  # it allocates, and says no more when that fails
+)
+_CAPTURE_CODES = frozenset(range(900, 909))  # cudaErrorStreamCaptureUnsupported .. cudaErrorStreamCaptureWrongThread
+_CAPTURE_TEXTS = (
+    "stream is capturing",
+    "error during capture",
+    "separate capture sequences",
+    "capture was not ended in the same stream",
+    "capturing stream",
+    "dependency created on uncaptured work",
+    "thread-local capture sequence",
+    "CUDA_ERROR_STREAM_CAPTURE",
+    "CUDA_ERROR_CAPTURED_EVENT",
+)
+_REFUSED_CODES = frozenset({1, 9, 98, 200, 209, 218, 222, 701, 801})
+_REFUSED_TEXTS = (
+    "invalid argument",
+    "invalid configuration argument",
+    "invalid device function",
+    "device kernel image is invalid",
+    "no kernel image is available",
+    "PTX was compiled with an unsupported toolchain",
+    "a PTX JIT compilation failed",
+    "too many resources requested for launch",
+    "operation not supported",
+)
+_LOST_STATUSES = (  # of the driver, in a KernelError
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE",
+)
+_OF_THE_DEVICE = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS", "HIP error")
+_TOOLCHAIN = ("Failed to find C compiler", "PassManager::run failed", "libcuda.so cannot found")
+
+
+class CaptureError(RealizarError):
+    """A graph could not be captured; the context can be used, and so can the launches one by one."""
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Within, an error of the device is raised as one of ours."""
+    try:
+        yield
+    except Exception as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        try:
+            raise ours from error
+        finally:
+            del ours  # an error whose frames hold it keeps what those frames hold, such as half a model
+
+
+def translate(error: Exception) -> RealizarError | None:
+    """A device's error as one of ours; None for one that is not the device's, or is one of ours already.
+
+    Returns:
+        CapacityError: memory of the device, or pinned memory of the host, does not suffice.
+        CaptureError: something can't be done while a graph is captured.
+        KernelError: a kernel does not compile, or the device refuses to launch it.
+        DeviceLostError: a kernel or a copy failed otherwise: nothing more can run in this process.
+    """
+    if isinstance(error, KernelError):
+        return _of_driver(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return _no_memory(error)
+    if isinstance(error, TritonError):
+        return KernelError(f"a Triton kernel does not compile for this GPU: {_last_line(error)}")
+    if isinstance(error, subprocess.CalledProcessError):  # Triton compiles its launchers with the system's C compiler
+        return KernelError(f"Triton's launcher does not compile: {error}")
+    text = str(error)
+    if isinstance(error, RuntimeError | AssertionError) and any(part in text for part in _TOOLCHAIN):
+        return KernelError(f"a Triton kernel does not compile here: {_first_line(error)}")
+    if not _is_of_the_device(error):
+        return None
+    code = getattr(error, "error_code", None)
+    if code in _MEMORY_CODES or _has(text, _MEMORY_TEXTS):
+        return _no_memory(error)
+    if code in _CAPTURE_CODES or _has(text, _CAPTURE_TEXTS):
+        return CaptureError(f"a graph can't be captured: {_first_line(error)}")
+    if code in _REFUSED_CODES or _has(text, _REFUSED_TEXTS):
+        return KernelError(f"the GPU refuses a launch: {_first_line(error)}")
+    return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
+
+
+def _of_driver(error: KernelError) -> RealizarError | None:
+    """A driver's status that is no matter of the kernel."""
+    text = str(error)
+    if _has(text, _MEMORY_TEXTS):
+        return _no_memory(error)
+    if _has(text, _CAPTURE_TEXTS):
+        return CaptureError(f"a graph can't be captured: {_first_line(error)}")
+    if _has(text, _LOST_STATUSES):
+        return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
+    return None
+
+
+def _is_of_the_device(error: Exception) -> bool:
+    accelerator_error = getattr(torch, "AcceleratorError", None)
+    if accelerator_error is not None and isinstance(error, accelerator_error):
+        return True
+    return isinstance(error, RuntimeError) and _has(str(error), _OF_THE_DEVICE)
+
+
+def _no_memory(error: Exception) -> CapacityError:
+    return CapacityError(f"the GPU is out of memory: {_first_line(error)}")
+
+
+def _has(text: str, parts: tuple[str, ...]) -> bool:
+    return any(part in text for part in parts)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+def _last_line(error: Exception) -> str:
+    """Of a compiler's message: the source comes first, what is wrong with it last."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
