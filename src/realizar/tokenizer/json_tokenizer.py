@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CheckpointError
+from realizar.errors import CheckpointError, InvalidRequestError
+from realizar.models.dimensions import MAX_VOCABULARY
+from realizar.tokenizer import library_errors
 from realizar.tokenizer.byte_alphabet import spelled_bytes
 from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
 from realizar.tokenizer.stored_templates import stored_templates
@@ -19,7 +21,9 @@ from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
-_MAX_FILE_BYTES = 256 << 20
+# Known normalisations make up to three bytes of one, but for single characters that NFKC writes out.
+_USUAL_GROWTH = 16
+_GROWTH_FLOOR, _GROWTH_PART = 4096, 4096
 
 
 class JSONTokenizer(Tokenizer):
@@ -31,7 +35,9 @@ class JSONTokenizer(Tokenizer):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         path = checkpoint.tokenizer_path or checkpoint.path
-        self._library = _read(path)
+        rows = _rows(checkpoint)
+        self._library, growth = _read(path, rows)
+        self._grows = growth > _USUAL_GROWTH
         self._lock = threading.Lock()
         added = self._library.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
@@ -43,14 +49,16 @@ class JSONTokenizer(Tokenizer):
         self._continuation = self._decoder.get("prefix", "##") if _mentions(self._decoder, "WordPiece") else None
         metadata = checkpoint.metadata
         # A model may have rows beyond its tokens; they have no text.
-        rows = _part(metadata, "config").get("vocab_size")
         known = max(self._library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
-        self.vocab_size = max(known, rows) if isinstance(rows, int) else known
+        self.vocab_size = max(known, rows or 0)
         settings = _part(metadata, "tokenizer_config")
         self.special_texts = _special_texts(settings)
         self.bos_id = self._id_of(self.special_texts.get("bos_token"))
         self.eos_id = self._id_of(self.special_texts.get("eos_token"))
-        self._before, self._after = self._frame(settings)
+        with library_errors.reading(path, "tokenizer", "fails on the text 'a'"):
+            self._before, self._after = self._frame(settings)
+            tokens: list[str] = self._library.encode("a", add_special_tokens=False).tokens
+        self._adds_space_prefix = not self._byte_level and "".join(tokens).startswith(SPACE)
         self.add_bos = self.bos_id is not None and self.bos_id in self._before
         self.add_eos = self.eos_id is not None and self.eos_id in self._after
         self.eos_ids = self._ends(path, metadata)
@@ -88,8 +96,7 @@ class JSONTokenizer(Tokenizer):
 
     @property
     def adds_space_prefix(self) -> bool:
-        tokens: list[str] = self._library.encode("a", add_special_tokens=False).tokens
-        return not self._byte_level and "".join(tokens).startswith(SPACE)
+        return self._adds_space_prefix
 
     def token_bytes(self, index: int) -> bytes:
         text = self.token_text(index)
@@ -122,9 +129,22 @@ class JSONTokenizer(Tokenizer):
         return [*self._before, *ids, *self._after] if add_special else ids
 
     def _plain(self, text: str, parse_special: bool) -> list[int]:
+        if self._grows:
+            self._check_growth(text)
         with self._lock:  # the library keeps this setting in the tokenizer
             self._library.encode_special_tokens = not parse_special
             return library_ids(self._library, text)
+
+    def _check_growth(self, text: str) -> None:
+        """Refuse a text that normalisation makes far longer; it is normalised by parts to find out."""
+        limit, size = _USUAL_GROWTH * len(text.encode()) + _GROWTH_FLOOR, 0
+        if (normalizer := self._library.normalizer) is None:
+            return
+        for start in range(0, len(text), _GROWTH_PART):
+            with library_errors.encoding():
+                size += len(normalizer.normalize_str(text[start : start + _GROWTH_PART]).encode())
+            if size > limit:
+                raise InvalidRequestError(f"normalisation makes the text more than {_USUAL_GROWTH} times as long")
 
     def _encode_hidden(self, text: str, restore: Mapping[int, str]) -> list[int]:
         """Cuts at the control tokens that are parsed; what lies between holds control texts that are not."""
@@ -143,18 +163,28 @@ class JSONTokenizer(Tokenizer):
 _BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
 
 
-def _read(path: Path) -> LibraryTokenizer:
+def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:
+    """The library's tokenizer, and the bytes that its normalisation may at most make of one."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
-    if path.stat().st_size > _MAX_FILE_BYTES:
-        raise CheckpointError(path, "offset 0", f"is larger than {_MAX_FILE_BYTES >> 20} MiB")
-    try:
-        library = LibraryTokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
-        raise CheckpointError(path, "tokenizer", f"is malformed: {error}") from None
-    library.no_truncation()
-    library.no_padding()
-    return library
+    from realizar.tokenizer.json_bounds import read_within_bounds
+
+    data, growth = read_within_bounds(path, rows)
+    with library_errors.reading(path, "tokenizer"):
+        library = LibraryTokenizer.from_buffer(data)
+        library.no_truncation()
+        library.no_padding()
+    return library, growth
+
+
+def _rows(checkpoint: Checkpoint) -> int | None:
+    """Ids that the model has: rows of its embedding, else what its configuration says."""
+    for name, tensor in checkpoint.tensors.items():
+        if name.endswith("embed_tokens.weight") and len(tensor.shape) == 2:
+            return tensor.shape[0]
+    config = _part(checkpoint.metadata, "config")
+    stated = _part(config, "text_config").get("vocab_size", config.get("vocab_size"))
+    return stated if type(stated) is int and 0 < stated <= MAX_VOCABULARY else None
 
 
 def _part(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:

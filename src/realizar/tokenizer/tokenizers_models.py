@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from realizar.errors import CheckpointError, TokenizerError
+from realizar.errors import TokenizerError
+from realizar.tokenizer import library_errors
 from realizar.tokenizer.pre_tokenizers import PreTokenizer
 from realizar.tokenizer.special_tokens import SpecialTokens
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
@@ -31,15 +32,13 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
     """Byte-pair encoding by the file's merges."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    try:
+    with library_errors.reading(vocabulary.path, "key 'tokenizer.ggml.merges'", "names no token"):
         model = models.BPE(
             vocab=dict(vocabulary.ids),
             merges=vocabulary.merges,
             byte_fallback=not pre.byte_level,
             ignore_merges=pre.ignore_merges,
         )
-    except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
-        raise CheckpointError(vocabulary.path, "key 'tokenizer.ggml.merges'", f"names no token: {error}") from None
     tokenizer = Tokenizer(model)
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     if pre.byte_level:
@@ -74,14 +73,12 @@ def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
             pieces.append((token, score))
         else:
             pieces.append((f"\0{index}", 0.0))  # never spelled by text: normalisation drops \0
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
+    with library_errors.reading(vocabulary.path, "key 'tokenizer.ggml.tokens'"):
+        tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
     normalizer = None
     if vocabulary.charsmap:
-        try:
+        with library_errors.reading(vocabulary.path, "key 'tokenizer.ggml.precompiled_charsmap'"):
             normalizer = normalizers.Precompiled(vocabulary.charsmap)
-        except Exception as error:  # noqa: BLE001 - the library raises its own bare Exception
-            where = "key 'tokenizer.ggml.precompiled_charsmap'"
-            raise CheckpointError(vocabulary.path, where, f"is malformed: {error}") from None
     prefix = vocabulary.flags.get("add_space_prefix", False)
     merge_spaces = vocabulary.flags.get("remove_extra_whitespaces", False)
     encode_piece = library_encoder(tokenizer)
@@ -89,7 +86,8 @@ def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
     def encode(text: str) -> list[int]:
         text = text.replace("\0", "")
         if normalizer is not None:
-            text = normalizer.normalize_str(text)
+            with library_errors.encoding():
+                text = normalizer.normalize_str(text)
         if merge_spaces:
             text = "".join(SPACE + word for word in text.split(" ") if word)
         elif prefix and text.strip(" "):
@@ -140,11 +138,15 @@ def library_encoder(tokenizer: LibraryTokenizer) -> Encode:
 def library_ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
     """Token ids of a text, by the library. Other threads run meanwhile if it is long: a batch lets go of the
     interpreter's lock, where a single text holds it, for a second per megabyte.
+
+    Raises:
+        InvalidRequestError: the library fails on this text.
     """
-    if len(text) < _LONG_TEXT:
-        found = tokenizer.encode(text, add_special_tokens=False)
-    else:
-        found = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+    with library_errors.encoding():
+        if len(text) < _LONG_TEXT:
+            found = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            found = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
     ids: list[int] = found.ids
     return ids
 

@@ -16,10 +16,15 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, TokenizerError
+from realizar.tokenizer.charsmap import CharsmapError, longest_replacement
 
 _PREFIX = "tokenizer.ggml."
 MAX_SPECIAL_LENGTH = 256
 """Characters of a token that is looked for in every text. Known ones have 30; the search takes time with the length."""
+MAX_TOKEN_LENGTH = 1024
+MAX_VOCABULARY_CHARACTERS = 6 << 20
+"""Of one token and of all. Known ones have 512 and 2 million; unigram's trie takes 300 bytes for each character, and
+overflows the stack with a token of a million."""
 _MODELS = ("gpt2", "gemma4", "whitespace", "llama", "t5", "bert")
 
 
@@ -81,6 +86,17 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     return _Reader(checkpoint.path, checkpoint.metadata).vocabulary()
 
 
+def why_too_long(tokens: Sequence[str]) -> str | None:
+    """Why a vocabulary is refused for its tokens' lengths; None where it is not."""
+    lengths = list(map(len, tokens))
+    longest, total = max(lengths, default=0), sum(lengths)
+    if longest > MAX_TOKEN_LENGTH:
+        return f"token {lengths.index(longest)} has {longest} characters, above {MAX_TOKEN_LENGTH}"
+    if total > MAX_VOCABULARY_CHARACTERS:
+        return f"its tokens have {total} characters, above {MAX_VOCABULARY_CHARACTERS}"
+    return None
+
+
 class _Reader:
     def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
         self.path, self.metadata = path, metadata
@@ -128,6 +144,8 @@ class _Reader:
             raise TokenizerError(f"{self.path} has no vocabulary (no {key})")
         if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
             self.refuse(key, "is no list of strings")
+        if reason := why_too_long(tokens):
+            self.refuse(key, reason)
         if "" in tokens:
             return [text or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]
         return tokens
@@ -219,7 +237,13 @@ class _Reader:
         values = np.asarray(value)
         if values.ndim != 1 or values.dtype.kind not in "iu" or values.dtype.itemsize != 1:
             self.refuse(key, "is no list of bytes")
-        return values.tobytes()
+        charsmap = values.tobytes()
+        if charsmap:
+            try:
+                longest_replacement(charsmap)
+            except CharsmapError as error:
+                self.refuse(key, f"is malformed: {error}")
+        return charsmap
 
     def _text(self, key: str) -> str:
         value = self.metadata.get(key, "")
