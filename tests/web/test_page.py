@@ -80,12 +80,12 @@ def test_regenerate_and_edit(api: ScriptedApi, page: Any) -> None:
     assert api.requests[1] == api.requests[0]
     page.locator(".user").hover()
     page.click("[aria-label='Edit and ask again']")
-    assert page.locator(".message").count() == 0
-    assert page.input_value("#prompt") == "first"
-    page.press("#prompt", "Shift+Enter")
-    page.type("#prompt", "line")
-    page.press("#prompt", "Enter")
-    finished(page)
+    assert page.input_value(".editor textarea") == "first"
+    page.press(".editor textarea", "End")
+    page.press(".editor textarea", "Shift+Enter")
+    page.type(".editor textarea", "line")
+    page.press(".editor textarea", "Enter")
+    page.wait_for_selector(".assistant:has-text('answer 3')")
     assert api.requests[2]["messages"] == [{"role": "user", "content": "first\nline"}]
 
 
@@ -218,6 +218,7 @@ def test_a_reload_keeps_what_came_of_an_answer(api: ScriptedApi, page: Any) -> N
     answer = finished(page)
     assert answer.locator(".body").inner_text().startswith("on and on")
     assert "stopped" in answer.locator(".stats").inner_text()
+    assert page.evaluate("Object.keys(localStorage)") == [], "what was left there is taken in"
 
 
 CUT_SHORT = (

@@ -38,6 +38,11 @@ def test_fits_a_phone(api: ScriptedApi, browser: Any) -> None:
     assert min(sizes) >= 38, "large enough for a finger"
     page.tap("#open-settings")
     assert page.evaluate("settings.getBoundingClientRect().right <= 360 && settings.scrollWidth <= 360")
+    page.tap("#close-settings")
+    page.tap("#open-chats")
+    page.wait_for_selector(".delete-chat")
+    assert page.evaluate("document.querySelector('.delete-chat').getBoundingClientRect().right <= 360")
+    assert page.evaluate("chats.scrollWidth <= 360")
     context.close()
 
 

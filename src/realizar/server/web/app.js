@@ -1,8 +1,13 @@
-// The page: a conversation, the request that is running, and where the reader looks.
+// The page: what is shown, what its controls do, and where the reader looks.
 
-import { fetchModel, isReady, streamChat } from "./api.js";
-import { askForKey, setUpTheme, Settings } from "./settings.js";
-import { loadKey, loadMessages, saveMessages } from "./store.js";
+import { Archive } from "./archive.js";
+import { Chats, tellTrouble } from "./chat.js";
+import { connect, knownModel } from "./connection.js";
+import { Drawer } from "./drawer.js";
+import { readEarlier, takeOver } from "./earlier.js";
+import { notify } from "./notices.js";
+import { setUpTheme, Settings } from "./settings.js";
+import { loadDraft, saveDraft } from "./store.js";
 import { copyText, MessageView } from "./view.js";
 
 const IDEAS = [
@@ -14,200 +19,148 @@ const IDEAS = [
 const byId = (id) => document.getElementById(id);
 const [log, scroller, prompt, speed] = [byId("log"), byId("scroller"), byId("prompt"), byId("speed")];
 const settings = new Settings();
-const messages = loadMessages();
+const archive = new Archive();
+const chats = new Chats(archive, {
+  onShow: show,
+  onGrow: grow,
+  prepare: async (turns) => ({ model: (await knownModel()).id, messages: turns, ...settings.request() }),
+  system: () => settings.system,
+});
 const views = new Map();
-let model = null;
-let running = null; // AbortController of the answer that is coming
+const drawer = new Drawer({
+  open,
+  list: listed,
+  rename: (id, title) => write(() => archive.change(id, { title })),
+  remove,
+  restore,
+  erase: async (id) => {
+    await write(() => archive.erase(id));
+    await drawer.refresh();
+  },
+});
+let deletedOpen = null; // the chat that was open when it was deleted here
 let following = true; // the end stays in sight until the reader scrolls up
+let opening = Promise.resolve();
 
 const handlers = {
-  edit(message) {
-    stop();
-    prompt.value = message.content;
-    dropFrom(messages.indexOf(message));
-    fitPrompt();
+  edit(message, text) {
+    following = true;
+    chats.edit(message, text);
     prompt.focus();
   },
   regenerate(message) {
-    stop();
-    dropFrom(messages.indexOf(message));
-    answer();
+    following = true;
+    chats.regenerate(message);
+    prompt.focus();
+  },
+  siblings: (message) => chats.open?.tree.siblings(message) ?? [],
+  choose(message, label) {
+    following = false;
+    chats.choose(message);
+    const all = handlers.siblings(message);
+    byId("announcer").textContent = `Version ${all.indexOf(message) + 1} of ${all.length}`;
+    views.get(message.id)?.node.querySelector(`[aria-label="${label}"]`).focus();
   },
 };
 
-function add(message) {
-  messages.push(message);
-  show(message);
-  return message;
-}
-
-function show(message) {
-  const view = new MessageView(message, handlers);
-  views.set(message, view);
-  log.append(view.node);
-  byId("welcome").hidden = true;
-}
-
-function dropFrom(index) {
-  for (const message of messages.splice(index)) {
-    views.get(message)?.node.remove();
-    views.delete(message);
+/** Shows the branch that is chosen; messages that stay keep their elements. `done`: an answer that just ended. */
+function show(done = null) {
+  const path = chats.open?.tree.path() ?? [];
+  const shown = new Set(path.map((message) => message.id));
+  for (const [id, view] of views) {
+    if (!shown.has(id)) {
+      view.node.remove();
+      views.delete(id);
+    }
   }
-  byId("welcome").hidden = messages.length > 0;
-  saveMessages(messages);
-}
-
-function send(text) {
-  const content = text.trim();
-  if (!content || running) {
-    return;
+  path.forEach((message, index) => {
+    const view = views.get(message.id) ?? new MessageView(message, handlers);
+    views.set(message.id, view);
+    view.message = message;
+    view.update(message === chats.answer?.message);
+    if (log.children[index] !== view.node) {
+      log.insertBefore(view.node, log.children[index] ?? null);
+    }
+  });
+  byId("welcome").hidden = path.length > 0;
+  showAddress();
+  showBusy();
+  if (done && shown.has(done.id)) {
+    byId("announcer").textContent = done.error ?? done.content.slice(0, 2000);
   }
-  add({ role: "user", content });
-  prompt.value = "";
-  fitPrompt();
-  answer();
+  if (drawer.dialog.open || drawer.current !== (chats.open?.id ?? null)) {
+    drawer.refresh(chats.open?.id ?? null);
+  }
+  follow();
 }
 
-function stop() {
-  running?.abort();
-  running = null;
-  setBusy(false);
-}
-
-function setBusy(busy) {
+function showBusy() {
+  const busy = chats.answer !== null;
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
   speed.hidden = !busy;
-  speed.textContent = "";
+  speed.textContent = chats.answer?.speed ?? "";
 }
 
-/** What is sent. A question that got no word is left out: many templates refuse two questions in a row. */
-function conversation() {
-  const said = messages.filter((message) => message.content);
-  const turns = said
-    .filter(({ role }, index) => role !== "user" || said[index + 1]?.role !== "user")
-    .map(({ role, content }) => ({ role, content }));
-  return settings.system ? [{ role: "system", content: settings.system }, ...turns] : turns;
-}
-
-/** Asks for the model's answer to the conversation as it stands, and shows it while it comes. */
-async function answer() {
-  const controller = new AbortController();
-  running = controller;
-  setBusy(true);
-  following = true;
-  const body = { messages: conversation(), ...settings.request() };
-  const message = add({ role: "assistant", content: "" });
-  const view = views.get(message);
-  view.update(true);
-  scrollToEnd();
-  const clock = { start: performance.now(), first: 0, last: 0, pieces: 0, tokens: null };
-  try {
-    model ??= await known();
-    await receive(message, view, { model: model.id, ...body }, controller, clock);
-  } catch (error) {
-    if (controller.signal.aborted) {
-      message.stopped = true;
-    } else {
-      message.error = error.message;
-    }
+/** The address names the chat, and this tab's history the branch: a reload and the browser's Back find both. */
+function showAddress() {
+  const [address, state] = [chats.open ? `#${chats.open.id}` : "", { leaf: chats.open?.tree.leaf ?? null }];
+  const url = location.pathname + location.search + address;
+  if (location.hash !== address) {
+    history.pushState(state, "", url);
+  } else if (history.state?.leaf !== state.leaf) {
+    history.replaceState(state, "", url);
   }
-  message.stats = summary(clock);
-  if (views.has(message)) {
-    view.update(false);
-    saveMessages(messages);
-    byId("announcer").textContent = message.error ?? message.content.slice(0, 2000);
-  }
-  if (running === controller) {
-    running = null;
-    setBusy(false);
-    follow();
-  }
-}
-
-/** The model's record; asks for a key where the server wants one. */
-async function known() {
-  for (;;) {
-    try {
-      const found = await fetchModel(loadKey());
-      showModel(found);
-      return found;
-    } catch (error) {
-      if (error.status !== 401 || !(await askForKey())) {
-        throw error;
-      }
-    }
-  }
-}
-
-async function receive(message, view, body, controller, clock) {
-  for (;;) {
-    try {
-      for await (const chunk of streamChat(body, loadKey(), controller.signal)) {
-        take(message, view, chunk, clock);
-      }
-      return;
-    } catch (error) {
-      if (error.status !== 401 || !(await askForKey())) {
-        throw error;
-      }
-    }
-  }
-}
-
-function take(message, view, chunk, clock) {
-  clock.tokens = chunk.usage?.completion_tokens ?? clock.tokens;
-  const choice = chunk.choices?.[0];
-  const [text, thought] = [choice?.delta?.content ?? "", choice?.delta?.reasoning_content ?? ""];
-  if (choice?.finish_reason === "length") {
-    message.stopped = false;
-    message.error = "The answer reached its limit of tokens.";
-  }
-  if (!text && !thought) {
-    return;
-  }
-  clock.last = performance.now();
-  clock.first ||= clock.last;
-  clock.pieces += 1;
-  message.content += text;
-  if (thought) {
-    message.reasoning = (message.reasoning ?? "") + thought;
-  }
-  schedule(view, clock);
 }
 
 let painting = false;
 
-/** Shows what came, at most once a frame. */
-function schedule(view, clock) {
+/** Shows what came of an answer, at most once a frame. */
+function grow() {
   if (painting) {
     return;
   }
   painting = true;
   requestAnimationFrame(() => {
     painting = false;
-    if (running && views.has(view.message)) {
-      view.update(true);
-      speed.textContent = clock.pieces > 4 ? `${perSecond(clock).toFixed(1)} tok/s` : "";
+    const message = chats.answer?.message;
+    if (message && views.has(message.id)) {
+      views.get(message.id).update(true);
+      speed.textContent = chats.answer.speed;
       follow();
     }
   });
 }
 
-function perSecond({ first, last, pieces, tokens }) {
-  return last > first ? (((tokens ?? pieces) - 1) / (last - first)) * 1000 : 0;
+function send(text) {
+  const content = text.trim();
+  if (!content || chats.answer) {
+    return;
+  }
+  prompt.value = "";
+  saveDraft("");
+  fitPrompt();
+  following = true;
+  opening = opening.then(() => { // a chat that is being opened is the one that is meant
+    if (chats.answer) {
+      prompt.value = content;
+    } else {
+      chats.send(content);
+    }
+  });
 }
 
-function summary(clock) {
-  const count = clock.tokens ?? clock.pieces;
-  if (!clock.first || !count) {
-    return "";
-  }
-  const parts = [`${count} ${count === 1 ? "token" : "tokens"}`];
-  if (count > 1 && clock.last > clock.first) {
-    parts.unshift(`${perSecond(clock).toFixed(1)} tok/s`);
-  }
-  return [...parts, `first after ${((clock.first - clock.start) / 1000).toFixed(2)} s`].join(" · ");
+/** Shows another chat, at the end of its branch that was last said or is named; or with null a new chat. */
+function open(id, leaf = null) {
+  following = id !== null;
+  opening = opening.then(async () => {
+    const isThere = await chats.show(id, leaf);
+    if (!isThere) {
+      notify("missing", "That chat is not kept in this browser.");
+    }
+    scrollToEnd();
+  });
+  return opening;
 }
 
 function follow() {
@@ -219,7 +172,7 @@ function follow() {
 }
 
 function scrollToEnd() {
-  scroller.scrollTop = messages.length ? scroller.scrollHeight : 0; // the welcome is read from its top
+  scroller.scrollTop = chats.open ? scroller.scrollHeight : 0; // the welcome is read from its top
 }
 
 function fitPrompt() {
@@ -227,69 +180,91 @@ function fitPrompt() {
   prompt.style.height = `${Math.min(prompt.scrollHeight, window.innerHeight * 0.4)}px`;
 }
 
-function showModel(found) {
-  const name = byId("model");
-  name.textContent = found.id;
-  const context = found.max_model_len ? `, ${found.max_model_len.toLocaleString()} tokens of context` : "";
-  name.title = found.id + context;
-  byId("welcome-model").textContent = found.id;
-  document.title = `${found.id} · realizar`;
+async function listed() {
+  try {
+    return await archive.list();
+  } catch (error) {
+    tellTrouble(error);
+    return [];
+  }
 }
 
-/** Waits for the server at the start: it may still be loading weights. */
-async function connect() {
-  for (;;) {
-    try {
-      model = await known();
-      break;
-    } catch (error) {
-      if (error.status === 401) {
-        byId("model").textContent = "locked: send a message to give a key";
-        return;
-      }
-      byId("model").textContent = "server not reachable";
+async function write(work) {
+  try {
+    await work();
+  } catch (error) {
+    tellTrouble(error);
+  }
+}
+
+async function remove(id) {
+  const isOpen = chats.open?.id === id;
+  chats.answering.get(id)?.answer.stop();
+  await write(() => archive.change(id, { deleted: Date.now() }));
+  if (isOpen) {
+    deletedOpen = id;
+    await open(null);
+  }
+  await drawer.refresh();
+}
+
+async function restore(id) {
+  await write(() => archive.change(id, { deleted: undefined }));
+  if (deletedOpen === id && !chats.open) {
+    deletedOpen = null;
+    await open(id);
+  }
+  await drawer.refresh();
+}
+
+function listenToWindow() {
+  archive.onChange = (id) => {
+    chats.hear(id);
+    if (drawer.dialog.open) {
+      drawer.refresh();
     }
-    await new Promise((resolve) => setTimeout(resolve, 2000));
-  }
-  while (!(await isReady())) {
-    byId("model").textContent = `${model.id} is loading…`;
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-  }
-  showModel(model);
+  };
+  window.addEventListener("popstate", ({ state }) => open(location.hash.slice(1) || null, state?.leaf));
+  window.addEventListener("pagehide", () => archive.leaveLastWords());
+  window.addEventListener("beforeunload", (event) => {
+    if (archive.isFailing && archive.unsaved.size) {
+      event.preventDefault(); // the browser asks whether to leave
+    }
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && chats.open) {
+      chats.hear(chats.open.id); // a page that slept may have missed what other tabs said
+    }
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && chats.answer && !document.querySelector("dialog[open]")) {
+      chats.stop();
+    }
+  });
 }
 
 function listen() {
-  window.addEventListener("pagehide", () => { // what came of an answer is kept
-    if (running) {
-      messages.at(-1).stopped = true;
-      saveMessages(messages);
-    }
-  });
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send(prompt.value);
   });
-  byId("stop").addEventListener("click", stop);
+  byId("stop").addEventListener("click", () => chats.stop());
   byId("new-chat").addEventListener("click", () => {
-    stop();
-    dropFrom(0);
-    scrollToEnd();
+    open(null);
     prompt.focus();
   });
   byId("to-end").addEventListener("click", () => {
     following = true;
     follow();
   });
-  prompt.addEventListener("input", fitPrompt);
+  prompt.addEventListener("input", () => {
+    saveDraft(prompt.value);
+    fitPrompt();
+  });
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       send(prompt.value);
-    }
-  });
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) {
-      stop();
     }
   });
   scroller.addEventListener("scroll", () => {
@@ -315,15 +290,38 @@ function showIdeas() {
     item.append(button);
     byId("ideas").append(item);
   }
-  byId("welcome").hidden = messages.length > 0;
+}
+
+/** Opens the chat that the address names, after what pages before this one left is taken in. */
+async function start() {
+  let earlier = null;
+  try {
+    await archive.takeLastWords();
+    earlier = await takeOver(archive);
+    await archive.tidy();
+  } catch (error) {
+    tellTrouble(error);
+    const unstored = readEarlier();
+    if (unstored) {
+      chats.showUnstored(unstored);
+      return;
+    }
+  }
+  const id = location.hash.slice(1) || earlier?.chat.id || null;
+  if (!(await chats.show(id, history.state?.leaf))) {
+    notify("missing", "That chat is not kept in this browser.");
+  }
+  scrollToEnd();
 }
 
 setUpTheme();
 showIdeas();
-messages.forEach(show);
 listen();
+listenToWindow();
+opening = start();
 connect();
-scrollToEnd();
+prompt.value = loadDraft();
+fitPrompt();
 if (matchMedia("(hover: hover)").matches) {
   prompt.focus();
 }

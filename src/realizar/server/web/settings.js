@@ -45,6 +45,19 @@ export class Settings {
   }
 }
 
+const SAMPLING = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"];
+
+/** Says what holds where a field is left empty, as the server told: numbers by the names of the API's fields. */
+export function showDefaults(defaults) {
+  if (!defaults) {
+    return;
+  }
+  for (const name of SAMPLING.filter((each) => typeof defaults[each] === "number")) {
+    document.querySelector(`[data-setting="${name}"]`).placeholder = String(defaults[name]);
+  }
+  byId("sampling-note").textContent = "The grey numbers are this server’s, and hold where nothing is given.";
+}
+
 export function setUpTheme() {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");

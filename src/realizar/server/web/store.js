@@ -1,4 +1,5 @@
-// What outlives a reload: conversation, settings and theme in localStorage, the key in sessionStorage.
+// What outlives a reload: settings and theme in localStorage, the key and what is being
+// typed in sessionStorage. Chats are kept by archive.js.
 
 const PREFIX = "realizar.";
 
@@ -22,17 +23,12 @@ function write(storage, name, value) {
 const local = () => localStorage;
 const session = () => sessionStorage;
 
-export function loadMessages() {
-  const messages = read(local, "conversation", []);
-  const known = (message) => ["user", "assistant"].includes(message?.role) && typeof message.content === "string";
-  return Array.isArray(messages) ? messages.filter(known) : [];
-}
-
-export const saveMessages = (messages) => write(local, "conversation", messages);
 export const loadSettings = () => ({ ...read(local, "settings", {}) });
 export const saveSettings = (settings) => write(local, "settings", settings);
 export const loadKey = () => read(session, "key", "");
 export const saveKey = (key) => write(session, "key", key);
+export const loadDraft = () => String(read(session, "draft", ""));
+export const saveDraft = (text) => write(session, "draft", text);
 
 export function saveTheme(theme) {
   try {

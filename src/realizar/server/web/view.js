@@ -1,5 +1,6 @@
 // One message on the page, and how it grows.
 
+import { makeEditor } from "./editor.js";
 import { parseBlocks } from "./markdown.js";
 
 export function icon(name) {
@@ -49,29 +50,80 @@ class Growing {
   }
 }
 
-/** A message's element. `handlers`: edit(message), regenerate(message). */
+/**
+ * A message's element.
+ * `handlers`: edit(message, text), regenerate(message), siblings(message), choose(message, label of the button).
+ */
 export class MessageView {
   constructor(message, handlers) {
     this.message = message;
+    this.handlers = handlers;
     this.node = element("article", `message ${message.role}`);
     this.node.setAttribute("aria-label", message.role === "user" ? "You" : "Model");
     this.body = element("div", "body");
     this.actions = element("div", "actions");
-    const copy = action("copy", "Copy", (button) => copyText(message.content, button));
+    this.makeVersions();
+    const copy = action("copy", "Copy", (button) => copyText(this.message.content, button));
     if (message.role === "user") {
-      this.body.textContent = message.content;
-      this.actions.append(action("edit", "Edit and ask again", () => handlers.edit(message)), copy);
+      this.editButton = action("edit", "Edit and ask again", () => this.edit());
+      this.actions.append(this.versions, this.editButton, copy);
       this.node.append(this.body, this.actions);
+    } else {
+      this.thought = this.makeThought();
+      this.content = new Growing(this.body);
+      this.stats = element("span", "stats");
+      this.notice = element("div", "notice");
+      this.actions.append(
+        this.versions, this.stats, copy, action("retry", "Regenerate", () => handlers.regenerate(this.message)),
+      );
+      this.node.append(this.thought.node, this.body, this.notice, this.actions);
+    }
+    this.update(false);
+  }
+
+  /** Arrows between the versions of a message, where it has several. */
+  makeVersions() {
+    this.versions = element("span", "versions");
+    this.place = element("span", "place");
+    const step = (by, name, label) => action(name, label, () => {
+      const all = this.handlers.siblings(this.message);
+      const other = all[all.indexOf(this.message) + by];
+      if (other) {
+        this.handlers.choose(other, label);
+      }
+    });
+    [this.before, this.after] = [step(-1, "left", "Previous version"), step(1, "right", "Next version")];
+    this.versions.append(this.before, this.place, this.after);
+  }
+
+  showVersions() {
+    const all = this.handlers.siblings?.(this.message) ?? [];
+    const place = all.indexOf(this.message);
+    this.versions.hidden = all.length < 2;
+    this.place.textContent = `${place + 1} / ${all.length}`;
+    // Not `disabled`: the button that was pressed keeps the focus at the last version.
+    this.before.setAttribute("aria-disabled", String(place <= 0));
+    this.after.setAttribute("aria-disabled", String(place >= all.length - 1));
+  }
+
+  /** A field in the message's place. What was said stays; what is sent from here stands beside it. */
+  edit() {
+    if (this.form) {
       return;
     }
-    this.thought = this.makeThought();
-    this.content = new Growing(this.body);
-    this.stats = element("span", "stats");
-    this.notice = element("div", "notice");
-    this.notice.hidden = true;
-    this.actions.append(this.stats, copy, action("retry", "Regenerate", () => handlers.regenerate(message)));
-    this.node.append(this.thought.node, this.body, this.notice, this.actions);
-    this.update(false);
+    const finish = () => {
+      this.form.remove();
+      this.form = null;
+      this.node.classList.remove("editing");
+      this.editButton.focus();
+    };
+    this.form = makeEditor(this.message.content, (text) => {
+      finish();
+      this.handlers.edit(this.message, text);
+    }, finish);
+    this.node.classList.add("editing");
+    this.node.prepend(this.form);
+    this.form.querySelector("textarea").focus();
   }
 
   makeThought() {
@@ -82,9 +134,16 @@ export class MessageView {
     return { node, summary, text: new Growing(text) };
   }
 
-  /** Shows the message as it is now; `busy` while it grows. */
+  /** Shows the message as it is now; `busy` while it grows here. */
   update(busy) {
-    const { content, reasoning = "", error, stopped, stats } = this.message;
+    this.showVersions();
+    const { content, reasoning = "", error, stopped, stats, open } = this.message;
+    if (this.message.role === "user") {
+      if (this.body.textContent !== content) {
+        this.body.textContent = content;
+      }
+      return;
+    }
     this.thought.node.hidden = !reasoning;
     this.thought.summary.textContent = busy && !content ? "Thinking…" : "Thought";
     this.thought.text.show(reasoning);
@@ -93,7 +152,7 @@ export class MessageView {
     this.node.classList.toggle("waiting", busy && !content && !reasoning);
     this.node.setAttribute("aria-busy", String(busy));
     this.actions.hidden = busy;
-    this.stats.textContent = [stats, stopped && "stopped"].filter(Boolean).join(" · ");
+    this.stats.textContent = [stats, stopped && "stopped", open && !busy && "unfinished"].filter(Boolean).join(" · ");
     this.notice.hidden = !error;
     this.notice.textContent = error ?? "";
     this.notice.setAttribute("role", error ? "alert" : "none");

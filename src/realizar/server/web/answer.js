@@ -1,0 +1,100 @@
+// One answer while it comes: the request, what it brings, and how fast.
+
+import { askForKey } from "./settings.js";
+import { streamChat } from "./api.js";
+import { loadKey } from "./store.js";
+
+/** What is sent of a branch. A question that got no word is left out: many templates refuse two questions in a row. */
+export function turnsOf(path, system) {
+  const said = path.filter((message) => message.content);
+  const turns = said
+    .filter(({ role }, index) => role !== "user" || said[index + 1]?.role !== "user")
+    .map(({ role, content }) => ({ role, content }));
+  return system ? [{ role: "system", content: system }, ...turns] : turns;
+}
+
+/** Fills a message with the answer to a request, and says of each piece that it came. */
+export class Answer {
+  constructor(message, onPiece) {
+    this.message = message;
+    this.onPiece = onPiece;
+    this.controller = new AbortController();
+    this.clock = { start: performance.now(), first: 0, last: 0, pieces: 0, tokens: null };
+  }
+
+  stop() {
+    this.controller.abort();
+  }
+
+  /** Ends when the answer does, however it ends; the message then tells how. `prepare` gives the request's body. */
+  async run(prepare) {
+    try {
+      await this.receive(await prepare());
+    } catch (error) {
+      if (this.controller.signal.aborted) {
+        this.message.stopped = true;
+      } else {
+        this.message.error = error.message;
+      }
+    }
+    this.message.open = false;
+    this.message.stats = summary(this.clock);
+  }
+
+  /** Asks for a key, and again, where the server wants another one. */
+  async receive(body) {
+    for (;;) {
+      try {
+        for await (const chunk of streamChat(body, loadKey(), this.controller.signal)) {
+          this.take(chunk);
+        }
+        return;
+      } catch (error) {
+        if (error.status !== 401 || !(await askForKey())) {
+          throw error;
+        }
+      }
+    }
+  }
+
+  take(chunk) {
+    const { message, clock } = this;
+    clock.tokens = chunk.usage?.completion_tokens ?? clock.tokens;
+    const choice = chunk.choices?.[0];
+    const [text, thought] = [choice?.delta?.content ?? "", choice?.delta?.reasoning_content ?? ""];
+    if (choice?.finish_reason === "length") {
+      message.error = "The answer reached its limit of tokens.";
+    }
+    if (!text && !thought) {
+      return;
+    }
+    clock.last = performance.now();
+    clock.first ||= clock.last;
+    clock.pieces += 1;
+    message.content += text;
+    if (thought) {
+      message.reasoning = (message.reasoning ?? "") + thought;
+    }
+    this.onPiece(this);
+  }
+
+  get speed() {
+    return this.clock.pieces > 4 ? `${perSecond(this.clock).toFixed(1)} tok/s` : "";
+  }
+}
+
+function perSecond({ first, last, pieces, tokens }) {
+  return last > first ? (((tokens ?? pieces) - 1) / (last - first)) * 1000 : 0;
+}
+
+function summary(clock) {
+  const count = clock.tokens ?? clock.pieces;
+  if (!clock.first || !count) {
+    return "";
+  }
+  const parts = [`${count} ${count === 1 ? "token" : "tokens"}`];
+  if (count > 1 && clock.last > clock.first) {
+    parts.unshift(`${perSecond(clock).toFixed(1)} tok/s`);
+  }
+  return [...parts, `first after ${((clock.first - clock.start) / 1000).toFixed(2)} s`].join(" · ");
+}

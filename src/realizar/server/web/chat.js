@@ -1,0 +1,187 @@
+// The chats of this tab: the one that is open, and those whose answers still come. Everything said is kept at once.
+
+import { Answer, turnsOf } from "./answer.js";
+import { dismiss, notify } from "./notices.js";
+import { newId, titleOf, Tree } from "./tree.js";
+
+const SAVE_EVERY_MS = 1000; // while an answer comes
+
+/** One conversation: its record, its messages, and the answer that is coming, if any. */
+class Chat {
+  constructor(record, messages) {
+    this.record = record;
+    this.tree = new Tree(messages, record.leaf);
+    this.answer = null;
+  }
+
+  get id() {
+    return this.record.id;
+  }
+}
+
+/**
+ * What is done with chats. `onShow()` is called when the open one looks different, `onGrow(message)` when only a
+ * message of it grew, `prepare(turns)` gives a request's body for some turns.
+ */
+export class Chats {
+  constructor(archive, { onShow, onGrow, prepare, system }) {
+    Object.assign(this, { archive, onShow, onGrow, prepare, system });
+    this.open = null; // null: a new one, of which nothing is said yet
+    this.answering = new Map(); // chats by id
+  }
+
+  get answer() {
+    return this.open?.answer ?? null;
+  }
+
+  /** Shows a stored chat, at a message where that is there, or with null a new chat; gives whether it is there. */
+  async show(id, leaf = null) {
+    let found = this.answering.get(id) ?? null;
+    if (id !== null && !found) {
+      const stored = await this.read(id);
+      found = stored && new Chat(stored.chat, stored.messages);
+    }
+    if (found?.tree.get(leaf)) {
+      found.tree.choose(found.tree.get(leaf));
+    }
+    dismiss("deleted");
+    this.open = found;
+    this.onShow();
+    return found !== null || id === null;
+  }
+
+  /** Shows messages that are not stored. */
+  showUnstored({ chat, messages }) {
+    this.open = new Chat(chat, messages);
+    messages.forEach((message) => this.archive.unsaved.set(message.id, message));
+    this.onShow();
+  }
+
+  async read(id) {
+    try {
+      const found = await this.archive.load(id);
+      return found?.chat.deleted ? null : found;
+    } catch (error) {
+      tellTrouble(error);
+      return null;
+    }
+  }
+
+  /** Sends a message at the end of what is shown. */
+  send(content) {
+    this.open ??= new Chat({ id: newId(), title: titleOf(content), updated: 0, leaf: null }, []);
+    this.say(this.open.tree.leaf, content);
+  }
+
+  /** Sends a message in another one's place, which stays beside it. */
+  edit(message, content) {
+    this.stop();
+    this.say(this.open.tree.parentOf(message), content);
+  }
+
+  say(parent, content) {
+    const chat = this.open;
+    const message = chat.tree.add(parent, { id: newId(), conversation: chat.id, role: "user", content });
+    this.keep(chat, [message], true);
+    this.ask(chat, message.id);
+  }
+
+  /** Asks again for an answer; the one that there is stays beside it. */
+  regenerate(message) {
+    this.stop();
+    this.ask(this.open, this.open.tree.parentOf(message));
+  }
+
+  /** Shows another version of a message. */
+  choose(message) {
+    this.open.tree.choose(message);
+    this.keep(this.open, [], true);
+    this.onShow();
+  }
+
+  stop() {
+    this.answer?.stop();
+  }
+
+  /** Asks for the model's answer to what stands up to a message, and keeps it while it comes. */
+  async ask(chat, parent) {
+    const { tree } = chat;
+    tree.leaf = parent;
+    const turns = turnsOf(tree.path(), this.system());
+    const blank = { id: newId(), conversation: chat.id, role: "assistant", content: "", open: true };
+    const message = tree.add(parent, blank);
+    let saved = 0;
+    const answer = new Answer(message, () => {
+      if (Date.now() - saved >= SAVE_EVERY_MS) {
+        saved = Date.now();
+        this.keep(chat, [message], false);
+      }
+      this.archive.unsaved.set(message.id, message);
+      if (chat === this.open) {
+        this.onGrow(message);
+      }
+    });
+    chat.answer = answer;
+    this.answering.set(chat.id, chat);
+    this.onShow();
+    await answer.run(() => this.prepare(turns));
+    if (chat.answer === answer) {
+      chat.answer = null;
+      this.answering.delete(chat.id);
+    }
+    this.keep(chat, [message], false);
+    if (chat === this.open) {
+      this.onShow(message);
+    }
+  }
+
+  /** Writes messages; what can't be written stays on the page, which says so. */
+  async keep(chat, messages, revive) {
+    chat.record.leaf = chat.tree.leaf;
+    try {
+      await this.archive.save({ ...chat.record }, messages, [...chat.tree.messages.values()], revive);
+      dismiss("storage");
+    } catch (error) {
+      tellTrouble(error);
+    }
+  }
+
+  /** Another tab wrote a chat. */
+  async hear(id) {
+    const chat = this.open?.id === id ? this.open : this.answering.get(id);
+    if (!chat) {
+      return;
+    }
+    let stored;
+    try {
+      stored = await this.archive.load(id);
+    } catch (error) {
+      tellTrouble(error);
+      return;
+    }
+    const isThere = stored !== null && !stored.chat.deleted;
+    if (isThere) {
+      const ours = chat.answer?.message.id;
+      chat.tree.merge(stored.messages, (other) => other === ours || this.archive.unsaved.has(other));
+      chat.record.title = stored.chat.title;
+    }
+    if (chat !== this.open) {
+      return;
+    }
+    if (isThere) {
+      dismiss("deleted");
+      this.onShow();
+    } else {
+      const restore = () => this.keep(chat, [], true);
+      notify("deleted", "This chat was deleted in another tab.", { label: "Restore", run: restore });
+    }
+  }
+}
+
+/** Says that what is said can't be kept. */
+export function tellTrouble(error) {
+  const why = error?.name === "QuotaExceededError"
+    ? "The browser’s storage for this page is full; erase chats to make room."
+    : `The browser keeps nothing for this page (${error?.message || error}).`;
+  notify("storage", `${why} What is said now is lost when this tab closes.`);
+}
