@@ -53,7 +53,8 @@ def test_a_body_without_end_is_read_to_a_bound() -> None:
         parts += 1
         return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
 
-    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
     with pytest.raises(ApiError) as refused:
         asyncio.run(read_body(request, ServerSettings(max_body_bytes=10_000)))
     assert refused.value.status == 413

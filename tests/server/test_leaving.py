@@ -90,7 +90,7 @@ def test_leaving_before_the_first_token(path: str, body: dict[str, Any]) -> None
             "type": "http",
             "method": "POST",
             "path": path,
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "query_string": b"",
             "http_version": "1.1",
         }
@@ -129,7 +129,13 @@ def test_a_client_that_takes_nothing() -> None:
             if message["type"] == "http.response.body":
                 await asyncio.sleep(3600)
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": [(b"content-type", b"application/json")],
+            "query_string": b"",
+        }
         await asyncio.wait_for(app(cast("Any", scope), cast("Any", receive), cast("Any", send)), 5)
         assert len(asyncio.all_tasks()) == 1
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from realizar.engine.process_messages import EngineInfo
     from realizar.server.served_model import ServedModel
 
-_LOOPBACK = ("127.", "localhost", "::1")
-
 
 def serve_command(
     model: Model,
@@ -41,6 +39,7 @@ def serve_command(
     from realizar.cli.file_limit import fit_connections
     from realizar.cli.serving import open_port, run_server
     from realizar.server.app import create_app
+    from realizar.server.clients import is_loopback
 
     server, batching = server or ServerOptions(), batching or BatchingOptions()
     logging.basicConfig(
@@ -59,7 +58,7 @@ def serve_command(
         _tell(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
             _tell(f"chat is refused: {NO_CHAT}")
-        if not settings.api_keys and not server.host.startswith(_LOOPBACK):
+        if not settings.api_keys and not is_loopback(server.host):
             _tell("warning: no --api-key-file: whoever reaches this machine may use the API")
 
         def ready(info: EngineInfo) -> None:

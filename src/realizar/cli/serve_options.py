@@ -34,6 +34,8 @@ class ServerOptions:
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
         api_defaults: sampling of requests that name none: model is the files' advice, then what is built in;
             openai is temperature 1 and top_p 1, whatever the files advise. The options below change either.
+        allowed_host: name that requests may call this server by; may be repeated; * is all. Default any, or on a
+            loopback address localhost and that address.
         embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
         chat_template: file of a Jinja template to use for the model's own.
         allow_request_templates: let requests bring chat templates of their own.
@@ -49,6 +51,7 @@ class ServerOptions:
     served_model_name: Annotated[tuple[str, ...], Parameter(name=("--served-model-name", "--alias"))] = ()
     cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
     api_defaults: Literal["model", "openai"] = "model"
+    allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = ()
     embeddings: Literal["last", "mean"] | None = None
     chat_template: ChatTemplateFile = None
     allow_request_templates: bool = False
@@ -77,12 +80,26 @@ class ServerOptions:
         return ServerSettings(
             api_keys=() if self.api_key_file is None else read_keys(self.api_key_file),
             cors_origins=self.cors_origin,
+            allowed_hosts=self._hosts(),
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             web_page=not self.no_web_page,
             max_connections=self.max_connections,
             traces_endpoint=self.traces_endpoint,
         )
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Names that requests may call the server by; all where it listens beyond this machine and none is named."""
+        from realizar.server.clients import is_loopback
+
+        for host in self.allowed_host:
+            if host != "*" and not re.fullmatch(r"\[[0-9a-fA-F:.]+\]|[^\s/:@*\[\]]+|[0-9a-fA-F:.]+", host):
+                raise InvalidRequestError(
+                    f"--allowed-host takes * or a name without scheme and port, not {host!r}", "allowed_host"
+                )
+        if not self.allowed_host and not is_loopback(self.host):
+            return ()
+        return ("localhost", "127.0.0.1", "::1", self.host, *self.allowed_host)
 
 
 @Parameter(name="*", group="Batching", negative=())

@@ -16,6 +16,7 @@ from realizar.engine.async_engine import AsyncEngine
 from realizar.server import health, tokenizer_routes
 from realizar.server.api import make_api
 from realizar.server.auth import AuthMiddleware, KeyRing
+from realizar.server.browser_guard import BrowserGuardMiddleware
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.leaving import ClientLeftError
 from realizar.server.openai.chat import chat_completions
@@ -104,7 +105,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middleware]:
     """From the outside in. Preflight requests of allowed origins carry no key, so CORS stands before it."""
-    layers = [Middleware(RequestLogMiddleware, enabled=settings.log_requests)]
+    layers = [
+        Middleware(RequestLogMiddleware, enabled=settings.log_requests),
+        Middleware(
+            BrowserGuardMiddleware,
+            allowed_hosts=settings.allowed_hosts,
+            cors_origins=settings.cors_origins,
+            open_paths=OPEN_PATHS,
+        ),
+    ]
     if settings.cors_origins:
         layers.append(
             Middleware(

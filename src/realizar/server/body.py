@@ -144,10 +144,12 @@ def _check_headers(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, "compressed bodies are not accepted: send JSON as it is", code="unsupported_encoding")
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        # A page of another origin can send other types without asking first.
-        raise ApiError(415, "the content type must be application/json", code="unsupported_media_type")
+        # A page of another origin can send other types, and none, without asking first.
+        raise ApiError(
+            415, "the header 'Content-Type: application/json' is needed for a body", code="unsupported_media_type"
+        )
 
 
 def _too_large(settings: ServerSettings) -> ApiError:

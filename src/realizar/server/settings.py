@@ -17,6 +17,7 @@ class ServerSettings:
     Attributes:
         api_keys: any of them opens the API; none leaves it open to everyone who can reach the port.
         cors_origins: origins whose pages may call the API from a browser; `*` is all; none by default.
+        allowed_hosts: names that a Host header may have, without port; none, or `*`, takes all.
         embeddings: pooling of `/v1/embeddings`; None takes what the model was made for, and refuses others.
         allow_request_templates: whether a request may bring a chat template of its own.
         max_body_bytes: of a request.
@@ -37,6 +38,7 @@ class ServerSettings:
 
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
     allow_request_templates: bool = False
     max_body_bytes: int = 16 << 20
