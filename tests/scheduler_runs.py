@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from realizar.batch import ScheduledBatch
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
@@ -26,6 +26,7 @@ class Result:
     logprobs: tuple[TokenLogprobs, ...] = ()
     queried: tuple[TokenLogprobs, ...] = ()
     pooled: NDArray[np.float32] | None = None
+    error: RowError | None = None
 
 
 class Clock:

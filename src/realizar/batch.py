@@ -27,8 +27,9 @@ class LogprobQuery:
 
 @dataclass(frozen=True, slots=True)
 class OpenedRow:
-    """A row that starts with this step: the arguments of `Backend.open`."""
+    """A row that starts with this step: the arguments of `Backend.open`, and the scheduler's number of the sequence."""
 
+    sequence_id: int
     row: int
     sampling: SamplingParams
     history: tuple[int, ...]
@@ -63,6 +64,10 @@ class ScheduledRow:
     @property
     def num_scheduled_tokens(self) -> int:
         return len(self.token_ids)
+
+    def without_results(self) -> ScheduledRow:
+        """The same tokens, computed for nobody: of a row that can't give a result."""
+        return ScheduledRow(self.sequence_id, self.row, self.token_ids, self.num_computed_tokens, False)
 
     @property
     def is_decode(self) -> bool:

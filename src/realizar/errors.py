@@ -11,7 +11,9 @@ RealizarError
 ├── CapacityError           not enough memory for what was asked
 │   └── StepMemoryError     a step did not fit into the device's memory: its requests ended, and others may run
 ├── KernelError             a device kernel that can't be compiled, loaded or launched
+├── StepError               a kernel failed in a step: its requests ended, and others may run
 ├── DeviceLostError         the device's context is unusable: only a new process can go on
+├── RequestFailedError      the model or the program failed on one request; others go on
 ├── QueueFullError          as many requests wait as may; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
     └── EngineUnavailableError  it is starting, starting again, or draining; try again after `retry_after_s`
@@ -80,8 +82,16 @@ class KernelError(RealizarError):
     """A device kernel that can't be compiled, loaded or launched; says which and why."""
 
 
+class StepError(RealizarError):
+    """A kernel failed in a step: the step's requests ended, and others may run."""
+
+
 class DeviceLostError(RealizarError):
     """The device's context is unusable: only a new process can go on."""
+
+
+class RequestFailedError(RealizarError):
+    """The model's numbers, a kernel or the program failed on one request, through no fault of it; others go on."""
 
 
 class EngineDeadError(RealizarError):

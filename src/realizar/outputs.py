@@ -5,7 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from realizar.errors import CapacityError, InvalidRequestError, RealizarError
+
 FinishReason = Literal["stop", "length"]
+ErrorCause = Literal["request", "engine", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why one request ended without its output, while all others go on.
+
+    Attributes:
+        message: one line for the user, without paths and addresses.
+        cause: `request`: its own fields, so it fails wherever it is sent; `engine`: the model's numbers, a kernel, or a
+            fault of the program; `memory`: a step, or the row's own tables, did not fit into memory.
+        param: the field of the request at fault, where one is known.
+    """
+
+    message: str
+    cause: ErrorCause = "engine"
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: Exception, where: str) -> RowError:
+        """An exception that one row raised. One that nobody foresaw tells its class: its text belongs into the log.
+
+        Args:
+            where: the part that raised it, as `sampling`.
+        """
+        if isinstance(error, InvalidRequestError):
+            return cls(str(error), "request", error.param)
+        if isinstance(error, CapacityError):
+            return cls(str(error), "memory")
+        if isinstance(error, MemoryError):
+            return cls(f"there is no memory for the request's {where}", "memory")
+        if isinstance(error, RealizarError):
+            return cls(str(error))
+        return cls(f"the request's {where} failed: {type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +67,6 @@ class TokenOutput:
         num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
         pooled: float32 values [hidden_size]; with the last output of a pooled request.
         error: why the whole request ended without its output; nothing follows, of any choice.
-        out_of_memory: whether that is because a step did not fit the device's memory.
     """
 
     request_id: str
@@ -45,8 +80,7 @@ class TokenOutput:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
-    error: str | None = None
-    out_of_memory: bool = False
+    error: RowError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from realizar.backends.cpu import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
 from realizar.engine.prepare import prepare_request
-from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar import GrammarFactory
 
@@ -98,17 +97,6 @@ def test_masks_that_come_too_late_are_refused(runner: Runner) -> None:
     step.result()
     with pytest.raises(RuntimeError, match="after the step"):
         step.set_masks({0: mask_of([1], 90)})
-    runner.backend.close(0)
-
-
-def test_an_empty_mask_is_an_error(runner: Runner) -> None:
-    runner.backend.open(0, GREEDY, PROMPT, len(PROMPT), 0)
-    step = runner.backend.submit(forward_input(runner, [Part(0, PROMPT)], 6))
-    step.set_masks({0: mask_of([], 90)})
-    with pytest.raises(RealizarError, match="no token is allowed"):
-        step.result()
-    step.set_masks({0: mask_of([1], 90)})
-    assert step.result().rows[0].token_ids == (1,)
     runner.backend.close(0)
 
 

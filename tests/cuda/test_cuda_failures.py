@@ -22,6 +22,7 @@ from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core import EngineCore  # noqa: E402
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # noqa: E402
+from realizar.outputs import RowError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 
@@ -113,7 +114,7 @@ def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch:
             raise OUT_OF_MEMORY
         run(*arguments)
 
-    def answer(name: str) -> tuple[list[int], list[str | None]]:
+    def answer(name: str) -> tuple[list[int], list[RowError | None]]:
         core.add(Request(name, (7, 8, 9), GREEDY, 4))
         outputs = []
         while core.has_work:
@@ -124,7 +125,7 @@ def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch:
     expected, _ = answer("before")
     monkeypatch.setattr(runner.backend, "_run", tight)
     _, errors = answer("fails")
-    assert errors[-1] == "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert errors[-1] == RowError("the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.", "memory")
     assert answer("after") == (expected, [None] * 4)
 
 

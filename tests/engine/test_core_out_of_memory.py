@@ -16,7 +16,7 @@ from realizar.engine.async_link import ThreadLink
 from realizar.engine.client import EngineClient
 from realizar.engine.core import EngineCore
 from realizar.errors import CapacityError, EngineDeadError, StepMemoryError
-from realizar.outputs import TokenOutput
+from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar import GrammarFactory
@@ -24,6 +24,7 @@ from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(1, 30))
+FULL = RowError("full", "memory")
 
 
 class TightBackend(ScriptedBackend):
@@ -90,8 +91,7 @@ def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: i
     failed = {name for name, found in outputs.items() if found[-1].error is not None}
     assert failed
     for name in failed:
-        assert outputs[name][-1].error == "the GPU is out of memory: tried 2 GiB"
-        assert outputs[name][-1].out_of_memory
+        assert outputs[name][-1].error == RowError("the GPU is out of memory: tried 2 GiB", "memory")
         assert [output.error for output in outputs[name][:-1]] == [None] * (len(outputs[name]) - 1)
     for name, prompt in (("first", PROMPT), ("other", PROMPT[3:9]), ("later", PROMPT[5:20])):
         if name not in failed:
@@ -110,7 +110,7 @@ def test_requests_that_were_not_in_the_step_go_on() -> None:
     for name in ("a", "b", "c"):
         core.add(Request(name, (1, 2, 3), GREEDY, 5))
     outputs = run(core)
-    assert [outputs[name][-1].error for name in ("a", "b", "c")] == ["full", "full", None]
+    assert [outputs[name][-1].error for name in ("a", "b", "c")] == [FULL, FULL, None]
     assert tokens(outputs["c"]) == expected_tokens([1, 2, 3], (None,), GREEDY, 5)
 
 
@@ -119,7 +119,7 @@ def test_a_request_fails_once_for_all_its_choices() -> None:
     core = make_core(backend, 1)
     core.add(Request("a", (1, 2, 3), SamplingParams(temperature=0.0, n=3), 5))
     outputs = run(core)
-    assert [output.error for output in outputs["a"]].count("full") == 1
+    assert [output.error for output in outputs["a"]].count(FULL) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
             core.add(Request(name, (1, 2, 3), sampling, 20))
             outputs = run(core)[name]
             if name == "lost":
-                assert outputs[-1].error == "full"
+                assert outputs[-1].error == FULL
                 core.add(Request("plain", (4, 5), GREEDY, 6))
                 assert tokens(run(core)["plain"]) == expected_tokens([4, 5], (None,), GREEDY, 6)
             else:

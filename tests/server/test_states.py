@@ -20,6 +20,7 @@ from realizar.errors import (
     InvalidRequestError,
     QueueFullError,
     RealizarError,
+    RequestFailedError,
     StepMemoryError,
 )
 from realizar.sampling_params import SamplingParams
@@ -115,6 +116,7 @@ def test_a_full_queue(path: str) -> None:
         (ContextLengthError("1 and 2", "prompt"), 400, "context_length_exceeded"),
         (CapacityError("too large for the cache"), 400, "request_too_large"),
         (StepMemoryError("the GPU is out of memory: tried 2 GiB"), 503, "out_of_memory"),
+        (RequestFailedError("no token can be sampled: the model gave a logit of nan"), 500, "request_failed"),
         (InvalidRequestError("bad schema", "structured"), 400, None),
         (ChatTemplateError("failed: <object at 0x7f0012345678>"), 400, "chat_template_error"),
         (EngineDeadError("died in /srv/engine.py"), 503, "engine_died"),

@@ -205,7 +205,8 @@ def test_a_stuck_grammar_ends_its_request_alone(steps_in_flight: int) -> None:
     assert tokens_of(outputs["plain"]) == expected_tokens((4, 5), (None,), plain.sampling, 30)
     errors = [output.error for output in outputs["stuck"] if output.error]
     assert len(errors) == 1
-    assert "within its grammar" in errors[0]
+    assert "within its grammar" in errors[0].message
+    assert (errors[0].cause, errors[0].param) == ("request", "structured")
     assert outputs["stuck"][-1].error == errors[0]
     assert {TOKENS[token_id] for token_id in tokens_of(outputs["stuck"])} <= {b"a"}
     core.add(structured_request("again", [1], SamplingParams(structured=GRAMMARS["choice"][0])))

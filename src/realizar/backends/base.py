@@ -18,6 +18,7 @@ from realizar.batch import LogprobQuery as LogprobQuery
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.spec import ModelSpec
+from realizar.outputs import RowError as RowError
 from realizar.outputs import TokenLogprobs as TokenLogprobs
 from realizar.request import Pooling as Pooling
 from realizar.sampling_params import SamplingParams
@@ -84,6 +85,8 @@ class RowOutput:
             before bias, penalties and temperature.
         queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
         pooled: float32 [hidden_size], after the model's final norm and not normalised further; or None.
+        error: why this row gets nothing more: its request is to be ended. All else is then empty, and what later steps
+            on their way give the row means nothing; other rows are what they would have been without it.
     """
 
     row: int
@@ -91,6 +94,7 @@ class RowOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     queried: tuple[TokenLogprobs, ...] = ()
     pooled: NDArray[np.float32] | None = None
+    error: RowError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +162,15 @@ class Backend(Protocol):
     def open(
         self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
     ) -> None:
-        """Start a row. `history` is prompt and any output so far (after preemption); `choice` its index among n."""
+        """Start a row. `history` is prompt and any output so far (after preemption); `choice` its index among n.
+
+        Raises:
+            DeviceLostError: the backend can't go on. Any other exception is this row's alone: it may be in steps that
+                want nothing of it, and is to be closed.
+        """
 
     def close(self, row: int) -> None:
-        """End a row and forget its sampler state."""
+        """End a row, also one that could not be opened, and forget its sampler state."""
 
     def submit(self, forward_input: ForwardInput) -> Step:
         """Start a step. Two may be in flight.
@@ -169,6 +178,8 @@ class Backend(Protocol):
         Raises:
             CapacityError: memory does not suffice, here or in a step's `result`. All steps in flight are given up by
                 the caller; the backend takes others.
+            StepError: a kernel failed, here or in a step's `result`; the same holds. What the step was to write into
+                the KV cache may not be there, and nothing else has changed.
         """
 
     def shutdown(self) -> None:

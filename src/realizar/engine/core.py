@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from realizar.backends.base import Backend, Capacity, Step
@@ -15,11 +16,11 @@ from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
 from realizar.engine.row_grammars import RowGrammars
-from realizar.errors import CapacityError, EngineDeadError
+from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, StepError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
-from realizar.outputs import TokenOutput
+from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
@@ -30,6 +31,7 @@ from realizar.scheduler.scheduler import Scheduler
 from realizar.structured.grammar import GrammarFactory
 
 _LOG = logging.getLogger(__name__)
+_STUCK = "the output can't go on within its grammar"
 
 
 class EngineCore:
@@ -66,6 +68,8 @@ class EngineCore:
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars)
         self._stuck: dict[int, str] = {}
+        self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
+        self._ended: list[TokenOutput] = []  # of requests that ended outside a step's results
         self._death: str | None = None
         self._cache = KVCacheManager(
             [group.window for group in spec.cache_groups()],
@@ -152,18 +156,26 @@ class EngineCore:
         self._scheduler.abort(request_id, choice)
 
     def step(self) -> list[TokenOutput]:
-        """Run one step. If memory does not suffice for it, its requests end with an error and the engine goes on.
+        """Run one step.
+
+        Whatever one row raises ends its request with an error. Where memory does not suffice for the step, or one of
+        its kernels fails, all its requests end so. The engine goes on.
 
         Raises:
             EngineDeadError: the backend failed; so does every later call, and every open request is lost.
         """
         self._check_alive()
         try:
-            return self._step()
+            outputs = self._step()
         except Exception as error:
             self._die(f"the engine stopped: {type(error).__name__}: {error}")
             _LOG.exception("a step failed")
             raise EngineDeadError(self._death) from error
+        ended, self._ended = self._ended + outputs, []
+        for output in ended:
+            if output.error is not None and output.error.cause != "request":
+                _LOG.error("request %s ended: %s", output.request_id, output.error.message)
+        return ended
 
     def audit(self) -> None:
         """Prove that blocks, rows and sequences are all accounted for.
@@ -185,12 +197,12 @@ class EngineCore:
 
     def _step(self) -> list[TokenOutput]:
         self._close_rows()
-        batch = self._scheduler.schedule()
+        batch = self._open_rows(self._scheduler.schedule())
         try:
             return self._run(batch)
-        except CapacityError as error:
-            _LOG.warning("a step was given up, and the requests in it: %s", error)
-            return self._lose_steps(batch, str(error))
+        except (CapacityError, StepError) as error:
+            _LOG.error("a step was given up, and the requests in it: %s", error)
+            return self._lose_steps(batch, RowError.of(error, "step"))
 
     def _run(self, batch: ScheduledBatch) -> list[TokenOutput]:
         if batch.rows:
@@ -213,41 +225,66 @@ class EngineCore:
         self._close_rows()
         return outputs
 
-    def _lose_steps(self, batch: ScheduledBatch, reason: str) -> list[TokenOutput]:
+    def _lose_steps(self, batch: ScheduledBatch, error: RowError) -> list[TokenOutput]:
         """Give up the steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
         lost = []
         for each, step in self._in_flight:
             lost.append(each)
-            with suppress(CapacityError):
+            with suppress(CapacityError, StepError):
                 step.result()  # no row is closed before the backend is done with it
         if batch.rows and not any(each is batch for each in lost):
             lost.append(batch)
         self._in_flight.clear()
         self._stuck.clear()
+        self._fail_unopened()
         self._grammars.drop()
-        outputs = self._scheduler.lose([row for each in lost for row in each.rows], reason)
+        outputs = self._scheduler.lose([row for each in lost for row in each.rows], error)
         self._close_rows()
         return outputs
 
-    def _submit(self, batch: ScheduledBatch) -> None:
+    def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The step, in which nothing is wanted of rows that can't be opened.
+
+        Their tokens are computed all the same, since the cache counts on them; their requests end once it is submitted.
+        """
+        failed: set[int] = set()
         for opened in batch.opened:
-            self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
-            self._grammars.open(opened)
+            try:
+                self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
+                self._grammars.open(opened)
+            except DeviceLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - what one row asks for is not the others' trouble
+                _LOG.warning("a row could not be opened", exc_info=error)
+                failed.add(opened.row)
+                self._unopened[opened.sequence_id] = RowError.of(error, "sampler")
+        if not failed:
+            return batch
+        return replace(batch, rows=tuple(row.without_results() if row.row in failed else row for row in batch.rows))
+
+    def _submit(self, batch: ScheduledBatch) -> None:
         self._give_masks()  # the backend samples the step before, at the latest now
         if not self._in_flight:
             self._grammars.start(batch)  # else its rows' last choices are not known yet
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
+        self._fail_unopened()
 
     def _give_masks(self) -> None:
         """Wait for the masks of the oldest step in flight, if they are not with it yet."""
         if self._in_flight:
             self._stuck.update(self._grammars.give(self._in_flight[0][1]))
 
+    def _fail_unopened(self) -> None:
+        unopened, self._unopened = self._unopened, {}
+        for sequence_id, error in unopened.items():
+            output = self._scheduler.fail(sequence_id, error)
+            self._ended.extend(() if output is None else (output,))
+
     def _fail_stuck(self) -> list[TokenOutput]:
         """End requests whose grammar can't go on: what the step chose for them is dropped."""
         stuck, self._stuck = self._stuck, {}
         failed = [
-            self._scheduler.fail(sequence_id, f"the output can't go on within its grammar: {reason}")
+            self._scheduler.fail(sequence_id, RowError(f"{_STUCK}: {reason}", "request", "structured"))
             for sequence_id, reason in stuck.items()
         ]
         return [output for output in failed if output is not None]

@@ -34,7 +34,7 @@ def prepare_request(
         priority, cache_salt, pooling, client: as of `Request`; a pooled request generates nothing.
 
     Raises:
-        InvalidRequestError: an empty prompt, or an id beyond the vocabulary.
+        InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to choose.
     """
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt is empty", "prompt")
@@ -47,6 +47,10 @@ def prepare_request(
             raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
     endless = sampling.ignore_eos and sampling.structured is None  # nothing but an end follows a complete grammar
     stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
+    if sampling.min_tokens and sampling.structured is None and len(stops) >= vocab_size:
+        raise InvalidRequestError(
+            f"every one of the {vocab_size} token ids ends the output, which min_tokens forbids at first", "min_tokens"
+        )
     if score_only or pooling is not None:
         max_tokens = 0
     elif sampling.max_tokens is None:

@@ -156,7 +156,9 @@ class EngineLoop:
             core.add(request)
         except EngineDeadError:
             raise
-        except RealizarError as error:
+        except Exception as error:  # noqa: BLE001 - what one request asks for is not the others' trouble
+            if not isinstance(error, RealizarError):
+                _LOG.exception("%s could not be queued", request.request_id)
             self._tell(Refused(request.request_id, record_error(error)))
             return
         self._prompts[request.request_id] = request.num_prompt_tokens

@@ -191,5 +191,7 @@ _PLAIN: dict[str, type[errors.RealizarError]] = {
         errors.HubError,
         errors.CapacityError,
         errors.EngineDeadError,
+        errors.StepError,
+        errors.RequestFailedError,
     )
 }

@@ -22,7 +22,9 @@ class BlockKeys:
 
     def __init__(self, block_size: int, context: str | None) -> None:
         self._block_size = block_size
-        self._root = hashlib.sha256(b"" if context is None else b"salt " + context.encode()).digest()
+        self._root = hashlib.sha256(
+            b"" if context is None else b"salt " + context.encode("utf-8", "surrogatepass")
+        ).digest()
         self._keys: list[bytes] = []
 
     def of(self, token_ids: Sequence[int]) -> Sequence[bytes]:

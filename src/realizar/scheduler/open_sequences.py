@@ -48,14 +48,17 @@ class OpenSequences:
         return len({sequence.request.request_id for sequence in self.waiting if sequence.row is None})
 
     def add(self, request: Request) -> None:
-        """Let every choice of a request wait."""
-        choices = self.requests[request.request_id] = {}
-        for choice in range(request.sampling.n):
-            keys = BlockKeys(self._block_size, request.cache_salt)
-            lookup = self._new_lookup() if self._new_lookup else None
-            sequence = Sequence(next(self._ids), request, choice, keys, lookup)
-            self._sequences[sequence.sequence_id] = choices[choice] = sequence
+        """Let every choice of a request wait; none does where one of them can't be made."""
+        choices = {choice: self._sequence(request, choice) for choice in range(request.sampling.n)}
+        self.requests[request.request_id] = choices
+        for sequence in choices.values():
+            self._sequences[sequence.sequence_id] = sequence
             bisect.insort(self.waiting, sequence, key=order)
+
+    def _sequence(self, request: Request, choice: int) -> Sequence:
+        keys = BlockKeys(self._block_size, request.cache_salt)
+        lookup = self._new_lookup() if self._new_lookup else None
+        return Sequence(next(self._ids), request, choice, keys, lookup)
 
     def start(self, sequence: Sequence) -> None:
         """From waiting to running."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.scheduler.sequence import Gain, Sequence
 
 
@@ -24,6 +24,8 @@ class RowResult(Protocol):
     def queried(self) -> tuple[TokenLogprobs, ...]: ...
     @property
     def pooled(self) -> NDArray[np.float32] | None: ...
+    @property
+    def error(self) -> RowError | None: ...
 
 
 def token_output(sequence: Sequence, gain: Gain, result: RowResult, now_s: float) -> TokenOutput | None:
@@ -46,8 +48,8 @@ def token_output(sequence: Sequence, gain: Gain, result: RowResult, now_s: float
     )
 
 
-def failed_output(sequence: Sequence, reason: str, now_s: float, out_of_memory: bool) -> TokenOutput:
+def failed_output(sequence: Sequence, error: RowError, now_s: float) -> TokenOutput:
     """The last output of a request that can't go on because of one of its sequences."""
     started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
     name, choice = sequence.request.request_id, sequence.choice
-    return TokenOutput(name, choice, (), started_s, now_s, error=reason, out_of_memory=out_of_memory)
+    return TokenOutput(name, choice, (), started_s, now_s, error=error)

@@ -10,13 +10,14 @@ for a sequence that has ended meanwhile is dropped.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 
 from realizar.batch import ScheduledBatch, ScheduledRow
 from realizar.errors import QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import TokenOutput
+from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import Departures, SchedulerCounts
@@ -28,6 +29,8 @@ from realizar.scheduler.policy import Policy
 from realizar.scheduler.results import RowResult, failed_output, token_output
 from realizar.scheduler.rows import RowPool
 from realizar.scheduler.sequence import Gain, Sequence
+
+_LOG = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -110,17 +113,17 @@ class Scheduler:
             if choice is None or sequence.choice == choice:
                 self._remove(sequence)
 
-    def fail(self, sequence_id: int, reason: str, *, out_of_memory: bool = False) -> TokenOutput | None:
+    def fail(self, sequence_id: int, error: RowError) -> TokenOutput | None:
         """End a whole request because one of its sequences can't go on; its last output. None if it is not open."""
         sequence = self._open.get(sequence_id)
         if sequence is None:
             return None
         self.abort(sequence.request.request_id)
-        return failed_output(sequence, reason, self._clock(), out_of_memory)
+        return failed_output(sequence, error, self._clock())
 
-    def lose(self, rows: Collection[ScheduledRow], reason: str) -> list[TokenOutput]:
+    def lose(self, rows: Collection[ScheduledRow], error: RowError) -> list[TokenOutput]:
         """End the requests of all steps on their way, which gave nothing; what they were to compute is not found."""
-        failed = [self.fail(row.sequence_id, reason, out_of_memory=True) for row in rows]
+        failed = [self.fail(row.sequence_id, error) for row in rows]
         self._rows.finished(row.row for row in rows)
         self._cache.forget()
         if self._pace is not None:
@@ -172,14 +175,9 @@ class Scheduler:
             if scheduled.row != result.row:
                 raise RuntimeError(f"the backend answered for row {result.row} in place of row {scheduled.row}")
             sequence = self._open.get(scheduled.sequence_id)
-            if sequence is not None:
-                gain = self._take_in(sequence, scheduled, result)
-                output = token_output(sequence, gain, result, now)
-                if gain.finish_reason is not None:
-                    self._remove(sequence)
-                    self._departures.note(now)
-                if output is not None:
-                    outputs.append(output)
+            output = None if sequence is None else self._settle(sequence, scheduled, result, now)
+            if output is not None:
+                outputs.append(output)
         self._rows.finished(row.row for row in batch.rows)
         return outputs
 
@@ -205,7 +203,7 @@ class Scheduler:
             if plan.budget == 0:
                 break
             if sequence.running:  # else preempted a moment ago
-                drafts = sequence.propose_drafts(plan.budget - (len(sequences) - index))
+                drafts = _drafts(sequence, plan.budget - (len(sequences) - index))
                 self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
@@ -297,6 +295,23 @@ class Scheduler:
             self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
         return scheduled
 
+    def _settle(
+        self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult, now_s: float
+    ) -> TokenOutput | None:  # fmt: skip
+        """What a step's answer for one row means for its request; whatever that raises ends this request alone."""
+        if result.error is not None:
+            return self.fail(sequence.sequence_id, result.error)
+        try:
+            gain = self._take_in(sequence, scheduled, result)
+            output = token_output(sequence, gain, result, now_s)
+        except Exception as error:  # noqa: BLE001 - one request's tokens are not the others' trouble
+            _LOG.exception("the tokens of %s could not be taken in", sequence.request.request_id)
+            return self.fail(sequence.sequence_id, RowError.of(error, "tokens"))
+        if gain.finish_reason is not None:
+            self._remove(sequence)
+            self._departures.note(now_s)
+        return output
+
     def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult) -> Gain:
         if scheduled.sample:
             return self._take_in_choices(sequence, scheduled, result.token_ids)
@@ -331,3 +346,13 @@ class Scheduler:
             self._cache.free(sequence.row)
             self._rows.release(sequence.row)
         self._open.remove(sequence)
+
+
+def _drafts(sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
+    """What a sequence proposes; nothing from now on where that fails, for its text is the same without drafts."""
+    try:
+        return sequence.propose_drafts(most_tokens)
+    except Exception:  # noqa: BLE001 - a fault of what is only to be faster
+        _LOG.exception("no more drafts for %s", sequence.request.request_id)
+        sequence.lookup = None
+        return ()

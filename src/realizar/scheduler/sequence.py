@@ -136,6 +136,7 @@ class Sequence:
     def opened(self, row: int) -> OpenedRow:
         """What the backend is told when the sequence starts."""
         return OpenedRow(
+            sequence_id=self.sequence_id,
             row=row,
             sampling=self.request.sampling,
             history=tuple(self.token_ids),

@@ -24,6 +24,7 @@ from realizar.errors import (
     EngineUnavailableError,
     InvalidRequestError,
     QueueFullError,
+    RequestFailedError,
     StepMemoryError,
     TokenizerError,
 )
@@ -126,6 +127,11 @@ def _known(error: BaseException) -> ApiError | None:
             return refused(message, "messages", "chat_template_error")
         case StepMemoryError():
             return _later(503, message, "server_error", "out_of_memory", 1.0)
+        case RequestFailedError():
+            # It would fail again: the official clients obey the header, and others know no better than the status.
+            return ApiError(
+                500, message, kind="server_error", code="request_failed", headers={"x-should-retry": "false"}
+            )
         case CapacityError():
             return refused(message, None, "request_too_large")
         case QueueFullError():

@@ -7,12 +7,17 @@ change neither the text of a seed nor any distribution, and a state (penalties, 
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import RowInput, RowOutput, TokenLogprobs
+from realizar.backends.base import RowError, RowInput, RowOutput, TokenLogprobs
 from realizar.backends.cpu.sampler import RowSampler
 from realizar.backends.cpu.sampler_logprobs import token_logprobs
+from realizar.errors import RealizarError
+
+_LOG = logging.getLogger(__name__)
 
 
 class LogitReader:
@@ -26,6 +31,7 @@ class LogitReader:
     Attributes:
         tokens: indices in the step of the tokens whose logits are wanted, queries first.
         token_ids: choices so far.
+        error: why the row gets nothing; whatever one row raises is its own.
     """
 
     def __init__(self, row: RowInput, sampler: RowSampler | None, mask: NDArray[np.uint32] | None) -> None:
@@ -39,9 +45,23 @@ class LogitReader:
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._queried: list[TokenLogprobs] = []
+        self.error: RowError | None = None
 
     def read(self, logits: NDArray[np.float32]) -> None:
-        """Take in the logits of the next of `tokens`, float32 [vocab]."""
+        """Take in the logits of the next of `tokens`, float32 [vocab]; passes once the row has failed."""
+        if self.error is None:
+            try:
+                self._read(logits)
+            except Exception as error:  # noqa: BLE001 - one row's numbers or parameters are not the others' trouble
+                self.fail(error, "sampling")
+
+    def fail(self, error: Exception, where: str) -> None:
+        """End the row: its output is the error."""
+        if not isinstance(error, RealizarError):
+            _LOG.error("%s of a row failed", where, exc_info=error)
+        self.error = RowError.of(error, where)
+
+    def _read(self, logits: NDArray[np.float32]) -> None:
         place = len(self._queried)
         if place < len(self._queries):
             query = self._queries[place]
@@ -50,7 +70,9 @@ class LogitReader:
             self._choose(logits)
 
     def output(self, pooled: NDArray[np.float32] | None = None) -> RowOutput:
-        """All that was read."""
+        """All that was read, or the error."""
+        if self.error is not None:
+            return RowOutput(self.row.row, (), error=self.error)
         return RowOutput(self.row.row, tuple(self.token_ids), tuple(self._logprobs), tuple(self._queried), pooled)
 
     def _goes_on(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, StepOutput
+from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, RowOutput, StepOutput
 from realizar.backends.cpu.bind import Binder, BoundProgram
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -34,9 +34,10 @@ from realizar.backends.cpu.weights import Weights
 from realizar.backends.cpu.workspace import Workspace
 from realizar.backends.machine import physical_cores
 from realizar.backends.program import Project, build_program
+from realizar.backends.row_faults import finite_vector
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
@@ -64,6 +65,7 @@ class CPUStep:
         self._backend, self._input = backend, forward_input
         self._masks: dict[int, NDArray[np.uint32]] = {}
         self._output: StepOutput | None = None
+        self._failed = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         if self._output is not None:
@@ -72,7 +74,11 @@ class CPUStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
+            if self._failed:
+                raise StepError("the step's rows could not be sampled")
+            self._failed = True
             self._output = self._backend.finish(self._input, self._masks)
+            self._failed = False
         return self._output
 
 
@@ -184,7 +190,7 @@ class CPUBackend:
             ids = ids.copy()
             for row in forward_input.rows:
                 if row.num_tokens and ids[row.query_start] == FROM_PREVIOUS_STEP:
-                    ids[row.query_start] = self._last[row.row]
+                    ids[row.query_start] = self._last.get(row.row, 0)  # nothing was chosen for a row that failed
         hidden = space.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
         self._weights.embed(ids, hidden)
         self._ropes.fill(forward_input.positions)
@@ -214,7 +220,12 @@ class CPUBackend:
         return segments if units < 4 * self._team.size and segments > 1 and self._team.size > 1 and fits else 0
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
-        """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time."""
+        """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time.
+
+        Raises:
+            StepError: a kernel failed.
+        """
+        self._pending = None
         readers = [self._reader(row, masks.get(row.row)) for row in forward_input.rows]
         wanted = [(token, reader) for reader in readers for token in reader.tokens]
         for first in range(0, len(wanted), MAX_SELECTED):
@@ -225,9 +236,7 @@ class CPUBackend:
         for reader in readers:
             if reader.token_ids:
                 self._last[reader.row.row] = reader.token_ids[-1]
-        pooled = [self._pool(row) for row in forward_input.rows]
-        self._pending = None
-        return StepOutput(tuple(reader.output(vector) for reader, vector in zip(readers, pooled, strict=True)))
+        return StepOutput(tuple(self._output(reader) for reader in readers))
 
     def _reader(self, row: RowInput, mask: NDArray[np.uint32] | None) -> LogitReader:
         return LogitReader(row, self._samplers[row.row] if row.sample and row.num_tokens else None, mask)
@@ -242,18 +251,30 @@ class CPUBackend:
             np.multiply(np.tanh(logits / cap), cap, out=logits)
         return logits
 
+    def _output(self, reader: LogitReader) -> RowOutput:
+        """A row's output, whose hidden states are pooled last."""
+        vector = None
+        if reader.error is None:
+            try:
+                vector = self._pool(reader.row)
+            except StepError:
+                raise  # a kernel's: the step's
+            except Exception as error:  # noqa: BLE001 - one row's numbers are not the others' trouble
+                reader.fail(error, "pooling")
+        return reader.output(vector)
+
     def _pool(self, row: RowInput) -> NDArray[np.float32] | None:
         """The pooled hidden state that a row wants, float32 [hidden_size]."""
         if row.pooling is None or not row.num_tokens:
             return None
         end = row.query_start + row.num_tokens
         if row.pooling == "last":
-            return self._hidden([end - 1])[0].copy()
+            return finite_vector(self._hidden([end - 1])[0].copy())
         pool = self._pools.setdefault(row.row, MeanPool(self._spec.hidden_size))
         pool.restart_at(row.num_computed_tokens)
         for first in range(row.query_start, end, MAX_SELECTED):
             pool.add(self._hidden(list(range(first, min(first + MAX_SELECTED, end)))))
-        return pool.mean()
+        return finite_vector(pool.mean())
 
     def _hidden(self, tokens: list[int]) -> NDArray[np.float32]:
         """Final hidden states, float32 [tokens, hidden_size], where the next use of `selected` overwrites them."""

@@ -15,6 +15,7 @@ from realizar.backends.cpu import sampler_truncation as truncation
 from realizar.backends.cpu.sampler_dry import Dry
 from realizar.backends.cpu.sampler_logprobs import token_logprobs
 from realizar.backends.cpu.sampler_penalties import LogitBias, Penalties
+from realizar.backends.row_faults import nothing_allowed
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 
@@ -79,14 +80,14 @@ class RowSampler:
             mask: uint32 [ceil(vocab / 32)], bit i of word j allows id 32 j + i.
 
         Raises:
-            RealizarError: a logit is NaN or +inf, or no id is allowed.
+            InvalidRequestError: the request allows no id.
+            RealizarError: a logit is NaN or +inf, or all are -inf.
         """
         adjusted = self._adjust(logits, mask)
         best = int(adjusted.argmax())  # of NaNs the first
         largest = adjusted[best]
         if not np.isfinite(largest):
-            reason = "no token is allowed" if largest == -np.inf else f"the model gave a logit of {largest}"
-            raise RealizarError(f"no token can be sampled: {reason}")
+            raise self._unusable(logits, float(largest), mask is not None)
         token_id = best if self.sampling.greedy else self._draw(adjusted, position)
         top_n = self.sampling.logprobs
         return SampledToken(token_id, None if top_n is None else token_logprobs(logits, token_id, top_n))
@@ -128,6 +129,12 @@ class RowSampler:
         for step in steps:
             step.apply(adjusted)
         return adjusted
+
+    def _unusable(self, logits: NDArray[np.float32], largest: float, masked: bool) -> RealizarError:
+        """Why none of the adjusted logits, whose largest is not finite, can be chosen: the request's fault or not."""
+        if largest == -np.inf and np.isfinite(logits.max()):
+            return nothing_allowed(masked)
+        return RealizarError(f"no token can be sampled: the model gave a logit of {largest}")
 
     def _draw(self, logits: NDArray[np.float32], position: int) -> int:
         sampling = self.sampling

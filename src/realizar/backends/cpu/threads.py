@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from realizar.backends.cpu.kernel_faults import KernelFaults
 from realizar.backends.cpu.memory import load_i64
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.walker import (
@@ -26,6 +27,7 @@ from realizar.backends.cpu.walker import (
     walk,
     yield_processor,
 )
+from realizar.errors import StepError
 
 _JOB, _OPERATIONS, _COUNT, _STOP = 0, 1, 2, 3  # int64 words of the job record
 _SPINS, _YIELDS = 20_000, 4_000  # looks for a job: some tens of microseconds, then milliseconds
@@ -87,6 +89,7 @@ class ThreadTeam:
         self._job: Any = aligned_zeros(LINE_BYTES // 8, np.int64)
         self._lines = aligned_zeros(size * LINE_BYTES // 8, np.int64)
         self._at = address(self._sync), address(self._job), address(self._lines)
+        self._faults = KernelFaults()
         self._locks = [threading.Semaphore(0) for _ in range(size)]
         self._workers = [
             threading.Thread(target=self._work, args=(index,), name=f"realizar-cpu-{index}", daemon=True)
@@ -96,11 +99,21 @@ class ThreadTeam:
             worker.start()
 
     def run(self, operations: int, count: int) -> None:
-        """Walk `count` operations at an address on every thread."""
+        """Walk `count` operations at an address on every thread.
+
+        Raises:
+            StepError: a kernel raised an exception, on whichever thread; all threads have gone on to the end.
+        """
+        self._faults.watch_thread()  # before each walk: another team may have walked on this thread
         if self.size > 1:
             self._job[_OPERATIONS], self._job[_COUNT] = operations, count
             self._call()
         walk(operations, count, self._at[0], 0, self.size)
+        faults = self._faults.take()
+        if faults:
+            first = faults[0]
+            text = " ".join(str(first).split())
+            raise StepError(f"a kernel failed: {type(first).__name__}{f': {text}' if text else ''}") from first
 
     def close(self) -> None:
         """End the workers; idempotent."""
@@ -121,9 +134,11 @@ class ThreadTeam:
     def _work(self, index: int) -> None:
         sync, job, lines = self._at
         seen = 0
+        self._faults.watch_thread()
         while True:
             seen = work(job, seen, sync, index, self.size)
             if self._job[_STOP]:
+                self._faults.forget_thread()
                 return
             self._park(lines + index * LINE_BYTES + _PARKED, index, seen)
 

@@ -1,0 +1,26 @@
+"""What every backend says of a row that can't be sampled or pooled. numpy only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import InvalidRequestError, RealizarError
+
+
+def nothing_allowed(masked: bool) -> InvalidRequestError:
+    """The error of a row whose own parameters forbid every id. Args: masked: whether a grammar has a part in it."""
+    if masked:
+        return InvalidRequestError("no token can be sampled: the grammar and min_tokens allow none", "structured")
+    return InvalidRequestError("no token can be sampled: every one ends the output, before min_tokens", "min_tokens")
+
+
+def finite_vector(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A pooled hidden state as it is.
+
+    Raises:
+        RealizarError: a value is NaN or infinite.
+    """
+    if not np.isfinite(vector).all():
+        raise RealizarError("the model gave a hidden state that is not finite")
+    return vector
