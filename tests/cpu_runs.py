@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, TokenLogprobs
-from realizar.backends.cpu import CPUBackend
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, index_of, supported
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig

@@ -11,8 +11,8 @@ import pytest
 
 from random_models import Recipe, random_model
 from realizar.backends.base import Capacity
-from realizar.backends.cpu import CPUBackend
 from realizar.backends.cpu.operation_times import time_operations
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.parts import PartTime, cached_tokens_read
 from realizar.bench.profile import StepProfile, StepWork, one_step, profile_step, profile_table, summarise
 from realizar.bench.profile_picture import profile_svg

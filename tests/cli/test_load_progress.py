@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
@@ -48,12 +49,26 @@ def test_a_quick_start_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == ""
 
 
-def test_a_start_without_reports_is_explained(
+def wait_for_timers() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
+
+
+def test_a_start_without_reports_is_no_silence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "_SILENCE_S", 0.01)
     with load_progress():
-        for thread in module.threading.enumerate():
-            if isinstance(thread, module.threading.Timer):
-                thread.join()
-    assert "compiles kernels" in capsys.readouterr().err
+        wait_for_timers()
+    assert capsys.readouterr().err == "starting\n"  # and no word of compiling, which nobody has reported
+
+
+def test_a_first_stage_that_takes_long_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_QUIET_S", 0.01)
+    with load_progress() as report:
+        report("compiling kernels for this processor, once", 1.0)
+        wait_for_timers()
+    assert capsys.readouterr().err == "compiling kernels for this processor, once\n"

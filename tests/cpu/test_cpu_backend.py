@@ -11,7 +11,7 @@ import pytest
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, LogprobQuery, RowInput
-from realizar.backends.cpu import CPUBackend
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 from cpu_rows import Part, forward_input, mask_of, plain_decode, run_step
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.cpu import CPUBackend
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
 from realizar.engine.prepare import prepare_request

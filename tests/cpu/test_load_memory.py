@@ -12,7 +12,7 @@ _STATUS = Path("/proc/self/status")
 _LOAD = """
 import sys
 from pathlib import Path
-from realizar.backends.cpu import CPUBackend
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec

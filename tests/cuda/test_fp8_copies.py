@@ -29,7 +29,7 @@ from fp8_cases import (  # noqa: E402
 )
 from packed_products import HostPacker, run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cpu import CPUBackend  # noqa: E402
+from realizar.backends.cpu.runner import CPUBackend  # noqa: E402
 from realizar.backends.cuda import fp8_copies, linears, tuning  # noqa: E402
 from realizar.backends.cuda.activations import ActivationBuffers, Form  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402

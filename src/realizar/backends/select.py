@@ -41,7 +41,12 @@ def make_backend(device: Device, progress: Callable[[str, float], None] | None =
         from realizar.backends.cuda.runner import CUDABackend
 
         return CUDABackend(progress)
-    from realizar.backends.cpu import CPUBackend
+    from realizar.backends.cpu.compile_events import on_compiling
+
+    with on_compiling(
+        lambda: None if progress is None else progress("compiling kernels for this processor, once", 1.0)
+    ):
+        from realizar.backends.cpu.runner import CPUBackend  # some kernels are compiled with their modules
 
     return CPUBackend(progress)
 

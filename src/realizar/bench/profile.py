@@ -201,8 +201,8 @@ def _part_times(backend: Backend, device: Device, spec: ModelSpec, step: Forward
 
         assert isinstance(backend, CUDABackend)
         return time_launches(backend, step, repeats)
-    from realizar.backends.cpu import CPUBackend
     from realizar.backends.cpu.operation_times import time_operations
+    from realizar.backends.cpu.runner import CPUBackend
 
     assert isinstance(backend, CPUBackend)
     return time_operations(backend, spec, step, repeats)

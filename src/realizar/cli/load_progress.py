@@ -9,31 +9,59 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _QUIET_S = 0.7  # after the first report: a warm start is over before anything is shown
-_SILENCE_S = 2.5  # without any report: the compiler is still at work on what it needs to start
-_STARTING = "starting; the first run compiles kernels for this processor"
+_SILENCE_S = 2.5  # without any report: modules are being read, from a slow disk or on a busy machine
+_STARTING = "starting"
 
 
 @contextmanager
 def load_progress() -> Iterator[Callable[[str, float], None]]:
     """A callback for `LLM` or `load_core`: what is being done, and the share done."""
-    shown = _Line() if sys.stderr.isatty() else _Log()
-    timer = threading.Timer(_SILENCE_S, shown.show, (_STARTING,))
-    timer.daemon = True
-    timer.start()
-    started_s: float | None = None
-
-    def report(what: str, share: float) -> None:
-        nonlocal started_s
-        timer.cancel()
-        started_s = started_s or time.monotonic()
-        if time.monotonic() - started_s >= _QUIET_S:
-            shown.show(what if share >= 1 else f"{what} {share:.0%}")
-
+    shown = _Shown(_Line() if sys.stderr.isatty() else _Log())
     try:
-        yield report
+        yield shown.report
     finally:
-        timer.cancel()
         shown.close()
+
+
+class _Shown:
+    """Shows reports, once loading takes longer than a warm start does."""
+
+    def __init__(self, display: _Line | _Log) -> None:
+        self._display, self._lock = display, threading.Lock()
+        self._first_s: float | None = None
+        self._latest, self._closed = _STARTING, False
+        self._timer = self._start_timer(_SILENCE_S)
+
+    def report(self, what: str, share: float) -> None:
+        """What is being done, and the share done."""
+        with self._lock:
+            self._latest = what if share >= 1 else f"{what} {share:.0%}"
+            now_s = time.monotonic()
+            if self._first_s is None:
+                self._first_s = now_s
+                self._timer.cancel()
+                self._timer = self._start_timer(_QUIET_S)  # shows the latest, should no other follow for long
+            if now_s - self._first_s >= _QUIET_S:
+                self._timer.cancel()
+                self._display.show(self._latest)
+
+    def close(self) -> None:
+        """Nothing is shown from here on."""
+        with self._lock:
+            self._timer.cancel()
+            self._closed = True
+            self._display.close()
+
+    def _start_timer(self, delay_s: float) -> threading.Timer:
+        timer = threading.Timer(delay_s, self._show_latest)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _show_latest(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._display.show(self._latest)
 
 
 class _Line:

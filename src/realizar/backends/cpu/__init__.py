@@ -2,8 +2,4 @@
 
 from realizar.backends.cpu.kernel_cache import use_cache_folder
 
-use_cache_folder()
-
-from realizar.backends.cpu.runner import CPUBackend  # noqa: E402  (kernels compile into the folder named above)
-
-__all__ = ["CPUBackend"]
+use_cache_folder()  # before any kernel's module is imported, as kernels compile into the folder

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from realizar.backends.cpu.compile_events import on_compiling
 from realizar.backends.cpu.formats import FORMATS, WeightFormat
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
 from realizar.backends.cpu.kernels.activate import make_activate
@@ -24,7 +26,7 @@ class KernelLibrary:
     """Addresses of kernels for one instruction set.
 
     Args:
-        on_compile: called with a kernel's name before it is made, which may compile for about a second.
+        on_compile: called with a kernel's name when it must be compiled, for about a second; not where it is cached.
     """
 
     def __init__(self, instructions: InstructionSet, on_compile: Callable[[str], None]) -> None:
@@ -63,6 +65,6 @@ class KernelLibrary:
     def _address(self, name: str, make: Callable[..., Any], *constants: int) -> int:
         key = (name, *constants)
         if key not in _MADE:
-            self._on_compile(name)
-            _MADE[key] = make(*constants)
+            with on_compiling(partial(self._on_compile, name)):
+                _MADE[key] = make(*constants)
         return int(_MADE[key].address)
