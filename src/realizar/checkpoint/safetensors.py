@@ -130,5 +130,7 @@ def _read_shards(
     for path, shard in shards.items():
         extra = sorted(name for name in shard.names if shard_of.get(name) != path)
         if extra:
-            logger.warning("%s: %d tensors that %s does not name, such as %s", path, len(extra), index.name, extra[0])
+            logger.warning(
+                "%s: %d tensors that %s does not name, such as %s", path, len(extra), index.name, shown(extra[0])
+            )
     return [shard.file for shard in shards.values()], tensors, unsupported

@@ -14,6 +14,7 @@ from realizar.cli.arguments import Model, checked_text
 from realizar.cli.chat_session import ChatSession, Message
 from realizar.cli.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.loading import EngineOptions, ForChat, load_model
+from realizar.cli.printable import error_line
 from realizar.cli.run import show, statistics
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.errors import EngineDeadError, RealizarError
@@ -77,7 +78,7 @@ def _show(session: ChatSession, line: str) -> None:
     except EngineDeadError:
         raise
     except RealizarError as error:
-        print(f"realizar: {error}", file=sys.stderr)
+        print(f"realizar: {error_line(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("\n(stopped)", file=sys.stderr)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from realizar import __version__
 from realizar.cli.arguments import Json
+from realizar.cli.printable import printable
 from realizar.errors import RealizarError
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "safetensors", "huggingface_hub", "pip")
@@ -36,7 +37,7 @@ def doctor_command(*, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({**facts, "checks": checks}))
     else:
-        print("\n".join(_report(facts, checks)))
+        print("\n".join(map(printable, _report(facts, checks))))
     failed = [check["name"] for check in checks if not check["ok"]]
     if failed:
         raise DoctorError(f"failed: {', '.join(failed)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from realizar.cli.arguments import Json, Model
 from realizar.cli.chat_template import NO_CHAT
+from realizar.cli.printable import json_line, printable
 from realizar.cli.progress import download_progress
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def inspect_model(model: Model, /, *, as_json: Json = False) -> None:
     checkpoint = open_checkpoint(path)
     reason = why_not_runnable(checkpoint)
     if as_json:
-        print(json.dumps(_record(checkpoint, reason), ensure_ascii=False))
+        print(json_line(_record(checkpoint, reason)))
     else:
         print("\n".join(_report(checkpoint, reason)))
 
@@ -127,17 +128,17 @@ def _jsonable(value: Any) -> Any:
 def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     template = _chat_template(checkpoint)
     lines = [
-        f"file          {checkpoint.path}",
+        f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",
-        f"architecture  {_printable(_architecture(checkpoint))}",
+        f"architecture  {printable(_architecture(checkpoint))}",
         f"size          {checkpoint.size_bytes / 1e6:.1f} MB in {len(checkpoint.tensors)} tensors",
-        f"will run      {'yes' if reason is None else f'no: {_printable(reason)}'}",
+        f"will run      {'yes' if reason is None else f'no: {printable(reason)}'}",
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",
         "metadata",
     ]
     lines += [
-        f"  {_printable(key)} = {_summary(value)}"
+        f"  {printable(key)} = {_summary(value)}"
         for key, value in checkpoint.metadata.items()
         if key != "chat_template"
     ]
@@ -145,13 +146,13 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     for name, numbers in _types(checkpoint).items():
         lines.append(f"  {name:<8} {numbers['tensors']:>5} tensors {numbers['size_bytes'] / 1e6:>10.1f} MB")
     lines += ["", "tensors (slowest dimension first)"]
-    width = max((len(name) for name in checkpoint.tensors), default=0)
+    width = max((len(printable(name)) for name in checkpoint.tensors), default=0)
     for tensor in checkpoint.tensors.values():
         shape = " x ".join(map(str, tensor.shape))
         place = f"{tensor.size_bytes:>12} B at {tensor.offset}"
-        lines.append(f"  {_printable(tensor.name):<{width}}  {tensor.ggml_type.name:<8} {shape:<16} {place}")
+        lines.append(f"  {printable(tensor.name):<{width}}  {tensor.ggml_type.name:<8} {shape:<16} {place}")
     if template:
-        lines += ["", "chat template", *(f"  {_printable(line)}" for line in template.splitlines())]
+        lines += ["", "chat template", *(f"  {printable(line)}" for line in template.splitlines())]
     return lines
 
 
@@ -163,16 +164,11 @@ def _summary(value: Any) -> str:
         shown = (
             value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}... ({len(value)} characters)"
         )
-        return _printable(shown)
+        return printable(shown)
     if isinstance(value, dict):
         text = json.dumps(_jsonable(value), ensure_ascii=False)
         return _summary(text)
     if hasattr(value, "tolist") or (isinstance(value, Sequence) and not isinstance(value, bytes)):
         items = ", ".join(_summary(item) for item in list(value[:_SHOWN_ITEMS]))
         return f"[{len(value)}] {items}{', ...' if len(value) > _SHOWN_ITEMS else ''}"
-    return _printable(str(value))
-
-
-def _printable(text: str) -> str:
-    """The text with every control character escaped: a file must not steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return printable(str(value))

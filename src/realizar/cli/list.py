@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from realizar.cli.arguments import Json
+from realizar.cli.printable import printable
 
 
 def list_command(*, as_json: Json = False) -> None:
@@ -25,7 +26,8 @@ def list_command(*, as_json: Json = False) -> None:
         ]
         print(json.dumps({"models": records}))
         return
-    width = max(len(model.name) for model in models)
+    width = max(len(printable(model.name)) for model in models)
     for model in models:
         note = " (base model: no chat template, run --raw)" if model.has_chat_template is False else ""
-        print(f"{model.name:<{width}}  {model.size_bytes / 1e6:>9.1f} MB  {model.path or 'not pulled'}{note}")
+        place = "not pulled" if model.path is None else printable(model.path)
+        print(f"{printable(model.name):<{width}}  {model.size_bytes / 1e6:>9.1f} MB  {place}{note}")

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from realizar.cli.printable import printable
+
 _QUIET_S = 0.7  # after the first report: a warm start is over before anything is shown
 _SILENCE_S = 2.5  # without any report: modules are being read, from a slow disk or on a busy machine
 _STARTING = "starting"
@@ -35,7 +37,7 @@ class _Shown:
     def report(self, what: str, share: float) -> None:
         """What is being done, and the share done."""
         with self._lock:
-            self._latest = what if share >= 1 else f"{what} {share:.0%}"
+            self._latest = printable(what) if share >= 1 else f"{printable(what)} {share:.0%}"
             now_s = time.monotonic()
             if self._first_s is None:
                 self._first_s = now_s

@@ -21,6 +21,7 @@ from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
 from realizar.cli.perplexity import perplexity_command
 from realizar.cli.plan import plan_command
+from realizar.cli.printable import error_line
 from realizar.cli.profile import profile_command
 from realizar.cli.pull import pull_command
 from realizar.cli.run import run_command
@@ -75,15 +76,15 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
         words = " ".join(error.unused_tokens or ())
         return _fail(f"too many arguments: {words} (a text of several words needs quotes; see realizar --help)", 2)
     except CycloptsError as error:
-        return _fail(f"{_one_line(error)} (see realizar --help)", 2)
+        return _fail(f"{error_line(error)} (see realizar --help)", 2)
     except RealizarError as error:
-        return _fail(_one_line(error), 1)
+        return _fail(error_line(error), 1)
     except BrokenPipeError:
         # The interpreter flushes stdout once more at exit: let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or _one_line(error), 1)
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 1)
     except MemoryError:
         return _fail("out of memory", 1)
     except KeyboardInterrupt:
@@ -99,10 +100,6 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _fail(message: str, status: int) -> int:
-    print(f"realizar: {message}", file=sys.stderr)
+    print(f"realizar: {error_line(message)}", file=sys.stderr)
     return status

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from realizar.cli.printable import printable
 from realizar.hub.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class _Bars:
         if not self._tasks:
             self._start()
         if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label, total=total)
+            self._tasks[label] = self._bars.add_task(printable(label), total=total)
         self._bars.update(self._tasks[label], completed=done, total=total)
 
     def _start(self) -> None:
@@ -46,7 +47,7 @@ class _Bars:
         )
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
@@ -68,10 +69,10 @@ class _Lines:
         if label not in self._finished:
             self._finished[label] = False
             size = "" if total is None else f" ({total / 1e6:.1f} MB)"
-            print(f"fetching {label}{size}", file=sys.stderr, flush=True)
+            print(f"fetching {printable(label)}{size}", file=sys.stderr, flush=True)
         if done == total and not self._finished[label]:
             self._finished[label] = True
-            print(f"fetched {label}", file=sys.stderr, flush=True)
+            print(f"fetched {printable(label)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""

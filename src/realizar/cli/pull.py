@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from realizar.cli.arguments import Json, Model
+from realizar.cli.printable import printable
 from realizar.cli.progress import download_progress
 
 
@@ -14,4 +16,6 @@ def pull_command(model: Model, /, *, as_json: Json = False) -> None:
 
     with download_progress() as progress:
         path = pull(model, progress)
-    print(json.dumps({"name": model, "path": str(path)}) if as_json else path)
+    print(
+        json.dumps({"name": model, "path": str(path)}) if as_json else printable(path) if sys.stdout.isatty() else path
+    )

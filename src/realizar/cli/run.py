@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from cyclopts import Parameter
 from realizar.cli.arguments import Json, Model
 from realizar.cli.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.loading import EngineOptions, ForChat, load_model
+from realizar.cli.printable import json_line, shown_answer
 from realizar.cli.prompt import read_prompt
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.structured_options import StructuredOptions
@@ -70,7 +70,7 @@ def run_command(
                 show(piece.text for piece in stream)
             output = stream.result()
         if as_json:
-            print(json.dumps(record(output), ensure_ascii=False))
+            print(json_line(record(output)))
         elif not quiet:
             print(statistics(llm, output), file=sys.stderr)
 
@@ -89,7 +89,7 @@ def show(pieces: Iterator[str]) -> None:
     last = "\n"
     for piece in pieces:
         if piece:
-            print(piece, end="", flush=True)
+            print(shown_answer(piece), end="", flush=True)
             last = piece[-1]
     if last != "\n":
         print(flush=True)

@@ -14,6 +14,7 @@ from realizar.cli.arguments import Model
 from realizar.cli.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.load_progress import load_progress
 from realizar.cli.loading import EngineOptions
+from realizar.cli.printable import printable
 from realizar.cli.progress import download_progress
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.serve_options import BatchingOptions, ServerOptions
@@ -140,7 +141,7 @@ def _tell_drain(num_open: int) -> None:
 
 
 def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def _size(num_bytes: int) -> str:
