@@ -216,7 +216,7 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
         return [b"" for _ in sources]
 
     own = interpreter_device()
-    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.cache_bytes, own.memory_bytes)
+    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
     monkeypatch.setattr(bind_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place

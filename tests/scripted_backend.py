@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import (
     FROM_PREVIOUS_STEP,
     Capacity,
+    DeviceMemory,
     ForwardInput,
     RowInput,
     RowOutput,
@@ -194,6 +195,7 @@ class ScriptedBackend:
         self.num_steps = self.num_tokens = 0
         self.most_rows = 0
         self.down = False
+        self.memory: DeviceMemory | None = None
         self._last: ScriptedStep | None = None
         slots = [count * block_size for count in num_blocks]
         self._values = [np.zeros(count, np.uint64) for count in slots]
@@ -201,6 +203,9 @@ class ScriptedBackend:
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
         raise NotImplementedError("scripted backends are made loaded")
+
+    def device_memory(self) -> DeviceMemory | None:
+        return self.memory
 
     def capacity(self) -> Capacity:
         return self.limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, get_args
@@ -9,7 +10,7 @@ from typing import Literal, get_args
 from realizar.errors import InvalidRequestError
 
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
-DeviceChoice = Literal["auto", "cuda", "cpu"]
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _LEAST = {
     "threads": 1,
     "context_length": 1,
@@ -30,7 +31,8 @@ class EngineConfig:
     """How an engine runs a model. A value out of range raises `InvalidRequestError`.
 
     Attributes:
-        device: where the model runs; `auto` is the GPU where torch can use one, else the CPU.
+        device: where the model runs: `cpu`; `cuda`, the first GPU that can run one; `cuda:1`, the second GPU; `auto` is
+            `cuda` where there is such a GPU, else `cpu`.
         batch_invariant: on a GPU, whether a row gets the same bits in every batch, at some cost in speed; on the CPU it
             always does.
         fp8_copies: on a GPU of compute capability 8.9 or more, whether quantised matrices get a copy in FP8 that steps
@@ -71,7 +73,7 @@ class EngineConfig:
     prompt_lookup_min: int = 2
     max_queued: int | None = None
     prefix_cache: bool = True
-    device: DeviceChoice = "auto"
+    device: str = "auto"
     batch_invariant: bool = False
     fp8_copies: bool = False
     graphs: bool = True
@@ -100,6 +102,10 @@ class EngineConfig:
             raise InvalidRequestError(
                 f"kv_cache_dtype must be one of {known}, not {self.kv_cache_dtype}", "kv_cache_dtype"
             )
-        if self.device not in get_args(DeviceChoice):
-            known = ", ".join(get_args(DeviceChoice))
-            raise InvalidRequestError(f"device must be one of {known}, not {self.device}", "device")
+        if not is_device(self.device):
+            raise InvalidRequestError(f"device must be auto, cpu, cuda or cuda:N, not {self.device}", "device")
+
+
+def is_device(text: str) -> bool:
+    """Whether a text names a device: `auto`, `cpu`, `cuda`, or a GPU by its number, `cuda:1`."""
+    return _DEVICE.fullmatch(text) is not None

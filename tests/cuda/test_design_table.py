@@ -72,7 +72,7 @@ def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
     happened: list[str] = []
 
     arrays = SimpleNamespace(clear=lambda: happened.append("clear"))
-    device = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 1, 1, 1)
+    device = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 1, 1)
     launch = Launch("norm", lambda shape: happened.append(f"run {shape.tokens}"))
     graphs = GraphRunner([launch], [], SimpleNamespace(arrays=arrays), device)  # type: ignore[arg-type]
 
@@ -120,7 +120,7 @@ def one_product_takes_all_types_side_by_side(_runner: GPURunner) -> None:
 def contexts_are_cut_alike_for_every_batch(runner: GPURunner) -> None:
     """Where that is asked for; else few rows are cut into more parts, so that all processors work."""
     attention = runner.spec.layers[0].attention
-    card = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 132, 1, 1)
+    card = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 132, 1)
     for fixed in (True, False):
         parts = [decode_parts(attention, rows, 4096, card, fixed) for rows in (1, 2, 8, 64, 256)]
         assert parts == sorted(parts, reverse=True)

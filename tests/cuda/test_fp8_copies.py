@@ -219,12 +219,12 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         GPURunner(spec, checkpoint, CONFIG)
     gpu = torch.device("cuda")
     with pytest.raises(InvalidRequestError, match=r"A100 has 8\.0"):
-        check_device(DeviceProfile(gpu, "A100", (8, 0), 1, 1, 1))
+        check_device(DeviceProfile(gpu, "A100", (8, 0), 1, 1))
     for capability in ((8, 9), (9, 0), (10, 0)):
-        check_device(DeviceProfile(gpu, "", capability, 1, 1, 1))
+        check_device(DeviceProfile(gpu, "", capability, 1, 1))
     monkeypatch.setattr(torch.version, "hip", "6.0")
     with pytest.raises(InvalidRequestError, match="NVIDIA"):
-        check_device(DeviceProfile(gpu, "MI300", (9, 4), 1, 1, 1))
+        check_device(DeviceProfile(gpu, "MI300", (9, 4), 1, 1))
 
 
 def test_commands(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def test_logits_are_not_tuned_for_whole_prompts() -> None:
 def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The winner of a sweep comes back for its own shape, by way of the file."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1, 1)
+    card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
     form = MadeUpMeter(lambda *_: 1.0).take(SHAPE)
     for rows, kind in ((1, MatvecTiles), (8, WgmmaTiles)):
         fast = list(candidates(rows, form, HOPPER))[3]
@@ -155,9 +155,9 @@ def test_the_command(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1, 1)
-    monkeypatch.setattr(select, "choose_device", lambda _wanted: "cuda")
-    monkeypatch.setattr(device_module, "open_device", lambda: card)
+    card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
+    monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
+    monkeypatch.setattr(device_module, "open_device", lambda _index: card)
     monkeypatch.setattr(tuning_search, "Products", lambda _device: SimpleNamespace(tuning=HOPPER))
     monkeypatch.setattr(tuning_search, "DeviceMeter", lambda _products: MadeUpMeter(lambda *_: 0.5))
     assert run_app(app, ["tune", str(model), "--rows", "8,1"]) == 0

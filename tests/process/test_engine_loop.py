@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from realizar.backends.select import ChosenDevice
 from realizar.config import EngineConfig
 from realizar.engine import process
 from realizar.engine.core import EngineCore
@@ -58,7 +59,7 @@ def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "find_checkpoint", lambda _: None)
     monkeypatch.setattr(process, "load_core", lambda _, config, **__: configs.append(config) or core)
     for device in ("cuda", "cpu"):
-        monkeypatch.setattr(process, "choose_device", lambda _, device=device: device)
+        monkeypatch.setattr(process, "choose_device", lambda _, device=device: ChosenDevice(device))
         for fit_running in (True, False):
             process.load_model(Load("model", EngineConfig(), fit_running=fit_running), lambda *_: None)
     assert [config.max_running for config in configs] == [256, 64, 64, 64]

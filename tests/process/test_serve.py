@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
+from realizar.backends.select import ChosenDevice
 from realizar.cli.serve import describe
 from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
@@ -197,14 +198,14 @@ def test_it_says_what_it_chose(server: Served) -> None:
 
 
 def test_a_gpu_is_named_in_place_of_threads() -> None:
-    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig(), device="cuda")
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig(), device=ChosenDevice("cuda", 1, "NVIDIA X"))
     events: list[Event] = []
     loop = EngineLoop(events.append)
     loop.post(Shutdown())
     loop.run(lambda: core)
     (ready,) = events
     assert isinstance(ready, Ready)
-    assert describe(ready.info, EngineConfig(), 256, None)[-1] == "device: cuda"
+    assert describe(ready.info, EngineConfig(), 256, None)[-1] == "device: cuda:1, NVIDIA X"
 
 
 def test_models_answer_while_the_weights_load(tiny: Path) -> None:

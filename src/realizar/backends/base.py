@@ -130,6 +130,14 @@ class Capacity:
     load_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a device that has its own, in bytes: what all programs use of it now, and all that it has."""
+
+    used_bytes: int
+    total_bytes: int
+
+
 class Step(Protocol):
     """A submitted step."""
 
@@ -158,6 +166,9 @@ class Backend(Protocol):
         """
 
     def capacity(self) -> Capacity: ...
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Of the device that the model is on; None where that is the processor."""
 
     def open(
         self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int

@@ -1,14 +1,21 @@
-"""Which backend runs a model. Standard library until one is chosen."""
+"""Which backend runs a model, on which device. Standard library until one is chosen."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 from realizar.backends.base import Backend
-from realizar.config import DeviceChoice
 from realizar.errors import CapacityError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from realizar.backends.cuda.cards import Card
+
+_LOG = logging.getLogger(__name__)
 
 Device = Literal["cuda", "cpu"]
 
@@ -16,31 +23,94 @@ STEPS_IN_FLIGHT: dict[Device, int] = {"cuda": 2, "cpu": 1}
 """Steps that a backend is given before the first one's result is asked for."""
 
 
-def choose_device(wanted: DeviceChoice) -> Device:
+@dataclass(frozen=True, slots=True)
+class ChosenDevice:
+    """Where a model runs.
+
+    Attributes:
+        index: of the GPU. name: as its driver gives it; empty for the CPU.
+    """
+
+    kind: Device = "cpu"
+    index: int = 0
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """For people: `cpu`, or a GPU's number and name."""
+        return f"cuda:{self.index}, {self.name}" if self.kind == "cuda" else "cpu"
+
+
+THE_CPU = ChosenDevice()
+
+
+def choose_device(wanted: str) -> ChosenDevice:
     """The device of a choice; torch is imported only where there is a GPU to find.
 
+    Args:
+        wanted: `cpu`; `cuda`, the first GPU that can run a model; `cuda:1` and so on; or `auto`, that GPU, or the CPU
+            where there is none. A GPU that is passed over is logged with the reason.
+
     Raises:
-        UnsupportedModelError: a GPU is wanted and torch or triton is not installed.
-        CapacityError: a GPU is wanted and torch can use none.
+        UnsupportedModelError: a GPU is wanted, and it or what is installed can't run a model.
+        CapacityError: a GPU is wanted, and there is none, or none of that number.
     """
     if wanted == "cpu":
-        return "cpu"
+        return THE_CPU
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if wanted == "auto":
+        return _choose_any(missing)
+    if missing:
+        raise UnsupportedModelError(f"--device cuda needs {' and '.join(missing)}: pip install 'realizar[cuda]'")
+    cards, reason = _find_cards()
+    if not cards:
+        raise CapacityError(f"no GPU can be used: {reason or 'torch finds none'} (--device cpu runs without one)")
     if wanted == "cuda":
-        if missing:
-            raise UnsupportedModelError(f"--device cuda needs {' and '.join(missing)}: pip install 'realizar[cuda]'")
-        if not _gpu_usable():
-            raise CapacityError("no GPU can be used: torch finds none (--device cpu runs without one)")
-        return "cuda"
-    return "cuda" if not missing and _gpu_usable() else "cpu"
+        card = next((card for card in cards if card.fault is None), cards[0])
+    else:
+        index = int(wanted.partition(":")[2])
+        if index >= len(cards):
+            there = "1 GPU, cuda:0" if len(cards) == 1 else f"{len(cards)} GPUs, cuda:0 to cuda:{len(cards) - 1}"
+            raise CapacityError(f"--device {wanted}: this machine has {there}")
+        card = cards[index]
+    if card.fault is not None:
+        raise UnsupportedModelError(f"{card.label}: {card.fault}")
+    return ChosenDevice("cuda", card.index, card.name)
 
 
-def make_backend(device: Device, progress: Callable[[str, float], None] | None = None) -> Backend:
-    """A backend, not loaded yet; compilers are imported here and not before."""
-    if device == "cuda":
+def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
+    """Each GPU that torch lists, for reports; and why there is none, where one would be expected."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+        return [], None
+    cards, reason = _find_cards()
+    if not cards:
+        return [], reason
+    from realizar.backends.cuda.cards import free_memory
+
+    return [
+        {
+            "device": f"cuda:{card.index}",
+            "name": card.name,
+            "compute_capability": "{}.{}".format(*card.capability),
+            "memory_bytes": card.memory_bytes,
+            "free_bytes": free_memory(card.index) if card.fault is None else None,
+            "fault": card.fault,
+        }
+        for card in cards
+    ], reason
+
+
+def make_backend(device: ChosenDevice, progress: Callable[[str, float], None] | None = None) -> Backend:
+    """A backend, not loaded yet; compilers are imported here and not before.
+
+    Raises:
+        CapacityError: the GPU can't be opened.
+    """
+    if device.kind == "cuda":
+        from realizar.backends.cuda.device import open_device
         from realizar.backends.cuda.runner import CUDABackend
 
-        return CUDABackend(progress)
+        return CUDABackend(progress, open_device(device.index))
     from realizar.backends.cpu.compile_events import on_compiling
 
     with on_compiling(
@@ -51,11 +121,37 @@ def make_backend(device: Device, progress: Callable[[str, float], None] | None =
     return CPUBackend(progress)
 
 
-def _gpu_usable() -> bool:
+def _choose_any(missing: list[str]) -> ChosenDevice:
+    """The first GPU that can run a model, else the CPU, with a log line where a GPU is passed over."""
     from realizar.backends.cuda.presence import gpu_listed
 
     if not gpu_listed():
-        return False
-    from realizar.backends.cuda.device import gpu_usable
+        return THE_CPU
+    if missing:
+        _LOG.info("a GPU is listed and not used: %s not installed (realizar doctor)", " and ".join(missing))
+        return THE_CPU
+    cards, reason = _find_cards()
+    for card in cards:
+        if card.fault is None:
+            return ChosenDevice("cuda", card.index, card.name)
+    faults = [f"{card.label}: {card.fault}" for card in cards] or [reason or "torch finds none"]
+    _warn_once(f"the model runs on the CPU, as no GPU can be used: {'; '.join(faults)}")
+    return THE_CPU
 
-    return gpu_usable()
+
+def _find_cards() -> tuple[list[Card], str | None]:
+    """Of `cards.find_cards`; a torch that can't be imported is a reason."""
+    from realizar.backends.cuda.presence import gpu_listed
+
+    if not gpu_listed():
+        return [], None
+    try:
+        from realizar.backends.cuda.cards import find_cards
+    except (ImportError, OSError) as error:  # a library of CUDA's that is missing or of another version
+        return [], f"torch can't be imported: {error}"
+    return find_cards()
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)

@@ -101,16 +101,18 @@ def profile_step(
         backend.load(spec, checkpoint, needed)
         step = one_step(backend.capacity(), work)
         log(f"timing steps of {most} tokens")
-        wall_s = time_steps(backend, step, work, STEPS_IN_FLIGHT[device])
+        wall_s = time_steps(backend, step, work, STEPS_IN_FLIGHT[device.kind])
         log("timing each part alone")
         open_rows(backend, step)
-        times = _part_times(backend, device, spec, step, work.repeats)
-        wall_s = min(wall_s, time_steps(backend, step, work, STEPS_IN_FLIGHT[device]))  # other programs come and go
+        times = _part_times(backend, device.kind, spec, step, work.repeats)
+        wall_s = min(
+            wall_s, time_steps(backend, step, work, STEPS_IN_FLIGHT[device.kind])
+        )  # other programs come and go
         log("measuring how fast memory can be read")
-        limit = _read_limit(backend, device, config)
+        limit = _read_limit(backend, device.kind, config)
     finally:
         backend.shutdown()
-    return summarise(device, work, times, wall_s, limit)
+    return summarise(device.kind, work, times, wall_s, limit)
 
 
 def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:

@@ -36,6 +36,7 @@ class BatchResult:
         prefill_tokens_per_s, decode_tokens_per_s: of all rows together.
         load_s: seconds that packing the weights took.
         peak_memory_bytes: largest resident size of the process so far.
+        device_memory_bytes: of a GPU's memory, what all programs used in the end; 0 on the CPU.
         weight_bytes_per_token: packed bytes that one step reads.
         achieved_gb_per_s: those bytes times decode steps per second, in 10^9 bytes.
     """
@@ -45,6 +46,7 @@ class BatchResult:
     decode_tokens_per_s: Spread
     load_s: float
     peak_memory_bytes: int
+    device_memory_bytes: int
     weight_bytes_per_token: int
     achieved_gb_per_s: float
 
@@ -108,6 +110,7 @@ def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str]
         decode_tokens_per_s=decode,
         load_s=capacity.load_s,
         peak_memory_bytes=peak_memory_bytes(),
+        device_memory_bytes=0 if core.device_memory is None else core.device_memory.used_bytes,
         weight_bytes_per_token=capacity.weight_bytes_per_token,
         achieved_gb_per_s=decode.median / batch * capacity.weight_bytes_per_token / 1e9,
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from realizar.config import KVCacheDType
+from realizar.config import KVCacheDType, is_device
 from realizar.errors import InvalidRequestError
 
 
@@ -67,5 +67,20 @@ OutputLines = Annotated[
 ]
 Integer = Annotated[int, Parameter(converter=exact_integer)]
 MaybeInteger = Annotated[int | None, Parameter(converter=exact_integer)]
+
+
+def _checked_device(_type: Any, tokens: Sequence[Token]) -> str:
+    if not is_device(tokens[0].value):
+        raise ValueError(f"not auto, cpu, cuda or cuda:N: {tokens[0].value}")
+    return tokens[0].value
+
+
+DeviceName = Annotated[
+    str,
+    Parameter(
+        converter=_checked_device,
+        help="Where to run: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.",
+    ),
+]
 Threads = Annotated[MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads; default the physical cores.")]
 KVCacheType = Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype", help="Element type of the KV cache.")]

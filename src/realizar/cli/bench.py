@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, Json, KVCacheType, Model, Threads
+from realizar.cli.arguments import DeviceName, Integer, Json, KVCacheType, Model, Threads
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
-from realizar.config import DeviceChoice, EngineConfig
+from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def bench_command(
     repeats: Annotated[Integer, Parameter(help="Times that each is measured.")] = 3,
     threads: Threads = None,
     kv_cache_dtype: KVCacheType = "auto",
-    device: Annotated[DeviceChoice, Parameter(help="Where to run.")] = "auto",
+    device: DeviceName = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=(), help="On a GPU: same bits in every batch.")] = False,
     fp8_copies: Annotated[
         bool, Parameter(negative=(), help="On a GPU: FP8 from 128 tokens a step on, about 3.7 % error a product.")
@@ -84,5 +84,6 @@ def _table(results: list[BatchResult]) -> list[str]:
         ]
         lines.append(f"{result.batch:>5}  {cells[0]:>26}  {cells[1]:>26}  {result.achieved_gb_per_s:6.1f}")
     last = results[-1]
-    lines.append(f"loaded in {last.load_s:.2f} s; peak memory {last.peak_memory_bytes / 1e6:.0f} MB")
+    device = f", {last.device_memory_bytes / 1e6:.0f} MB of the GPU" if last.device_memory_bytes else ""
+    lines.append(f"loaded in {last.load_s:.2f} s; peak memory {last.peak_memory_bytes / 1e6:.0f} MB{device}")
     return lines

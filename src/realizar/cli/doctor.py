@@ -8,6 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from realizar.cli.printable import printable
 from realizar.errors import RealizarError
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "safetensors", "huggingface_hub", "pip")
+_GPU_PACKAGES = ("torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
 class DoctorError(RealizarError):
@@ -24,7 +26,7 @@ class DoctorError(RealizarError):
 
 
 def doctor_command(*, as_json: Json = False) -> None:
-    """Report processor, instruction sets, memory and caches, and check that the engine works.
+    """Report processor, instruction sets, GPUs, memory and caches, and check that the engine works on each device.
 
     Exit status 1 if a check fails.
     """
@@ -32,7 +34,12 @@ def doctor_command(*, as_json: Json = False) -> None:
     checks = [
         _check("the model cache can be written", _write_cache),
         _check("the kernel cache can be written", _write_kernel_cache),
-        _check("a random model runs", _run_random_model),
+        _check("a random model runs", partial(_run_random_model, "cpu")),
+    ]
+    checks += [
+        _check(f"a random model runs on {gpu['device']}", partial(_run_random_model, gpu["device"]))
+        for gpu in facts["gpus"]
+        if gpu["fault"] is None
     ]
     if as_json:
         print(json.dumps({**facts, "checks": checks}))
@@ -47,9 +54,11 @@ def _facts() -> dict[str, Any]:
     from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, select, supported
     from realizar.backends.cpu.kernel_cache import cache_folder
     from realizar.backends.machine import read_machine
+    from realizar.backends.select import gpu_facts
     from realizar.hub.cache import folder_bytes, models_dir
 
     machine, features = read_machine(), host_features()
+    gpus, no_gpu = gpu_facts()
     return {
         "realizar": __version__,
         "python": platform.python_version(),
@@ -61,6 +70,9 @@ def _facts() -> dict[str, Any]:
         "cache_bytes": machine.cache_bytes,
         "memory_bytes": machine.memory_bytes,
         "available_bytes": machine.available_bytes,
+        "gpu_packages": {name: _version(name) for name in _GPU_PACKAGES},
+        "gpus": gpus,
+        "no_gpu": no_gpu,
         "instruction_set": select().name,
         "instruction_sets": {known.name: supported(known, features) for known in INSTRUCTION_SETS},
         "model_cache": {"path": str(models_dir()), "size_bytes": folder_bytes(models_dir())},
@@ -106,7 +118,7 @@ def _write(folder: Path) -> None:
         probe.write(os.urandom(16))
 
 
-def _run_random_model() -> None:
+def _run_random_model(device: str) -> None:
     """Prefill and decode of a tiny model: every kind of kernel compiles and runs."""
     from realizar.bench.generate import generate_gguf
     from realizar.bench.throughput import Work, measure_throughput
@@ -117,13 +129,29 @@ def _run_random_model() -> None:
         path = Path(folder) / "tiny.gguf"
         generate_gguf("tiny", path, "q4_k_m")
         work = Work(prompt_tokens=32, gen_tokens=4, batches=(1, 2), repeats=1)
-        measure_throughput(open_checkpoint(path), EngineConfig(), work, log=lambda _text: None)
+        measure_throughput(open_checkpoint(path), EngineConfig(device=device), work, log=lambda _text: None)
+
+
+def _gpu_lines(facts: dict[str, Any], packages: str) -> list[str]:
+    lines = [f"GPU packages     {packages}"]
+    for gpu in facts["gpus"]:
+        line = f"{gpu['device']:<16} {gpu['name']}, compute capability {gpu['compute_capability']}"
+        if gpu["fault"] is None:
+            lines.append(f"{line}, {gpu['free_bytes'] / 1e9:.1f} GB free of {gpu['memory_bytes'] / 1e9:.1f} GB")
+        else:
+            lines.append(f"{line}, not used: {gpu['fault']}")
+    if not facts["gpus"]:
+        lines.append(f"GPU              none{': ' + facts['no_gpu'] if facts['no_gpu'] else ''}")
+    return lines
 
 
 def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
     caches = ", ".join(f"{name} {size >> 10} KB" for name, size in facts["cache_bytes"].items())
     sets = ", ".join(name for name, there in facts["instruction_sets"].items() if there)
-    packages = ", ".join(f"{name} {number or 'missing'}" for name, number in facts["packages"].items())
+    packages, for_gpus = (
+        ", ".join(f"{name} {number or 'missing'}" for name, number in facts[key].items())
+        for key in ("packages", "gpu_packages")
+    )
     lines = [
         f"realizar         {facts['realizar']}, Python {facts['python']}, {facts['system']}",
         f"packages         {packages}",
@@ -132,6 +160,7 @@ def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
         f"caches           {caches or 'not told'}",
         f"memory           {facts['available_bytes'] / 1e9:.1f} GB free of {facts['memory_bytes'] / 1e9:.1f} GB",
         f"instruction set  {facts['instruction_set']} (this processor has: {sets})",
+        *_gpu_lines(facts, for_gpus),
         f"models           {facts['model_cache']['path']} ({facts['model_cache']['size_bytes'] / 1e6:.0f} MB)",
         f"kernels          {facts['kernel_cache']['path']} ({facts['kernel_cache']['size_bytes'] / 1e6:.1f} MB)",
         "",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import MaybeInteger
+from realizar.cli.arguments import DeviceName, MaybeInteger
 from realizar.cli.chat_template import check_checkpoint_for_chat, check_name_for_chat
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
-from realizar.config import DeviceChoice, EngineConfig, KVCacheDType
+from realizar.config import EngineConfig, KVCacheDType
 
 if TYPE_CHECKING:
     from realizar.engine.llm import LLM
@@ -27,13 +27,13 @@ class EngineOptions:
         context_length: tokens that prompt and answer may take together; default the model's.
         kv_cache_dtype: element type of the KV cache.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
-        device: where to run; `auto` is the GPU where torch can use one, else the CPU.
+        device: where to run: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
         batch_invariant: on a GPU, the same bits for a row in every batch.
         fp8_copies: on a GPU, FP8 from 128 tokens a step on: about 3.7 % error a product, a byte a weight more.
         no_graphs: on a GPU, launch every kernel by itself in place of capturing steps as graphs.
     """
 
-    device: DeviceChoice = "auto"
+    device: DeviceName = "auto"
     batch_invariant: bool = False
     fp8_copies: bool = False
     threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, Json, KVCacheType, MaybeInteger, Model, size_in_bytes
+from realizar.cli.arguments import DeviceName, Integer, Json, KVCacheType, MaybeInteger, Model, size_in_bytes
 from realizar.cli.progress import download_progress
-from realizar.config import DeviceChoice, EngineConfig
+from realizar.config import EngineConfig
 
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
@@ -37,7 +37,7 @@ def plan_command(
         Parameter(converter=size_in_bytes, help="Free memory to plan for, such as 32G; default this machine's."),
     ] = None,
     device: Annotated[
-        DeviceChoice, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")
+        DeviceName, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")
     ] = "auto",
     fp8_copies: Annotated[bool, Parameter(negative=(), help="With the FP8 copies of `realizar run`.")] = False,
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
@@ -49,10 +49,11 @@ def plan_command(
     from realizar.hub.pull import resolve
     from realizar.models.registry import build_spec
 
-    on_gpu = device == "cuda" or (device == "auto" and choose_device(device) == "cuda")
+    on_gpu = device.startswith("cuda") or (device == "auto" and choose_device(device).kind == "cuda")
     if max_running is None:
         max_running = 256 if on_gpu else 64
     config = EngineConfig(
+        device=device,
         context_length=context_length,
         max_running=max_running,
         max_step_tokens=max_step_tokens,
@@ -77,11 +78,14 @@ def _plan_cpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, mem
 def _plan_gpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
     from realizar.backends.select import choose_device
 
+    wanted = "cuda" if config.device == "auto" else config.device
+    index = 0
     if memory is None or importlib.util.find_spec("torch") is None:
-        choose_device("cuda")  # says what is missing
+        index = choose_device(wanted).index  # or it says what is missing
+    from realizar.backends.cuda.device import free_bytes, open_device
     from realizar.backends.cuda.plan import plan_memory
 
-    return plan_memory(spec, checkpoint, config, memory)
+    return plan_memory(spec, checkpoint, config, free_bytes(open_device(index)) if memory is None else memory)
 
 
 def _report(plan: MemoryPlan, max_running: int) -> list[str]:

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, Json, KVCacheType, Model, Threads, check_folder
+from realizar.cli.arguments import DeviceName, Integer, Json, KVCacheType, Model, Threads, check_folder
 from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
-from realizar.config import DeviceChoice, EngineConfig
+from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 
 
@@ -27,7 +27,7 @@ def profile_command(
     repeats: Annotated[Integer, Parameter(help="Times that each part is measured; the best counts.")] = 10,
     threads: Threads = None,
     kv_cache_dtype: KVCacheType = "auto",
-    device: Annotated[DeviceChoice, Parameter(help="Where to run.")] = "auto",
+    device: DeviceName = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=(), help="On a GPU: same bits in every batch.")] = False,
     fp8_copies: Annotated[
         bool, Parameter(negative=(), help="On a GPU: FP8 from 128 tokens a step on, about 3.7 % error a product.")

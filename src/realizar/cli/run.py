@@ -64,6 +64,8 @@ def run_command(
     if not raw and not text.strip():
         raise InvalidRequestError("the prompt is empty", "prompt")
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:
+        if llm.device.kind == "cuda" and not (quiet or as_json):
+            print(f"device: {llm.device.label}", file=sys.stderr)
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
         with _start(llm, text, params, system=system, raw=raw) as stream:
             if not as_json:

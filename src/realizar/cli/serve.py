@@ -132,7 +132,7 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         f"answers: {info.max_running} at once, {queued} queued",
         f"KV cache: {_size(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
         f"weights: {_size(capacity.weight_bytes)}, loaded in {capacity.load_s:.1f} s",
-        f"threads: {config.threads or physical_cores()}" if info.device == "cpu" else f"device: {info.device}",
+        f"threads: {config.threads or physical_cores()}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
 
 

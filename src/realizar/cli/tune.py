@@ -30,7 +30,7 @@ def tune_command(
     from realizar.models.registry import build_spec
 
     counts = None if rows is None else _row_counts(rows)
-    choose_device("cuda")  # says what is missing
+    device = choose_device("cuda")  # says what is missing
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
     spec = build_spec(checkpoint)
@@ -43,7 +43,7 @@ def tune_command(
     if not shapes:
         raise UnsupportedModelError(f"{model} has no quantised products: there is nothing to tune")
     shown = _Progress()
-    path = tune_device(open_device(), shapes, counts or ROW_COUNTS, shown.measured)
+    path = tune_device(open_device(device.index), shapes, counts or ROW_COUNTS, shown.measured)
     print(f"{shown.count} ways measured for {len(shapes)} shapes; the fastest are kept in {path}")
 
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from realizar.backends.base import Backend, Capacity, Step
-from realizar.backends.select import Device
+from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
+from realizar.backends.select import THE_CPU, ChosenDevice
 from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
@@ -57,13 +57,13 @@ class EngineCore:
         policy: Policy | None = None,
         new_grammars: Callable[[], GrammarFactory] | None = None,
         steps_in_flight: int = 1,
-        device: Device = "cpu",
+        device: ChosenDevice = THE_CPU,
     ) -> None:
         capacity = backend.capacity()
         max_running = min(config.max_running, capacity.max_rows)
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         self._backend, self._spec, self._capacity = backend, spec, capacity
-        self.device: Device = device
+        self.device = device
         self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars)
@@ -103,6 +103,11 @@ class EngineCore:
     @property
     def capacity(self) -> Capacity:
         return self._capacity
+
+    @property
+    def device_memory(self) -> DeviceMemory | None:
+        """Of the GPU that the model is on; None on the CPU."""
+        return self._backend.device_memory()
 
     @property
     def max_request_tokens(self) -> int:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from realizar.backends.base import Capacity
+from realizar.backends.select import ChosenDevice
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.client import EngineClient, RequestStream
@@ -72,7 +73,7 @@ class LLM:
             progress=load_progress,
             tokenizer=self._tokenizer,
         )
-        self._spec, self._capacity = core.spec, core.capacity
+        self._spec, self._capacity, self._device = core.spec, core.capacity, core.device
         self._client = EngineClient(core, self._new_text, self._tokenizer.eos_ids)
 
     @property
@@ -91,6 +92,11 @@ class LLM:
     def capacity(self) -> Capacity:
         """What the loaded backend can hold."""
         return self._capacity
+
+    @property
+    def device(self) -> ChosenDevice:
+        """Where the model runs."""
+        return self._device
 
     @property
     def default_sampling(self) -> SamplingParams:

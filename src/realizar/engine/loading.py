@@ -59,7 +59,7 @@ def load_core(
     try:
         backend.load(spec, checkpoint, config)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer)
-        in_flight = STEPS_IN_FLIGHT[device]
+        in_flight = STEPS_IN_FLIGHT[device.kind]
         return EngineCore(
             backend,
             spec,

@@ -20,6 +20,7 @@ class EngineStats:
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and chosen.
+        device_memory_used_bytes: of the GPU, by all programs. device_memory_total_bytes: all it has; both 0 on the CPU.
         num_restarts: engines that died and were replaced; known to who keeps them, and zero in their own figures.
     """
 
@@ -36,6 +37,8 @@ class EngineStats:
     step_s: float = 0.0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    device_memory_used_bytes: int = 0
+    device_memory_total_bytes: int = 0
     num_restarts: int = 0
 
     @property
@@ -54,4 +57,9 @@ class EngineStats:
         )
 
 
-_MOMENTARY = frozenset({"num_running", "num_waiting", "num_used_blocks", "num_blocks"})
+_MOMENTARY = frozenset(
+    {
+        *("num_running", "num_waiting", "num_used_blocks", "num_blocks"),
+        *("device_memory_used_bytes", "device_memory_total_bytes"),
+    }
+)

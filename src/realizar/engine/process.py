@@ -37,7 +37,7 @@ Loader = Callable[[Load, LoadProgress], EngineCore]
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     """The core of a model on this machine's backend. Raises what `load_core` does."""
     checkpoint, config = find_checkpoint(load.model), load.config
-    if load.fit_running and choose_device(config.device) == "cuda":
+    if load.fit_running and choose_device(config.device).kind == "cuda":
         config = replace(config, max_running=_GPU_ROWS)
     if load.fit_context and config.context_length is None:
         core = load_fitting_core(checkpoint, config, progress=progress)

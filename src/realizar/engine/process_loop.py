@@ -184,7 +184,7 @@ class EngineLoop:
             self._tell(AuditAnswer(command.ticket, _audit(core)))
 
     def _stats(self, core: EngineCore) -> EngineStats:
-        counts, blocks = core.counts, core.block_counts
+        counts, blocks, memory = core.counts, core.block_counts, core.device_memory
         return EngineStats(
             num_running=counts.running,
             num_waiting=counts.waiting,
@@ -199,6 +199,8 @@ class EngineLoop:
             step_s=self._step_s,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            device_memory_used_bytes=0 if memory is None else memory.used_bytes,
+            device_memory_total_bytes=0 if memory is None else memory.total_bytes,
         )
 
 
@@ -221,5 +223,6 @@ def _describe(core: EngineCore) -> EngineInfo:
         max_running=capacity.max_rows,
         capacity=capacity,
         pid=os.getpid(),
-        device=core.device,
+        device=core.device.kind,
+        device_label=core.device.label,
     )

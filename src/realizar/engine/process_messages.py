@@ -29,7 +29,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
         max_running: choices in one step.
         capacity: of the backend.
         pid: of the engine's process.
-        device: where the model runs.
+        device: where the model runs. device_label: for people, with the name of a GPU.
     """
 
     architecture: str
@@ -41,6 +41,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     capacity: Capacity
     pid: int
     device: Device = "cpu"
+    device_label: str = "cpu"
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):

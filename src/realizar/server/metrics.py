@@ -31,6 +31,10 @@ _GAUGES = (
     ("num_requests_waiting", "Choices waiting for their first step, or again after a preemption.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
 )
+_GAUGES_OF_A_GPU = (
+    ("device_memory_used_bytes", "Memory of the GPU that all programs use.", "device_memory_used_bytes"),
+    ("device_memory_total_bytes", "Memory of the GPU.", "device_memory_total_bytes"),
+)
 _COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
@@ -51,7 +55,7 @@ class _EngineCollector(Collector):
         self.stats = EngineStats()
 
     def collect(self) -> Iterator[Metric]:
-        for stem, text, name in _GAUGES:
+        for stem, text, name in _GAUGES + (_GAUGES_OF_A_GPU if self.stats.device_memory_total_bytes else ()):
             gauge = GaugeMetricFamily(f"realizar:{stem}", text, labels=["model_name"])
             gauge.add_metric([self._model_name], float(getattr(self.stats, name)))
             yield gauge

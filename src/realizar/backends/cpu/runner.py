@@ -164,6 +164,9 @@ class CPUBackend:
     def capacity(self) -> Capacity:
         return self._capacity
 
+    def device_memory(self) -> None:
+        """The process's own memory is all there is."""
+
     def open(
         self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
     ) -> None:

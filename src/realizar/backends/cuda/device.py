@@ -18,7 +18,6 @@ class DeviceProfile:
         name: as the driver gives it.
         capability: (major, minor).
         processors: streaming multiprocessors.
-        cache_bytes: second-level cache.
         memory_bytes: of the card.
         shared_bytes: shared memory that one block may ask for.
     """
@@ -27,7 +26,6 @@ class DeviceProfile:
     name: str
     capability: tuple[int, int]
     processors: int
-    cache_bytes: int
     memory_bytes: int
     shared_bytes: int = 99 << 10
 
@@ -46,29 +44,29 @@ class DeviceProfile:
         return self.has_cuda_kernels and self.capability >= (9, 0)
 
 
-def gpu_usable() -> bool:
-    """Whether torch can use a GPU."""
-    return torch.cuda.is_available()
-
-
 def open_device(index: int = 0) -> DeviceProfile:
     """The GPU of a number.
 
     Raises:
-        CapacityError: there is none that torch can use.
+        CapacityError: there is none that torch can use, or its driver refuses it.
     """
-    if not gpu_usable():
+    if not torch.cuda.is_available():
         raise CapacityError("no GPU can be used: torch finds none (`--device cpu` runs without one)")
-    found = torch.cuda.get_device_properties(index)
+    try:
+        found = torch.cuda.get_device_properties(index)
+        with torch.cuda.device(index):
+            torch.cuda.synchronize()  # makes the context: other programs may hold the card for themselves
+    except (RuntimeError, AssertionError) as error:
+        raise CapacityError(f"GPU {index} can't be used: {str(error).splitlines()[0]}") from error
     return DeviceProfile(
         torch.device("cuda", index), found.name, (found.major, found.minor), found.multi_processor_count,
-        found.L2_cache_size, found.total_memory, found.shared_memory_per_block_optin,
+        found.total_memory, found.shared_memory_per_block_optin,
     )  # fmt: skip
 
 
 def interpreter_device() -> DeviceProfile:
     """The CPU in a GPU's place: kernels run under Triton's interpreter. For tests."""
-    return DeviceProfile(torch.device("cpu"), "interpreter", (0, 0), 4, 1 << 20, 1 << 30)
+    return DeviceProfile(torch.device("cpu"), "interpreter", (0, 0), 4, 1 << 30)
 
 
 def free_bytes(device: DeviceProfile) -> int:

@@ -70,10 +70,15 @@ class CaptureError(RealizarError):
 
 
 @contextmanager
-def device_errors() -> Iterator[None]:
-    """Within, an error of the device is raised as one of ours."""
+def device_errors(device: torch.device | None = None) -> Iterator[None]:
+    """Within, an error of the device is raised as one of ours.
+
+    Args:
+        device: a GPU is the current one within: any thread may step a model, and each has a current GPU of its own.
+    """
     try:
-        yield
+        with torch.cuda.device(device if device is not None and device.type == "cuda" else -1):
+            yield
     except Exception as error:
         ours = translate(error)
         if ours is None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
+from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
@@ -34,20 +34,18 @@ _EVERYTHING = 1 << 60  # bytes: no limit
 _COLS = 256  # of a sample matrix: every type has whole blocks there
 
 
-def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, free: int | None = None) -> MemoryPlan:
+def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, free: int) -> MemoryPlan:
     """Sizes of a model, without reading its weights.
 
     Args:
-        free: bytes to plan for; None is what the first GPU has free now.
+        free: bytes to plan for.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
         UnsupportedModelError: a tensor's type does not run.
-        CapacityError: there is no GPU and no number of bytes, or the block size does not suit it.
+        CapacityError: the block size does not suit a GPU.
     """
     check_tensors(spec, checkpoint)
-    if free is None:
-        free = free_bytes(open_device())
     program = build_program(spec)
     linears = {op.linear.weight: op.linear for op in program.body + program.tail if isinstance(op, Project)}.values()
     types = {linear.weight: stored_type(spec, checkpoint, linear.weight) for linear in linears}
@@ -56,7 +54,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
     context = min(config.context_length or spec.context_length, spec.context_length)
     automatic = "f32" if set(types.values()) == {GGMLType.F32} else "bf16"
     kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, 1, _EVERYTHING)
+    device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
     sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
     workspace = Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes

@@ -93,7 +93,7 @@ def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int, clock:
     """
     device = backend.device
     clock = clock or (EventClock(device.torch_device) if device.is_gpu else HostClock())
-    with device_errors():
+    with device_errors(device.torch_device):
         backend.submit(step).result()
         launches = backend.launches(step)
         starts = [launch.start for launch in launches]
@@ -115,7 +115,7 @@ def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 
     size = min(_READ_BYTES if device.is_gpu else _LEAST_READ_BYTES, free_bytes(device) // 2)
     if size < _LEAST_READ_BYTES:
         raise CapacityError(f"{size >> 20} MiB are free on the GPU, too little to measure how fast it reads")
-    with device_errors():
+    with device_errors(device.torch_device):
         values = torch.ones(size // 4, dtype=torch.float32, device=device.torch_device)
 
         def read() -> None:

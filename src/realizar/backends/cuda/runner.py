@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from realizar.backends.base import Capacity, ForwardInput
+from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
 from realizar.backends.cuda.device import DeviceProfile, open_device
@@ -65,7 +65,7 @@ class CUDABackend:
         start = time.perf_counter()
         check_tensors(spec, checkpoint)
         device = self._device or open_device()
-        with device_errors():
+        with device_errors(device.torch_device):
             self._load(spec, checkpoint, config, device)
         self._capacity = Capacity(
             block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
@@ -178,10 +178,16 @@ class CUDABackend:
     def capacity(self) -> Capacity:
         return self._capacity
 
+    def device_memory(self) -> DeviceMemory | None:
+        if not self.device.is_gpu:
+            return None
+        free, total = torch.cuda.mem_get_info(self.device.torch_device)
+        return DeviceMemory(int(total - free), int(total))
+
     def open(
         self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
     ) -> None:
-        with device_errors():
+        with device_errors(self.device.torch_device):
             self._sampler.open(row, sampling, history, num_prompt_tokens, choice)
 
     def close(self, row: int) -> None:
@@ -189,7 +195,7 @@ class CUDABackend:
         self._finisher.close(row)
 
     def submit(self, forward_input: ForwardInput) -> CUDAStep:
-        with device_errors():
+        with device_errors(self.device.torch_device):
             return self._submit(forward_input)
 
     def _submit(self, forward_input: ForwardInput) -> CUDAStep:
@@ -199,7 +205,7 @@ class CUDABackend:
         shape = self._shape(forward_input)
         self._send(forward_input, shape, wanted[: self._space.arrays.sizes.selected])
         self._run(shape, min(len(wanted), self._space.arrays.sizes.selected))
-        self._pending = CUDAStep(forward_input, wanted, self._finisher.finish)
+        self._pending = CUDAStep(forward_input, wanted, self._finisher.finish, self.device.torch_device)
         return self._pending
 
     def _shape(self, step: ForwardInput) -> StepShape:
@@ -257,7 +263,7 @@ class CUDABackend:
     def shutdown(self) -> None:
         gpu = self._device.torch_device if self._device is not None and self._device.is_gpu else None
         try:
-            with device_errors():
+            with device_errors(gpu):
                 if gpu is not None and self._loaded:
                     torch.cuda.synchronize(gpu)
                 self._free()

@@ -70,6 +70,7 @@ class CUDAStep:
 
     Args:
         finish: samples and starts the copies; called once.
+        device: where the step runs.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class CUDAStep:
         forward_input: ForwardInput,
         wanted: Sequence[Wanted],
         finish: Callable[[CUDAStep], PendingResult],
+        device: torch.device,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: dict[int, NDArray[np.uint32]] = {}
-        self._finish = finish
+        self._finish, self._device = finish, device
         self._pending: PendingResult | None = None
         self._output: StepOutput | None = None
         self._failed = False
@@ -97,7 +99,7 @@ class CUDAStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
-            with device_errors():
+            with device_errors(self._device):
                 self.sample()
                 if self._pending is None:
                     raise CapacityError("the step's rows could not be sampled")

@@ -1,0 +1,75 @@
+"""The GPUs of this machine, and why one of them can't run a model here."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+_LEAST_CAPABILITY = (8, 0)  # Ampere: what the CUDA C++ kernels and bfloat16 in Triton's need
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU that torch lists.
+
+    Attributes:
+        index: its number. name: as the driver gives it. capability: (major, minor).
+        memory_bytes: of the card. fault: why no model can run on it; None where one can.
+    """
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    fault: str | None
+
+    @property
+    def label(self) -> str:
+        """Number and name, for people."""
+        return f"cuda:{self.index}, {self.name}"
+
+
+def find_cards() -> tuple[list[Card], str | None]:
+    """All GPUs by their number; and where there are none, torch's reason, if it gives one."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    if not usable:
+        return [], str(said[0].message).splitlines()[0] if said else None
+    return [_card(index) for index in range(torch.cuda.device_count())], None
+
+
+def _card(index: int) -> Card:
+    found = torch.cuda.get_device_properties(index)
+    capability = found.major, found.minor
+    fault = None
+    if torch.version.hip is None:
+        fault = _missing_library()
+        if capability < _LEAST_CAPABILITY:
+            least, has = (".".join(map(str, each)) for each in (_LEAST_CAPABILITY, capability))
+            fault = f"compute capability {least} is needed, and it has {has}"
+    return Card(index, found.name, capability, found.total_memory, fault)
+
+
+def free_memory(index: int) -> int:
+    """Bytes of a GPU that no program uses."""
+    return int(torch.cuda.mem_get_info(index)[0])
+
+
+@cache
+def _missing_library() -> str | None:
+    """What the CUDA C++ kernels lack to be compiled and launched."""
+    try:
+        from cuda.bindings import driver as _driver  # noqa: F401
+    except ImportError:
+        return "cuda-bindings is not installed: pip install 'realizar[cuda]'"
+    from realizar.backends.cuda.native import nvrtc
+
+    try:
+        nvrtc.version()
+    except (ImportError, RuntimeError) as error:
+        return f"NVRTC is not installed ({error}): pip install 'realizar[cuda]'"
+    return None
