@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from realizar.backends.cpu.sampler import RowSampler  # noqa: E402
 from realizar.backends.cpu.sampler_logprobs import token_logprobs  # noqa: E402
-from realizar.backends.cuda.sampler import DeviceSampler  # noqa: E402
+from realizar.backends.cuda.sampler import NONE_ALLOWED, DeviceSampler  # noqa: E402
 from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, start_logprobs  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
@@ -72,7 +72,7 @@ def test_choices_are_the_cpu_samplers(top_k: int) -> None:
 
 
 def test_masks() -> None:
-    """A grammar's mask; with min_tokens the end stays allowed where nothing else is; nothing allowed is -1."""
+    """A grammar's mask; with min_tokens the end stays allowed where nothing else is; nothing allowed is told."""
     rng = np.random.default_rng(4)
     device = DeviceSampler(4, VOCAB, 64, CPU)
     values = logits_of(rng, 4)
@@ -86,7 +86,7 @@ def test_masks() -> None:
         bits[list(allowed)] = 1
         masks[row] = np.packbits(bits, bitorder="little").view(np.uint32)
     found = device.sample(torch.from_numpy(values), [0, 1, 2, 3], [1] * 4, masks).tolist()
-    assert found == [17, 17, 40, -1]
+    assert found == [17, 17, 40, NONE_ALLOWED]
 
 
 def test_unusable_logits_are_told() -> None:

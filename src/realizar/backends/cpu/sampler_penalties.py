@@ -14,9 +14,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def store(logits: NDArray[np.float32], ids: NDArray[np.intp], values: NDArray[np.float64]) -> None:
-    """Write adjusted values, bounded to finite float32; a logit of -inf, a forbidden id, stays so."""
+    """Write adjusted values, bounded to finite float32; a logit that is not, such as a forbidden id's, stays so."""
     bounded = np.maximum(np.minimum(values, _LARGEST), -_LARGEST)
-    logits[ids] = np.where(np.isneginf(logits[ids]), -np.inf, bounded)
+    before = logits[ids]
+    logits[ids] = np.where(np.isfinite(before), bounded, before)
 
 
 class LogitBias:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from realizar.backends.base import RowInput
+from realizar.backends.base import RowError, RowInput
+from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.sampler import DeviceSampler
@@ -16,6 +19,9 @@ from realizar.backends.cuda.shapes import padded_rows
 from realizar.backends.cuda.step import NOT_REACHED, CUDAStep, PendingResult
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
+
+_LOG = logging.getLogger(__name__)
+_FAILED = -1  # in place of the choice of a row that raised
 
 
 class StepFinisher:
@@ -30,6 +36,7 @@ class StepFinisher:
     ) -> None:
         self._space, self._graphs, self._pool, self._sampler = workspace, graphs, pool, sampler
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
+        self._errors: dict[int, RowError] = {}  # of the step that is being finished, by index of the row
 
     def close(self, row: int) -> None:
         """Forget a row's mean."""
@@ -38,6 +45,7 @@ class StepFinisher:
     def finish(self, step: CUDAStep) -> PendingResult:
         """Everything that the step's rows want; copies are started and not waited for, but for drafts."""
         most = self._space.arrays.sizes.selected
+        self._errors = {}
         count = sum(want.query < 0 for want in step.wanted)
         chosen = self._choose(step, count)
         result = chosen.to("cpu", non_blocking=True, copy=True)  # before anything else is chosen among
@@ -53,13 +61,13 @@ class StepFinisher:
         pooled = {
             index: vector.to("cpu", non_blocking=True)
             for index, row in enumerate(step.forward_input.rows)
-            if (vector := self._pooled(row)) is not None
+            if (vector := self._pooled_or_error(index, row)) is not None
         }
         done = None
         if chosen.is_cuda:
             done = torch.cuda.Event()
             done.record()
-        return PendingResult(result, logprobs, pooled, done)
+        return PendingResult(result, logprobs, pooled, self._errors, done)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its choices are lost."""
@@ -126,9 +134,42 @@ class StepFinisher:
         numbers = [rows[step.wanted[place].row_index].row for place in sampled]
         positions = [self._position(step, place) for place in sampled]
         these = torch.tensor(sampled, device=choices.device)
-        found = self._sampler.sample(space.logits[these], numbers, positions, masks)
+        try:
+            found = self._sampler.sample(space.logits[these], numbers, positions, masks)
+        except Exception as error:
+            if translate(error) is not None:
+                raise
+            found = self._sample_one_by_one(step, sampled, numbers, positions, masks)
         choices[these] = found.int()
         space.last[torch.tensor(numbers, device=choices.device)] = found.clamp(min=0).int()
+
+    def _sample_one_by_one(
+        self, step: CUDAStep, places: Sequence[int], numbers: Sequence[int], positions: Sequence[int],
+        masks: Mapping[int, NDArray[np.uint32]],
+    ) -> torch.Tensor:  # fmt: skip
+        """The same choices, where one row's parameters raised: that row fails, the others get theirs."""
+        found = torch.full((len(places),), _FAILED, dtype=torch.int64, device=self._space.logits.device)
+        for index, place in enumerate(places):
+            try:
+                logits = self._space.logits[place : place + 1]
+                found[index] = self._sampler.sample(logits, numbers[index : index + 1], [positions[index]], masks)[0]
+            except Exception as error:  # noqa: BLE001 - one row's parameters are not the others' trouble
+                self._note(error, step.wanted[place].row_index, "sampling")
+        return found
+
+    def _pooled_or_error(self, index: int, row: RowInput) -> torch.Tensor | None:
+        try:
+            return self._pooled(row)
+        except Exception as error:  # noqa: BLE001 - nor are its numbers
+            self._note(error, index, "pooling")
+            return None
+
+    def _note(self, error: Exception, index: int, where: str) -> None:
+        """Take an error for that of one row, unless it is the device's."""
+        if translate(error) is not None:
+            raise error
+        _LOG.error("%s of a row failed", where, exc_info=error)
+        self._errors[index] = RowError.of(error, where)
 
     def _position(self, step: CUDAStep, place: int) -> int:
         """Index in its sequence of the token that a choice makes."""

@@ -21,6 +21,8 @@ from realizar.backends.cuda.sampler_penalties import PenaltyTable, add_bias
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
+NONE_ALLOWED = -3  # in place of the choice of a row all of whose ids are forbidden; any other below 0: unusable logits
+
 
 @dataclass(slots=True)
 class RowState:
@@ -113,13 +115,17 @@ class DeviceSampler:
         self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int],
         masks: Mapping[int, NDArray[np.uint32]],
     ) -> torch.Tensor:  # fmt: skip
-        """int64 [rows] on the device: the choices, taken into the rows' state; -1 where no id can be chosen.
+        """int64 [rows] on the device: the choices, taken into the rows' state.
+
+        -1 where the logits can't be used, NONE_ALLOWED where every id is forbidden. If choosing raises, no row has
+        changed.
 
         Args:
             logits: float32 [rows, vocab], left as they are.
             positions: index in its sequence of each token being chosen.
             masks: uint32 [ceil(vocab / 32)] by row.
         """
+        forbidding = any(row in masks or self._rows[row].ending_forbidden for row in rows)
         adjusted = self._adjust(logits, rows, masks)
         top = adjusted.max(dim=1, keepdim=True).values
         usable = torch.isfinite(top[:, 0])
@@ -133,7 +139,8 @@ class DeviceSampler:
             self._rows[row].num_output_tokens += 1
         self._penalties.accept(rows, choices)
         self._dry.accept(rows, choices)
-        return torch.where(usable, choices, -1)
+        choices = torch.where(usable, choices, -1)
+        return torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, choices) if forbidding else choices
 
     def _adjust(
         self, logits: torch.Tensor, rows: Sequence[int], masks: Mapping[int, NDArray[np.uint32]]

@@ -13,9 +13,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def bounded(values: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """float64 values as finite float32; a logit that was -inf, a forbidden id, stays so."""
+    """float64 values as finite float32; a logit that was not, such as a forbidden id's, stays as it was."""
     limited = values.clamp(-LARGEST, LARGEST).to(torch.float32)
-    return torch.where(torch.isneginf(before), before, limited)
+    return torch.where(torch.isfinite(before), limited, before)
 
 
 def add_bias(logits: torch.Tensor, entries: Sequence[tuple[int, int, float]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, RowOutput, StepOutput, TokenLogprobs
+from realizar.backends.base import ForwardInput, RowError, RowOutput, StepOutput, TokenLogprobs
 from realizar.backends.cuda.device_errors import device_errors
+from realizar.backends.cuda.sampler import NONE_ALLOWED
 from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
+from realizar.backends.row_faults import finite_vector, nothing_allowed
 from realizar.errors import CapacityError, RealizarError
 
 NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
@@ -56,12 +59,14 @@ class PendingResult:
         choices: int32 of the choices, in the order of `wanted_tokens`; NOT_REACHED for those that were not made.
         logprobs: of some wanted tokens, by their index.
         pooled: float32 [hidden_size] of rows, by their index in the step.
+        errors: of rows that failed on the host, by their index in the step.
         done: recorded after the last copy; None where copies wait.
     """
 
     choices: torch.Tensor
     logprobs: list[tuple[Sequence[int], PendingLogprobs]]
     pooled: dict[int, torch.Tensor]
+    errors: dict[int, RowError]
     done: torch.cuda.Event | None
 
 
@@ -109,30 +114,51 @@ class CUDAStep:
         return self._output
 
     def _read(self, pending: PendingResult) -> StepOutput:
-        rows = self.forward_input.rows
+        """The rows' outputs; what can't be used of one row's numbers is that row's error."""
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
         choices = pending.choices.tolist()
-        token_ids: list[tuple[int, ...]] = [()] * len(rows)
-        chosen: dict[int, list[TokenLogprobs]] = {}
-        queried: dict[int, list[TokenLogprobs]] = {}
+        wanted: dict[int, list[int]] = {}
         for index, want in enumerate(self.wanted):
-            if want.query >= 0:
-                queried.setdefault(want.row_index, []).append(found[index])
+            wanted.setdefault(want.row_index, []).append(index)
+        outputs: list[RowOutput] = []
+        for index, row in enumerate(self.forward_input.rows):
+            error, vector = pending.errors.get(index), pending.pooled.get(index)
+            if error is None:
+                try:
+                    outputs.append(self._row_output(row.row, wanted.get(index, ()), choices, found, vector))
+                    continue
+                except RealizarError as raised:
+                    error = RowError.of(raised, "sampling")
+            outputs.append(RowOutput(row.row, (), error=error))
+        return StepOutput(tuple(outputs))
+
+    def _row_output(
+        self, row: int, wanted: Sequence[int], choices: Sequence[int], found: Mapping[int, TokenLogprobs],
+        vector: torch.Tensor | None,
+    ) -> RowOutput:  # fmt: skip
+        """What one row got; `wanted` are the indices of its wanted tokens.
+
+        Raises:
+            RealizarError: nothing could be chosen, or a number is not finite.
+        """
+        token_ids: list[int] = []
+        chosen: list[TokenLogprobs] = []
+        queried: list[TokenLogprobs] = []
+        for index in wanted:
+            is_choice = self.wanted[index].query < 0
+            if is_choice and choices[index] == NOT_REACHED:
                 continue
-            token_id = choices[index]
-            if token_id == NOT_REACHED:
-                continue
-            if token_id < 0:
-                raise RealizarError("no token can be sampled: no token is allowed, or the model gave unusable logits")
-            token_ids[want.row_index] += (token_id,)
+            if is_choice and choices[index] < 0:
+                if choices[index] == NONE_ALLOWED:
+                    raise nothing_allowed(row in self.masks)
+                raise RealizarError("no token can be sampled: the model gave a logit that is not finite")
+            if index in found and math.isnan(found[index].logprob):
+                raise RealizarError("the model's logits are not usable: their maximum is not finite")
+            if is_choice:
+                token_ids.append(choices[index])
             if index in found:
-                chosen.setdefault(want.row_index, []).append(found[index])
-        vectors = {index: vector.numpy() for index, vector in pending.pooled.items()}
-        return StepOutput(
-            tuple(
-                RowOutput(row.row, ids, tuple(chosen.get(i, ())), tuple(queried.get(i, ())), vectors.get(i))
-                for i, (row, ids) in enumerate(zip(rows, token_ids, strict=True))
-            )
-        )
+                (chosen if is_choice else queried).append(found[index])
+        pooled = None if vector is None else finite_vector(vector.numpy())
+        return RowOutput(row, tuple(token_ids), tuple(chosen), tuple(queried), pooled)
