@@ -18,10 +18,10 @@ SETTINGS = ServerSettings(log_requests=False)
 
 
 class Door:
-    """A server with a scripted engine behind it, on the loop of the test. Attributes: port: where it listens."""
+    """A server with a scripted engine behind it, on the loop of the test. Attributes: app, port."""
 
     def __init__(self, settings: ServerSettings, **engine: Any) -> None:
-        app = create_app(cast("Any", ScriptedEngine(**engine)), scripted_model(), settings)
+        self.app = app = create_app(cast("Any", ScriptedEngine(**engine)), scripted_model(), settings)
         self._writers: list[asyncio.StreamWriter] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from realizar.server.body import read_body
 from realizar.server.errors import ApiError
+from realizar.server.request_memory import RequestMemory
 from realizar.server.settings import ServerSettings
 from server_thread import RunningServer, exchange
 
@@ -56,6 +57,6 @@ def test_a_body_without_end_is_read_to_a_bound() -> None:
     headers = [(b"content-type", b"application/json")]
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
     with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request, ServerSettings(max_body_bytes=10_000)))
+        asyncio.run(read_body(request, ServerSettings(max_body_bytes=10_000), RequestMemory(1 << 20).lease("x")))
     assert refused.value.status == 413
     assert parts == 41

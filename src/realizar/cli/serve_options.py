@@ -40,6 +40,8 @@ class ServerOptions:
         chat_template: file of a Jinja template to use for the model's own.
         allow_request_templates: let requests bring chat templates of their own.
         no_web_page: serve no chat page at /.
+        max_body_bytes: size of a request's body at most, such as 8M.
+        request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         log_level: what is logged; info has a line a request.
         traces_endpoint: where OpenTelemetry's traces go, such as http://collector:4318/v1/traces.
@@ -56,6 +58,8 @@ class ServerOptions:
     chat_template: ChatTemplateFile = None
     allow_request_templates: bool = False
     no_web_page: bool = False
+    max_body_bytes: Annotated[int, Parameter(converter=size_in_bytes)] = 8 << 20
+    request_memory: Annotated[int, Parameter(converter=size_in_bytes)] = 96 << 20
     max_connections: Integer = 1024
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
@@ -84,6 +88,8 @@ class ServerOptions:
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             web_page=not self.no_web_page,
+            max_body_bytes=self.max_body_bytes,
+            request_memory_bytes=self.request_memory,
             max_connections=self.max_connections,
             traces_endpoint=self.traces_endpoint,
         )

@@ -8,8 +8,8 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -19,14 +19,19 @@ from realizar.engine.async_stream import AsyncStream
 from realizar.errors import EngineUnavailableError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.errors import ApiError
+from realizar.server.leaving import unless_left
 from realizar.server.metrics import Metrics
+from realizar.server.request_memory import lease_of
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
+from realizar.server.work import Stop, WorkPool
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The engine, the model, the settings and the figures of one server.
+    """The engine, the model, the settings, the figures and the threads of one server.
 
     `fingerprint` is OpenAI's `system_fingerprint`: under another one, the same seed may give another answer.
     """
@@ -36,6 +41,7 @@ class Api:
     settings: ServerSettings
     metrics: Metrics
     fingerprint: str
+    work: WorkPool = field(default_factory=WorkPool)
 
     @property
     def max_tokens(self) -> int:
@@ -76,6 +82,16 @@ def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) 
 def api_of(request: Request) -> Api:
     """The server that a request came to."""
     return cast("Api", request.app.state.api)
+
+
+async def compute(request: Request, function: Callable[[Stop], T]) -> T:
+    """The result of a function on a thread, in the turn of the request's client. The body must have been read.
+
+    Raises:
+        ClientLeftError: the client left first; the function is told to stop, or never called.
+    """
+    lease = lease_of(request)
+    return await unless_left(request.receive, api_of(request).work.run(lease.client, lease.body_bytes, function))
 
 
 def note(request: Request, **notes: Any) -> None:

@@ -25,6 +25,7 @@ from realizar.server.openai.embeddings import embeddings
 from realizar.server.openai.models import list_models, show_model
 from realizar.server.openapi import openapi
 from realizar.server.request_log import RequestLogMiddleware
+from realizar.server.request_memory import RequestMemoryMiddleware
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
 from realizar.server.tracing import TraceMiddleware, make_tracer
@@ -127,4 +128,7 @@ def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middl
     if settings.traces_endpoint is not None:
         layers.append(Middleware(TraceMiddleware, tracer=make_tracer(settings.traces_endpoint)))
     layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
+    layers.append(
+        Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, has_keys=bool(settings.api_keys))
+    )
     return layers

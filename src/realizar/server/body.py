@@ -10,11 +10,12 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from realizar.server.api import api_of, compute
 from realizar.server.errors import ApiError, refused
+from realizar.server.request_memory import FREE_BYTES, RequestLease, lease_of
 from realizar.server.settings import ServerSettings
-from realizar.server.strict_json import parse_json
+from realizar.server.strict_json import parse_json, parsed_size
 
-_LARGE = 64 << 10  # parsing more than this takes other requests' turn on the event loop
 _DISCARDED = 4  # bodies up to so many times their limit are read to their end before they are refused
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
@@ -23,19 +24,22 @@ _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-async def read_record(request: Request, record: type[R], settings: ServerSettings) -> R:
+async def read_record(request: Request, record: type[R]) -> R:
     """The record that a request carries.
 
     Raises:
-        ApiError: 400 for what is wrong in it, 408 too slow, 413 too large, 415 not plain JSON.
+        ApiError: 400 for what is wrong in it, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight.
     """
-    body = await read_body(request, settings)
-    if len(body) > _LARGE:
-        return await asyncio.to_thread(_decode, body, record)
-    return _decode(body, record)
+    lease = lease_of(request)
+    body = await read_body(request, api_of(request).settings, lease)
+    lease.body_bytes = len(body)
+    if len(body) <= FREE_BYTES:
+        return _decode(body, record)
+    lease.hold(parsed_size(body))
+    return await compute(request, lambda _: _decode(body, record))
 
 
-async def read_body(request: Request, settings: ServerSettings) -> bytes:
+async def read_body(request: Request, settings: ServerSettings, lease: RequestLease) -> bytes:
     """All bytes of a body. Errors as of `read_record`.
 
     A body that is too large is read on and dropped within a bound: a connection that is closed while its client still
@@ -59,6 +63,7 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
                 if too_large:
                     parts.clear()
                 else:
+                    lease.hold(size)
                     parts.append(part)
     except TimeoutError:
         if too_large:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -13,6 +14,7 @@ from realizar.server.errors import ApiError
 from realizar.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8
+_MAX_DROPPED = 4  # times the largest body, of what comes behind an answer
 _LINGER_S = 1.0  # a connection closed while its peer writes is reset, and the peer may lose the answer
 _HEADER_COST = 4  # colon, space and end of line
 
@@ -68,6 +70,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
+            self._drop(len(data))
             return
         self._progress = False
         super().data_received(data)
@@ -112,14 +115,12 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self.table.busy(self)
         super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self.transport, self._close_gently))
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
         if self.cycle.response_complete:
-            self._dropped += len(body)
-            if self._dropped > self.settings.max_body_bytes:
-                self._discarding = True
-                self.transport.close()
+            self._drop(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -133,7 +134,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.table.idle(self)
         super().on_response_complete()
         self._watch_writing()
-        if self._in_message and not self._in_headers and not self.transport.is_closing():
+        if self._in_message and not self._in_headers and not self._is_over():
             self._dropped = 0
             self._start_timer(self.settings.body_timeout_s, self.transport.close)
 
@@ -159,20 +160,37 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Answer with an error where an answer is due, and close; what the peer still writes is dropped."""
         if self._is_over():
             return
-        self._discarding = True
-        self._stop_timer()
         answerable = self._may_answer()
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not answerable:
+            self._discarding = True
             self.transport.close()
             return
-        self.flow.resume_reading()
         self.transport.write(_error_bytes(fault))
+        self._linger(_LINGER_S)
+
+    def _close_gently(self) -> None:
+        """Close after an answer, once the peer has written what it is writing or has had time to."""
+        if self._in_message and not self._is_over():
+            self._linger(self.settings.body_timeout_s)
+        elif not self._discarding:
+            self.transport.close()
+
+    def _linger(self, seconds: float) -> None:
+        """Write nothing any more, and drop what comes until the peer closes, for a while."""
+        self._discarding, self._dropped = True, 0
+        self.flow.resume_reading()
         self.transport.write_eof()
-        self._start_timer(_LINGER_S, self.transport.close)
+        self._start_timer(seconds, self.transport.close)
         self._watch_writing()
+
+    def _drop(self, size: int) -> None:
+        self._dropped += size
+        if self._dropped > _MAX_DROPPED * self.settings.max_body_bytes:
+            self._discarding = True
+            self.transport.close()
 
     def _may_answer(self) -> bool:
         """Whether an answer that is written now would be taken for that of the request at fault."""
@@ -220,6 +238,13 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+class _AnswerTransport:
+    """A connection as uvicorn writes an answer to it: closing lets the peer read the answer. Args: close: does so."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
 
 def _error_bytes(fault: ApiError) -> bytes:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.server.errors import refused
+from realizar.server.work import Stop
 from realizar.tokenizer.tokenizer import Tokenizer
 
-_CHARACTERS_PER_TOKEN = 8  # more than texts have that people write
+MAX_TOKENS = 1 << 19
+"""Of all prompts of one request, where the context is not more."""
+_GROWTH = 4
 _SLACK_TOKENS = 64  # what cutting a text may add to its beginning
 
 
@@ -22,9 +24,10 @@ class Prompt:
     text: str | None
 
 
-async def tokenize_prompts(
+def tokenize_prompts(
     given: str | Sequence[str | int | Sequence[int]] | None,
     tokenizer: Tokenizer,
+    stop: Stop,
     *,
     param: str,
     max_prompts: int,
@@ -36,9 +39,10 @@ async def tokenize_prompts(
 
     Args:
         given: a text, token ids, a list of texts or of lists of ids; None is BOS alone.
+        stop: asked before each prompt.
         param: name of the field.
         max_tokens: of the context: texts that can't fit are not tokenized to their end.
-        bounded: whether texts have to fit; otherwise they will be cut.
+        bounded: whether each text has to fit; otherwise they will be cut, and have to keep to `MAX_TOKENS` alone.
 
     Raises:
         ApiError, InvalidRequestError: 400; empty, mixed, too many, or an id outside the vocabulary.
@@ -50,7 +54,18 @@ async def tokenize_prompts(
     items = _listed(given, param)
     if len(items) > max_prompts:
         raise refused(f"{param} holds {len(items)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
-    return await asyncio.to_thread(_tokenize_all, items, tokenizer, param, max_tokens, add_special, bounded)
+    prompts: list[Prompt] = []
+    num_tokens, most = 0, max(MAX_TOKENS, max_tokens)
+    each = max_tokens if bounded else most
+    for place, item in enumerate(items):
+        stop.check()
+        where = param if len(items) == 1 else f"{param}[{place}]"
+        prompt = _tokenize(item, tokenizer, where, each, add_special)
+        num_tokens += len(prompt.token_ids)
+        if num_tokens > most and len(items) > 1:
+            raise refused(f"{param} has more than {most} tokens; send fewer prompts at once", param, "array_too_long")
+        prompts.append(prompt)
+    return prompts
 
 
 def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:
@@ -69,17 +84,25 @@ def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> t
 
 
 def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Refuse a text far over the context without tokenizing all of it: what refusing costs hangs on the context.
+    """Refuse a text over a number of tokens without tokenizing all of it: what refusing costs hangs on the number.
+
+    A text that has more characters than so many of the longest tokens is not tokenized at all. Of others, beginnings
+    are, each some times as long as the one before.
 
     Raises:
-        ContextLengthError: its beginning alone has more tokens than the context.
+        ContextLengthError: it has more tokens.
     """
-    size = max_tokens * _CHARACTERS_PER_TOKEN
+    if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
+        raise ContextLengthError(
+            f"{param} has {len(text)} characters, more than {max_tokens} tokens can hold; the context is {max_tokens}",
+            param,
+        )
+    size = 2 * max_tokens + _SLACK_TOKENS
     while size < len(text):
         count = len(tokenizer.encode(text[:size], add_special=False))
         if count > max_tokens + _SLACK_TOKENS:
             raise ContextLengthError(f"{param} has more than {count} tokens, above the context of {max_tokens}", param)
-        size *= _CHARACTERS_PER_TOKEN
+        size *= _GROWTH
 
 
 def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> list[str | Sequence[int]]:
@@ -95,33 +118,20 @@ def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> lis
     return [item for item in given if not isinstance(item, int)]
 
 
-def _tokenize_all(
-    items: Sequence[str | Sequence[int]],
-    tokenizer: Tokenizer,
-    param: str,
-    max_tokens: int,
-    add_special: bool,
-    bounded: bool,
-) -> list[Prompt]:
-    prompts: list[Prompt] = []
-    for place, item in enumerate(items):
-        where = param if len(items) == 1 else f"{param}[{place}]"
-        if not item:
-            raise refused(f"{where} must not be empty", where, "empty_prompt")
-        if isinstance(item, str):
-            try:
-                if bounded:
-                    check_fits(item, tokenizer, max_tokens, where)
-                prompts.append(Prompt(tuple(tokenizer.encode(item, add_special=add_special)), item))
-            except ContextLengthError:
-                raise
-            except InvalidRequestError as error:
-                raise InvalidRequestError(str(error), where) from None
-        else:
-            wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
-            if wrong is not None:
-                raise refused(
-                    f"{where} holds token id {wrong}; the vocabulary has 0 to {tokenizer.vocab_size - 1}", where
-                )
-            prompts.append(Prompt(tuple(item), None))
-    return prompts
+def _tokenize(
+    item: str | Sequence[int], tokenizer: Tokenizer, where: str, max_tokens: int, add_special: bool
+) -> Prompt:
+    if not item:
+        raise refused(f"{where} must not be empty", where, "empty_prompt")
+    if not isinstance(item, str):
+        wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise refused(f"{where} holds token id {wrong}; the vocabulary has 0 to {tokenizer.vocab_size - 1}", where)
+        return Prompt(tuple(item), None)
+    try:
+        check_fits(item, tokenizer, max_tokens, where)
+        return Prompt(tuple(tokenizer.encode(item, add_special=add_special)), item)
+    except ContextLengthError:
+        raise
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error), where) from None

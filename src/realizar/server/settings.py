@@ -21,6 +21,8 @@ class ServerSettings:
         embeddings: pooling of `/v1/embeddings`; None takes what the model was made for, and refuses others.
         allow_request_templates: whether a request may bring a chat template of its own.
         max_body_bytes: of a request.
+        request_memory_bytes: that large requests, over 32 KiB, may hold together from their first byte to their
+            answer's last; a client may have half of it.
         body_timeout_s: time for a request's body to arrive.
         max_header_bytes: of a request line and its headers together.
         header_timeout_s: time for them to arrive.
@@ -41,7 +43,8 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
     allow_request_templates: bool = False
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 8 << 20
+    request_memory_bytes: int = 96 << 20
     body_timeout_s: float = 30.0
     max_header_bytes: int = 64 << 10
     header_timeout_s: float = 20.0
@@ -59,6 +62,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in (
             "max_body_bytes",
+            "request_memory_bytes",
             "body_timeout_s",
             "max_header_bytes",
             "header_timeout_s",

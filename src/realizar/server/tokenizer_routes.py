@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, api_of
+from realizar.server.api import Api, api_of, compute
 from realizar.server.body import read_record
 from realizar.server.errors import about, refused, unsupported
 from realizar.server.openai.chat_plan import template_variables
@@ -17,30 +16,28 @@ from realizar.server.openai.tools import check_tools, shown_tools
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
-MAX_CHARACTERS = 2 << 20
+MAX_BYTES = 1 << 20
+"""Of a text in UTF-8. A library that tokenizes one takes some hundred times as much memory."""
 
 
 async def tokenize(request: Request) -> Response:
     """Token ids of a text, or of messages as the chat template renders them."""
     api = api_of(request)
-    record = await read_record(request, TokenizeRequest, api.settings)
+    record = await read_record(request, TokenizeRequest)
     api.check_model(record.model)
     if (record.prompt is None) == (record.messages is None):
         raise refused("give either prompt or messages", "prompt", "missing_required_parameter")
-    tokens = await asyncio.to_thread(_tokens, api, record)
-    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens}
-    if record.return_token_strs:
-        answer["token_strs"] = [api.model.tokenizer.token_text(token_id) for token_id in tokens]
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    answer = await compute(request, lambda _: _tokenized(api, record))
+    return Response(answer, media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids, control tokens spelled."""
     api = api_of(request)
-    record = await read_record(request, DetokenizeRequest, api.settings)
+    record = await read_record(request, DetokenizeRequest)
     api.check_model(record.model)
     with about("tokens"):
-        text = await asyncio.to_thread(api.model.tokenizer.decode, record.tokens, False)
+        text = await compute(request, lambda _: api.model.tokenizer.decode(record.tokens, skip_special=False))
     return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
 
 
@@ -59,13 +56,23 @@ async def tokenizer_info(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
+def _tokenized(api: Api, record: TokenizeRequest) -> bytes:
+    """The answer, encoded where it is made: there may be a million tokens."""
+    tokens = _tokens(api, record)
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens}
+    if record.return_token_strs:
+        answer["token_strs"] = [api.model.tokenizer.token_text(token_id) for token_id in tokens]
+    return msgspec.json.encode(answer)
+
+
 def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
     # Not bounded by the context: counting tells how far a text is over it.
     messages = check_messages(record.messages) if record.messages is not None else []
     text = record.prompt if record.prompt is not None else text_of(messages)
-    if len(text) > MAX_CHARACTERS:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
         param = "messages" if messages else "prompt"
-        raise refused(f"{param} has {len(text)} characters; at most {MAX_CHARACTERS} are tokenized", param)
+        raise refused(f"{param} has {size} bytes; at most {MAX_BYTES} are tokenized at once", param, "string_too_long")
     if record.prompt is not None:
         with about("prompt"):
             return api.model.tokenizer.encode(record.prompt, add_special=record.add_special_tokens is not False)

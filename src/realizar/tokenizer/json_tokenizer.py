@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,6 @@ class JSONTokenizer(Tokenizer):
         rows = _rows(checkpoint)
         self._library, growth = _read(path, rows)
         self._grows = growth > _USUAL_GROWTH
-        self._lock = threading.Lock()
         added = self._library.get_added_tokens_decoder()
         self._special = frozenset(index for index, token in added.items() if token.special)
         self._added = {index: token.content for index, token in added.items()}
@@ -131,9 +130,18 @@ class JSONTokenizer(Tokenizer):
     def _plain(self, text: str, parse_special: bool) -> list[int]:
         if self._grows:
             self._check_growth(text)
-        with self._lock:  # the library keeps this setting in the tokenizer
-            self._library.encode_special_tokens = not parse_special
-            return library_ids(self._library, text)
+        return library_ids(self._library if parse_special else self._literal, text)
+
+    @functools.cached_property
+    def _literal(self) -> LibraryTokenizer:
+        """The same, control tokens being text: the library keeps this setting in the tokenizer, and to change it would
+        have short texts of other threads wait for a long one.
+        """
+        from tokenizers import Tokenizer as LibraryTokenizer
+
+        literal = LibraryTokenizer.from_str(self._library.to_str())
+        literal.encode_special_tokens = True
+        return literal
 
     def _check_growth(self, text: str) -> None:
         """Refuse a text that normalisation makes far longer; it is normalised by parts to find out."""

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from realizar.errors import InvalidRequestError
 from realizar.tokenizer.parsers.marks import MARKS
 
+_LONGEST_UNKNOWN = 128
+
 
 class Tokenizer(ABC):
     """Text to token ids and back.
@@ -41,6 +43,11 @@ class Tokenizer(ABC):
         """Control tokens that mark tool calls or reasoning in an answer, by text: the answer's text holds them."""
         found = {text: self._encode(text, False, True) for text in sorted(MARKS & self.control_texts())}
         return {text: ids[0] for text, ids in found.items() if len(ids) == 1}
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of text that one token may stand for, at most; unknown words included."""
+        return max(_LONGEST_UNKNOWN, max((len(self.token_text(index)) for index in range(self.vocab_size)), default=0))
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.

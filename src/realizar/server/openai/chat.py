@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.outputs import TokenLogprobs
-from realizar.server.api import Api, api_of, new_id, note, now_s
+from realizar.server.api import Api, api_of, compute, new_id, note, now_s
 from realizar.server.body import read_record
 from realizar.server.leaving import unless_left
 from realizar.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
@@ -27,6 +27,7 @@ from realizar.server.protocol.answers import (
     ToolCall,
 )
 from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.request_memory import lease_of
 from realizar.server.sse import EventStream
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCallDelta
 
@@ -34,11 +35,11 @@ from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCa
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream."""
     api = api_of(request)
-    record = await read_record(request, ChatCompletionRequest, api.settings)
-    plan = await plan_chat(api, record)
+    record = await read_record(request, ChatCompletionRequest)
+    plan = await compute(request, lambda stop: plan_chat(api, record, stop))
     request_id = new_id("chatcmpl")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
-    run = ChatRun(api, record, plan, request_id)
+    run = ChatRun(api, record, plan, request_id, lease_of(request).client)
     names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
     if record.stream:
         streamer = ChatStreamer(api, record, plan, run, names, request_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,11 +12,12 @@ from realizar.server.api import Api
 from realizar.server.errors import ApiError, about, refused, unsupported
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import ToolPlan, plan_tools
-from realizar.server.prompts import check_fits, keep_last
+from realizar.server.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.protocol.chat import ChatCompletionRequest
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.sampling import build_sampling, check_top
+from realizar.server.work import Stop
 from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import choose_parser, find_format, opens_reasoning
@@ -59,8 +59,11 @@ class ChatPlan:
         return choose_parser(self.template, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end)
 
 
-async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
-    """Check a request and render its prompt, off the event loop.
+def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
+    """Check a request and render its prompt; not for the event loop, as it may take a second.
+
+    Args:
+        stop: asked between its parts.
 
     Raises:
         ApiError, RealizarError: it can't be honoured.
@@ -78,17 +81,15 @@ async def plan_chat(api: Api, request: ChatCompletionRequest) -> ChatPlan:
     add_prompt = request.add_generation_prompt is not False
     shown = tools.shown
 
-    def render() -> list[int]:
-        variables = _variables(request, template)
-        if request.truncate_prompt_tokens is None:
-            tokenizer = api.model.tokenizer
-            check_fits(text_of(messages), tokenizer, max_tokens, "messages")
-            check_fits(json.dumps([shown, request.documents]), tokenizer, max_tokens, "tools")
-        find_format(template.source(shown))  # tries the template out, so not on the event loop
-        with about("messages"):
-            return template.encode(messages, shown, add_prompt, **variables)
-
-    token_ids = await asyncio.to_thread(render)
+    variables = _variables(request, template)
+    tokenizer = api.model.tokenizer
+    most = max_tokens if request.truncate_prompt_tokens is None else max(max_tokens, MAX_TOKENS)
+    check_fits(text_of(messages), tokenizer, most, "messages")
+    check_fits(json.dumps([shown, request.documents]), tokenizer, most, "tools")
+    stop.check()
+    find_format(template.source(shown))  # tries the template out
+    with about("messages"):
+        token_ids = template.encode(messages, shown, add_prompt, **variables)
     source = template.source(shown)
     prompt_end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     if tools.tools:

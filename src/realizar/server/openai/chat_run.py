@@ -32,10 +32,12 @@ class ChatRun:
 
     Args:
         request_id: of the answer, and in the engine.
+        client: whose request it is.
     """
 
-    def __init__(self, api: Api, request: ChatCompletionRequest, plan: ChatPlan, request_id: str) -> None:
+    def __init__(self, api: Api, request: ChatCompletionRequest, plan: ChatPlan, request_id: str, client: str) -> None:
         self._api, self._request, self._plan, self._request_id = api, request, plan, request_id
+        self._client = client
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
         self._open = set(range(plan.sampling.n))
         self.num_completion_tokens = 0
@@ -66,6 +68,7 @@ class ChatRun:
                 request_id=self._request_id,
                 priority=self._request.priority or 0,
                 cache_salt=self._request.cache_salt,
+                client=self._client,
             )
             async with aclosing(pieces_of(stream, self._api.metrics, lambda: not self._open)) as pieces:
                 async for piece in pieces:

@@ -28,6 +28,7 @@ class CompletionPlan:
         echo: give the prompt out before what follows.
         logprobs: most probable tokens to list; None without log-probabilities.
         prompt_logprobs: the same, of vLLM's field.
+        client: whose request it is.
         stream: whether pieces are wanted as they come.
     """
 
@@ -40,6 +41,7 @@ class CompletionPlan:
     stream: bool
     priority: int
     cache_salt: str | None
+    client: str
     structured_field: str
 
 
@@ -163,5 +165,6 @@ class CompletionRun:
             prompt=prompt.text,
             priority=self._plan.priority,
             cache_salt=self._plan.cache_salt,
+            client=self._plan.client,
             score_only=score_only,
         )

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, api_of, new_id, note, now_s
+from realizar.server.api import Api, api_of, compute, new_id, note, now_s
 from realizar.server.body import read_record
 from realizar.server.errors import refused, unsupported
 from realizar.server.leaving import unless_left
@@ -22,8 +22,10 @@ from realizar.server.protocol.answers import Answer, CompletionChoice, Completio
 from realizar.server.protocol.completion import CompletionRequest
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.protocol.sampling import StreamOptions
+from realizar.server.request_memory import lease_of
 from realizar.server.sampling import build_sampling, check_top
 from realizar.server.sse import EventStream
+from realizar.server.work import Stop
 
 DEFAULT_MAX_TOKENS = 16  # of this endpoint, as OpenAI's has it
 
@@ -31,8 +33,9 @@ DEFAULT_MAX_TOKENS = 16  # of this endpoint, as OpenAI's has it
 async def completions(request: Request) -> Response:
     """Complete prompts, whole or as a stream."""
     api = api_of(request)
-    record = await read_record(request, CompletionRequest, api.settings)
-    plan = await plan_completions(api, record)
+    record = await read_record(request, CompletionRequest)
+    client = lease_of(request).client
+    plan = await compute(request, lambda stop: plan_completions(api, record, client, stop))
     request_id = new_id("cmpl")
     num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
     note(request, model=api.model.name, prompts=len(plan.prompts), prompt=num_tokens)
@@ -46,8 +49,12 @@ async def completions(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPlan:
-    """Check a request and tokenize its prompts.
+def plan_completions(api: Api, record: CompletionRequest, client: str, stop: Stop) -> CompletionPlan:
+    """Check a request and tokenize its prompts; not for the event loop, as it may take a second.
+
+    Args:
+        client: whose request it is.
+        stop: asked between its parts.
 
     Raises:
         ApiError, RealizarError: it can't be honoured.
@@ -75,9 +82,10 @@ async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPla
         prompt_logprobs=scored,
         structured=None if found is None else found[1],
     )
-    prompts = await tokenize_prompts(
+    prompts = tokenize_prompts(
         record.prompt,
         api.model.tokenizer,
+        stop,
         param="prompt",
         max_prompts=api.settings.max_prompts,
         max_tokens=api.max_tokens,
@@ -103,6 +111,7 @@ async def plan_completions(api: Api, record: CompletionRequest) -> CompletionPla
         stream=stream,
         priority=record.priority or 0,
         cache_salt=record.cache_salt,
+        client=client,
         structured_field="structured" if found is None else found[0],
     )
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.engine.async_engine import Embedding
-from realizar.server.api import Api, api_of, new_id, note
+from realizar.server.api import Api, api_of, compute, new_id, note
 from realizar.server.body import read_record
 from realizar.server.errors import refused, renaming, unsupported
 from realizar.server.leaving import unless_left
@@ -22,24 +22,17 @@ from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.protocol.answers import EmbeddingData, make_usage
 from realizar.server.protocol.embedding import EmbeddingRequest
 from realizar.server.settings import Pooling
+from realizar.server.work import Stop
 
 
 async def embeddings(request: Request) -> Response:
     """Embed texts or token ids."""
     api = api_of(request)
-    record = await read_record(request, EmbeddingRequest, api.settings)
+    record = await read_record(request, EmbeddingRequest)
     api.check_model(record.model)
     pooling = _pooling(api)
     _check_fields(api, record)
-    prompts = await tokenize_prompts(
-        record.input,
-        api.model.tokenizer,
-        param="input",
-        max_prompts=api.settings.max_prompts,
-        max_tokens=api.max_tokens,
-        add_special=record.add_special_tokens is not False,
-        bounded=record.truncate_prompt_tokens is None,
-    )
+    prompts = await compute(request, lambda stop: _tokenized(api, record, stop))
     num_given = sum(len(prompt.token_ids) for prompt in prompts)
     note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
     found = await unless_left(request.receive, _embed_all(api, record, prompts, pooling))
@@ -52,6 +45,19 @@ async def embeddings(request: Request) -> Response:
         "usage": make_usage(num_tokens, 0, sum(each.num_cached_tokens for each in found)),
     }
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[Prompt]:
+    return tokenize_prompts(
+        record.input,
+        api.model.tokenizer,
+        stop,
+        param="input",
+        max_prompts=api.settings.max_prompts,
+        max_tokens=api.max_tokens,
+        add_special=record.add_special_tokens is not False,
+        bounded=record.truncate_prompt_tokens is None,
+    )
 
 
 def _pooling(api: Api) -> Pooling:

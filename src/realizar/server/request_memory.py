@@ -1,0 +1,123 @@
+"""Memory of requests that are being read and answered: a total for all, and a share for each client."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from realizar.server.clients import client_of
+from realizar.server.errors import ApiError
+
+FREE_BYTES = 32 << 10
+"""A body up to this size costs nothing: connections are bounded too."""
+_RETRY_AFTER_S = 1
+
+
+class RequestMemory:
+    """Counts what large bodies hold. A client may have as much as is left then, so one alone has half of the total.
+
+    Args:
+        total_bytes: for all clients together.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = self._free = total_bytes
+        self._held: Counter[str] = Counter()
+
+    def lease(self, client: str) -> RequestLease:
+        """What one request holds; to be released when it has been answered."""
+        return RequestLease(self, client)
+
+    def take(self, client: str, num_bytes: int) -> None:
+        """Count more bytes as a client's.
+
+        Raises:
+            ApiError: 429, its requests hold its share already; 413, even an idle server would not let it have so many.
+        """
+        most, held = self._total // 2, self._held[client]
+        if num_bytes > most:
+            raise ApiError(
+                413,
+                f"the request takes {num_bytes >> 10} KiB once it is read; at most {most >> 10} KiB are allowed "
+                "(--request-memory)",
+                code="request_too_large",
+                headers={"connection": "close"},
+            )
+        if held + num_bytes > self._free - num_bytes:
+            raise ApiError(
+                429,
+                f"this client's large requests hold {held >> 10} KiB, and {num_bytes >> 10} KiB more are above its "
+                "share (--request-memory); try again when some have been answered",
+                kind="rate_limit_error",
+                code="too_much_in_flight",
+                headers={"retry-after": str(_RETRY_AFTER_S)},
+            )
+        self._held[client] += num_bytes
+        self._free -= num_bytes
+
+    def give(self, client: str, num_bytes: int) -> None:
+        """Give back what was taken."""
+        self._free += num_bytes
+        self._held[client] -= num_bytes
+        if not self._held[client]:
+            del self._held[client]
+
+
+class RequestLease:
+    """The memory of one request. Attributes: client: whose it is. body_bytes: size of its body, once it is read."""
+
+    def __init__(self, memory: RequestMemory, client: str) -> None:
+        self._memory, self.client = memory, client
+        self._held = 0
+        self.body_bytes = 0
+
+    def hold(self, num_bytes: int) -> None:
+        """Hold so many bytes in all, or more if more are held.
+
+        Raises:
+            ApiError: 429, above the client's share; 413, above any share.
+        """
+        wanted = num_bytes - self._held if num_bytes > FREE_BYTES else 0
+        if wanted > 0:
+            self._memory.take(self.client, wanted)
+            self._held += wanted
+
+    def release(self) -> None:
+        """Give all back."""
+        if self._held:
+            self._memory.give(self.client, self._held)
+            self._held = 0
+
+
+class RequestMemoryMiddleware:
+    """Gives every request its lease, in `scope["state"]["lease"]`, and takes it back.
+
+    Args:
+        total_bytes: for all clients together.
+        has_keys: whether clients are known by keys.
+    """
+
+    def __init__(self, app: ASGIApp, total_bytes: int, *, has_keys: bool) -> None:
+        self._app, self._has_keys = app, has_keys
+        self._memory = RequestMemory(total_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        lease = self._memory.lease(client_of(scope, has_keys=self._has_keys))
+        scope["state"]["lease"] = lease
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            lease.release()
+
+
+def lease_of(request: Request) -> RequestLease:
+    """The lease of a request."""
+    lease = request.scope["state"]["lease"]
+    if not isinstance(lease, RequestLease):
+        raise TypeError("the request has no lease")
+    return lease

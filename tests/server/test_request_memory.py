@@ -1,0 +1,186 @@
+"""Large requests share a bounded memory, and none of them is parsed or tokenized beyond a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from http_door import SETTINGS, Door, at_the_door
+from realizar.errors import ContextLengthError
+from realizar.server.errors import ApiError
+from realizar.server.prompts import MAX_TOKENS, check_fits, tokenize_prompts
+from realizar.server.request_memory import FREE_BYTES, RequestMemory
+from realizar.server.strict_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
+from realizar.server.tokenizer_routes import MAX_BYTES
+from realizar.server.work import Stop
+from scripted_engine import ByteTokenizer
+
+HEAD = "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}\r\n"
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    return HEAD.format(path, len(body), "".join(header + "\r\n" for header in headers)).encode() + body
+
+
+def test_a_client_gets_half_and_others_the_rest() -> None:
+    memory = RequestMemory(1000 * FREE_BYTES)
+    size = 250 * FREE_BYTES
+    first, second, third = (memory.lease("a") for _ in range(3))
+    first.hold(size)
+    second.hold(size)
+    with pytest.raises(ApiError) as refused:
+        third.hold(size)
+    assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "1")
+    third.hold(FREE_BYTES)  # small ones always pass
+    memory.lease("b").hold(size)
+    first.hold(size // 2)  # holds more already
+    first.release()
+    first.release()
+    third.hold(size // 2)
+    with pytest.raises(ApiError) as refused:
+        memory.lease("c").hold(501 * FREE_BYTES)
+    assert refused.value.status == 413
+
+
+def test_bodies_that_are_still_coming_count() -> None:
+    """Many that are almost whole: those above the share are refused, others' small requests pass, and it ends."""
+    settings = replace(SETTINGS, request_memory_bytes=4 << 20, body_timeout_s=20.0)
+
+    async def main(door: Door) -> None:
+        body = b'{"prompt": "' + b"x" * 600_000
+        begun = []
+        for _ in range(3):
+            reader, writer = await door.connect()
+            writer.write(post("/v1/completions", body + b"x" * 10)[:-10])
+            await writer.drain()
+            begun.append((reader, writer))
+        answers = {}
+        while len(answers) < 1:  # the server takes them in while this asks
+            answer = await door.exchange(post("/v1/completions", body + b'"}', "connection: close"))
+            if b" 429 " in answer[:20]:
+                answers[1] = answer
+        assert b"retry-after: 1" in answers[1]
+        assert b"too_much_in_flight" in answers[1]
+        small = await door.exchange(post("/v1/completions", b'{"prompt": "x"}', "connection: close"))
+        assert small.startswith(b"HTTP/1.1 200")
+        for _, writer in begun:
+            writer.transport.abort()
+        answer = b""
+        while not answer.startswith(b"HTTP/1.1 200"):
+            answer = await door.exchange(post("/v1/completions", body[:90_000] + b'"}', "connection: close"))
+
+    at_the_door(main, settings)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"%x":1' % key for key in range(MAX_KEYS + 2)) + b"}",
+        b"{" + b",".join(b'"%x\\\\" \t:1' % key for key in range(MAX_KEYS + 2)) + b"}",
+        b"[" + b"1," * (MAX_VALUES + 1) + b"1]",
+        b'{"a":[' + b"[]," * 66_000 + b"[]]}",
+    ],
+    ids=["keys", "keys with spaces and backslashes", "values", "lists"],
+)
+def test_what_a_body_may_hold(body: bytes) -> None:
+    with pytest.raises(ApiError, match="too many values"):
+        parse_json(body)
+
+
+def test_colons_in_texts_are_no_keys() -> None:
+    text = r"\": " * 150_000 + r"\\"
+    assert parse_json(b'{"a": "%s", "b" : 1}' % text.encode())["b"] == 1
+
+
+@pytest.mark.parametrize("body", [b'{"a": "%s"}' % ("x" * 1000 + "\U0001f600").encode(), b"[" + b"1000," * 999 + b"1]"])
+def test_the_size_of_what_is_parsed_is_bounded_from_above(body: bytes) -> None:
+    value: Any = parse_json(body)
+    items = [*value.values()] if isinstance(value, dict) else [value, *value]
+    assert parsed_size(body) + 200 > sum(sys.getsizeof(item) for item in items)
+
+
+class Watched(ByteTokenizer):
+    """Remembers how long the texts were that it took apart."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.sizes: list[int] = []
+
+    def _encode(self, text: str, *args: Any, **options: Any) -> list[int]:
+        self.sizes.append(len(text))
+        return super()._encode(text, *args, **options)
+
+
+def test_refusing_a_long_text_costs_what_the_context_is() -> None:
+    tokenizer = Watched()
+    with pytest.raises(ContextLengthError, match="characters, more than 100 tokens can hold"):
+        check_fits("x" * 100_000, tokenizer, 100, "prompt")
+    assert tokenizer.sizes == []
+    with pytest.raises(ContextLengthError, match="more than 264 tokens"):
+        check_fits("x" * 10_000, tokenizer, 100, "prompt")
+    assert tokenizer.sizes == [264]
+    check_fits("x" * 100, tokenizer, 100, "prompt")
+
+
+def test_prompts_have_a_bound_together() -> None:
+    tokenizer = Watched()
+    given = ["x" * 100_000] * 7
+    options: dict[str, Any] = {"param": "input", "max_prompts": 9, "max_tokens": 100_000, "add_special": False}
+    assert len(tokenize_prompts(given[:5], tokenizer, Stop(), **options)) == 5
+    with pytest.raises(ApiError, match=f"input has more than {MAX_TOKENS} tokens"):
+        tokenize_prompts(given, tokenizer, Stop(), **options)
+
+
+def test_a_text_to_count_has_a_bound_of_its_own() -> None:
+    async def main(door: Door) -> None:
+        large = json.dumps({"prompt": "\u00e9" * (MAX_BYTES // 2 + 1)}).encode()
+        answer = await door.exchange(post("/tokenize", large, "connection: close"))
+        assert b"string_too_long" in answer
+
+    at_the_door(main)
+
+
+def test_a_client_that_leaves_takes_its_text_along() -> None:
+    """Of two requests that wait for their turn, the one whose client has left is not tokenized."""
+    seen: list[int] = []
+    hold, held = threading.Event(), threading.Event()
+
+    async def main(door: Door) -> None:
+        tokenizer = door.app.state.api.model.tokenizer
+        encode = tokenizer._encode
+
+        def slow(text: str, *args: Any, **options: Any) -> list[int]:
+            if len(text) > 60_000:
+                seen.append(len(text))
+                held.set()
+                assert hold.wait(30)
+            return cast("list[int]", encode(text, *args, **options))
+
+        tokenizer._encode = slow
+        texts = [post("/tokenize", json.dumps({"prompt": "x" * size}).encode()) for size in (70_000, 80_000, 90_000)]
+        writers = []
+        for text in texts:
+            reader, writer = await door.connect()
+            writer.write(text)
+            await writer.drain()
+            writers.append((reader, writer))
+            await asyncio.to_thread(held.wait, 30)
+        short = await door.exchange(post("/tokenize", b'{"prompt": "short"}', "connection: close"))
+        assert b'"count":5' in short
+        work = door.app.state.api.work
+        while sum(map(len, work._large._waiting.values())) < 2:  # noqa: ASYNC110 - the pool has no event for it
+            await asyncio.sleep(0.001)
+        writers[1][1].close()
+        while sum(map(len, work._large._waiting.values())) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        hold.set()
+        assert b"200" in await writers[2][0].readline()
+
+    at_the_door(main)
+    assert seen == [70_000, 90_000]
