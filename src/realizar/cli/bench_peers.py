@@ -74,13 +74,13 @@ def _model(name: str) -> PeerModel:
     """A pulled model, or a random one in a known shape, kept in the cache between runs."""
     from realizar.bench.generate import SHAPES, generate_gguf
     from realizar.bench.peers import PeerModel
-    from realizar.hub.cache import cache_dir
+    from realizar.hub.folders import user_cache
     from realizar.hub.pull import resolve
 
     if name not in SHAPES:
         with download_progress() as progress:
             return PeerModel(name, resolve(name, progress))
-    path = cache_dir() / "bench" / f"{name}-q4_k_m.gguf"
+    path = user_cache() / "bench" / f"{name}-q4_k_m.gguf"
     if not path.is_file():
         print(f"writing {path}", file=sys.stderr)
         path.parent.mkdir(parents=True, exist_ok=True)

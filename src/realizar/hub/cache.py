@@ -10,12 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from realizar.errors import HubError
-
-
-def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/realizar`, or `~/.cache/realizar`. Not created here."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "realizar"
+from realizar.hub.folders import user_cache
 
 
 def folder_bytes(folder: Path) -> int:
@@ -32,7 +27,7 @@ def folder_bytes(folder: Path) -> int:
 
 def models_dir() -> Path:
     """Folder of fetched models."""
-    return cache_dir() / "models"
+    return user_cache() / "models"
 
 
 @contextmanager

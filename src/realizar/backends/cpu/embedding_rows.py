@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.emit import F16, F32, I8, I16, I32, Value
 from realizar.backends.cpu.formats import FORMATS, GROUP
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.repack_fields import Fields
 from realizar.backends.cpu.repack_readers import READERS
@@ -58,7 +59,7 @@ def make_read_rows(kind: int) -> Any:
     block_bytes = GGMLType[name].type_size * (GROUP if floats else 1)
     cols = GROUP if floats else GGMLType[name].block_size
 
-    @njit(_SIGNATURE, nogil=True, cache=True)
+    @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def read_rows(source: int, row_bytes: int, ids: Any, out: Any, scale: float) -> None:
         for token in range(ids.shape[0]):
             at = source + np.int64(ids[token]) * row_bytes

@@ -2,33 +2,46 @@
 
 Numba stamps a cached function with its own file only, and our intrinsics live in others. So the cache folder is named
 by a digest of all sources of this package and the versions of the compilers.
+
+The cache saves time and nothing hangs on it. Where there is no place for it, kernels are compiled in memory. So they
+are where the disk fills up while they are written, or where a file is broken. A warning says so once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import numba
 import numpy as np
+from numba.core import caching
+
+from realizar.errors import HubError
+from realizar.hub.folders import user_cache
 
 _LOG = logging.getLogger(__name__)
 _KEPT_FOLDERS = 4
 
 
 def cache_folder() -> Path:
-    """Folder of this version's compiled kernels, under XDG_CACHE_HOME or ~/.cache."""
+    """Folder of this version's compiled kernels, under XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        HubError: the user has no home.
+    """
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {np.__version__}".encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "realizar" / "kernels" / digest.hexdigest()[:16]
+    return user_cache() / "kernels" / digest.hexdigest()[:16]
 
 
 def forget_old_folders(root: Path, keep: int = _KEPT_FOLDERS) -> None:
@@ -39,17 +52,57 @@ def forget_old_folders(root: Path, keep: int = _KEPT_FOLDERS) -> None:
 
 
 @cache
-def use_cache_folder() -> Path:
-    """Point Numba at the folder. Call before any kernel module is imported."""
-    folder = cache_folder()
+def use_cache_folder() -> Path | None:
+    """Point Numba at the folder; None where nothing can be written. Call before any kernel module is imported."""
     try:
+        folder = cache_folder()
         known = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
+        tempfile.TemporaryFile(dir=folder).close()
         if not known:
             forget_old_folders(folder.parent)
-    except OSError as error:
-        _LOG.warning("compiled kernels can't be kept in %s (%s): this process compiles its own", folder, error)
-        folder = Path(tempfile.mkdtemp(prefix="realizar-kernels-"))
+    except (OSError, HubError) as error:
+        _tell(str(error))
+        return None
     numba.config.CACHE_DIR = str(folder)
+    # Numba would look for another place, such as the folder of our sources, where the disk has filled up since.
+    numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelLocator.__qualname__}"
+    caching.Cache._guard_against_spurious_io_errors = _guard
     return folder
+
+
+def is_kept() -> bool:
+    """Whether compiled kernels are kept: what `cache=` of Numba's decorators is given."""
+    return use_cache_folder() is not None
+
+
+class KernelLocator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
+    """Numba's cache in the folder given to it, without a look for others where that one can't be written now."""
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> KernelLocator:
+        return cls(py_func, py_file)
+
+
+@contextlib.contextmanager
+def _guard(kernel_cache: caching.Cache) -> Iterator[None]:
+    """Around Numba's reading and writing of one function's cache; what is swallowed here is compiled instead."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a broken file may raise whatever unpickling and LLVM raise
+        _tell(str(error) or type(error).__name__)
+        if isinstance(error, OSError):
+            kernel_cache.disable()
+            return
+        with contextlib.suppress(OSError):
+            kernel_cache.flush()  # the file is broken: the next process finds none and writes it anew
+
+
+_TOLD: list[str] = []
+
+
+def _tell(reason: str) -> None:
+    if not _TOLD:
+        _LOG.warning("compiled kernels can't be kept (%s): this process compiles its own", reason)
+    _TOLD.append(reason)

@@ -13,6 +13,7 @@ from numba import cfunc, types
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.bind import BoundProgram
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kv_layout import KVLayout
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.runner import MAX_SELECTED, CPUBackend
@@ -25,7 +26,7 @@ from realizar.models.spec import Attention, ModelSpec
 _EMPTY_WALKS = 50
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def _nothing(arguments: int, thread: int, threads: int) -> None:
     """What a walk costs besides its kernels."""
 

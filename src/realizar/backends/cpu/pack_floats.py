@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.emit import Emitter
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.float_linear import CHAINS
 from realizar.backends.cpu.pack import over_tiles
 from realizar.backends.cpu.records import address, aligned_zeros
@@ -76,7 +77,7 @@ def make_transpose(size: int, lanes: int) -> Any:
     """Moves numbers of `size` bytes: address of the first tile's first row, target, rows, columns of the source and of
     the target, first tile, last tile + 1."""
 
-    @njit(void(*[int64] * 7), nogil=True, cache=True)
+    @njit(void(*[int64] * 7), nogil=True, cache=is_kept())
     def transpose(source: int, target: int, rows: int, cols: int, columns: int, first: int, stop: int) -> None:
         for tile in range(first, stop):
             for lane in range(min(lanes, rows - tile * lanes)):

@@ -10,6 +10,7 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import Value
 from realizar.backends.cpu.formats import FORMAT_NAMES, FORMATS, GROUP, PLANES, SMALL_BYTES, WeightFormat
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.repack_fields import WORDS, Fields
 from realizar.backends.cpu.repack_readers import READERS
 from realizar.checkpoint.ggml_types import GGMLType
@@ -76,7 +77,7 @@ def make_repack(kind: int, lanes: int) -> Any:
     supers_bytes, small_bytes = form.supers_bytes(lanes, cols), SMALL_BYTES[form.small]
     code_bytes = 2 if form.blocks else 4
 
-    @njit(_SIGNATURE, nogil=True, cache=True)
+    @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def repack(
         source: int, codes: int, scales: int, supers: int, rows: int, blocks: int, first: int, stop: int
     ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernel_faults import KernelFaults
 from realizar.backends.cpu.memory import load_i64
 from realizar.backends.cpu.records import address, aligned_zeros
@@ -46,7 +47,7 @@ def _wait_for_job(job: int, seen: int) -> int:
     return seen
 
 
-@njit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=True)
+@njit(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
 def work(job: int, seen: int, sync: int, thread: int, threads: int) -> int:
     """Do all jobs after number `seen`, until none comes for a while or the team stops; returns its number."""
     while True:
@@ -57,7 +58,7 @@ def work(job: int, seen: int, sync: int, thread: int, threads: int) -> int:
         walk(load_i64(job, _OPERATIONS), load_i64(job, _COUNT), sync, thread, threads)
 
 
-@njit(types.int64(types.int64, types.int64, types.int64), nogil=True, cache=True)
+@njit(types.int64(types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
 def announce(job: int, lines: int, threads: int) -> int:
     """Make the job record the next job. Returns how many workers are parked, each marked as called."""
     atomic_add(job, 1)
@@ -70,7 +71,7 @@ def announce(job: int, lines: int, threads: int) -> int:
     return parked
 
 
-@njit(types.int64(types.int64, types.int64), nogil=True, cache=True)
+@njit(types.int64(types.int64, types.int64), nogil=True, cache=is_kept())
 def exchange(address: int, value: int) -> int:
     """Write a word; returns what it was."""
     return atomic_exchange(address, value)

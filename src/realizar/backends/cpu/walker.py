@@ -17,6 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import I32, I64
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.memory import load_i64
 
 OPERATION_FIELDS = 3
@@ -123,7 +124,7 @@ def barrier(sync: int, thread: int, threads: int) -> None:
         _await_count(sync, count)
 
 
-@njit(types.void(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=True)
+@njit(types.void(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
 def walk(operations: int, count: int, sync: int, thread: int, threads: int) -> None:
     """Run `count` operations as thread `thread` of `threads`."""
     for index in range(count):

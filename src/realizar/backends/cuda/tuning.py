@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -21,6 +20,7 @@ from typing import Any
 
 from realizar.backends.cuda.fragments import BLOCK, TILE, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
+from realizar.hub.folders import user_data
 
 _LOG = logging.getLogger(__name__)
 
@@ -258,8 +258,7 @@ def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_
 
 def own_table(name: str) -> Path:
     """Where a table measured on this machine lies, under XDG_DATA_HOME or ~/.local/share."""
-    root = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return root / "realizar" / "tuning" / f"{'-'.join(name.lower().split())}.json"
+    return user_data() / "tuning" / f"{'-'.join(name.lower().split())}.json"
 
 
 def write_table(path: Path, lines: Iterable[Line]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import cut, run_of
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.memory import load_i64
@@ -27,7 +28,7 @@ def make_activate(kind: int, gated: int) -> Any:
     `out` 0 leaves the floats out: where products read records, writing them too would be most of the traffic.
     """
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def activate(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
         groups = load_i64(arguments, _GROUPS)

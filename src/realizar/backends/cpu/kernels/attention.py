@@ -16,6 +16,7 @@ from numba import cfunc, literally, types
 from realizar.backends.cpu.attention_tile import NEVER
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import (
     ATTEND,
@@ -199,7 +200,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     lanes, size = INSTRUCTION_SETS[instruction_set].lanes, ELEMENT_BYTES[KV_DTYPES[dtype]]
     least = _TOGETHER if KV_DTYPES[dtype] in ("f16", "bf16") else 1 << 30
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def attend(arguments: int, thread: int, threads: int) -> None:
         step, window = load_i64(arguments, record.STEP), load_i64(arguments, record.WINDOW)
         num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
@@ -234,7 +235,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
     return attend
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def combine(arguments: int, thread: int, threads: int) -> None:
     """After a barrier: join split segments, and quantise the rows of the output."""
     step = load_i64(arguments, record.STEP)

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import F32, I16, Emitter, Value
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import add_bias
 from realizar.backends.cpu.memory import load_f32, load_i64
 from realizar.backends.cpu.records import Record
@@ -85,7 +86,7 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
     first, second, third = WIDTHS
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def float_linear(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
         tiles, columns = load_i64(arguments, _TILES), load_i64(arguments, _COLUMNS)

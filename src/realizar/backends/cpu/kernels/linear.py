@@ -12,6 +12,7 @@ from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.emit import Emitter
 from realizar.backends.cpu.formats import format_at
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of
 from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
@@ -110,7 +111,7 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
     first, second, third, fourth = (*widths, *[1] * (4 - len(widths)))
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def linear(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
         tiles, together = load_i64(arguments, _TILES), load_i64(arguments, _TOGETHER)

@@ -9,6 +9,7 @@ from numba import cfunc, njit, types
 
 from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
@@ -55,7 +56,7 @@ def copy_record(source: int, target: int) -> None:
         copied[i] = words[i]
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def normalize(arguments: int, thread: int, threads: int) -> None:
     """The kernel of `NORMALIZE`; tokens are divided among threads."""
     tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))

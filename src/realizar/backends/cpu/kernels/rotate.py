@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.emit import F16, I16, Emitter
 from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv_layout import KV_DTYPES
 from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
@@ -130,7 +131,7 @@ def make_rotate(dtype: int) -> Any:
     int8 = KV_DTYPES[dtype] == "int8"
     element = np.float32 if KV_DTYPES[dtype] == "f32" else np.uint16
 
-    @cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def rotate(arguments: int, thread: int, threads: int) -> None:
         tokens = load_i64(load_i64(arguments, _STEP), 0)
         heads, kv_heads = load_i64(arguments, _HEADS), load_i64(arguments, _KV_HEADS)

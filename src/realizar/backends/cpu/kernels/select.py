@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, types
 
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.memory import load_i64, view
 from realizar.backends.cpu.records import Record
 
@@ -12,7 +13,7 @@ SELECT = Record("step count_field indices input input_stride out out_stride widt
 _STEP, _COUNT, _INDICES, _IN, _IN_STRIDE, _OUT, _OUT_STRIDE, _WIDTH = range(8)
 
 
-@cfunc(types.void(types.int64, types.int64, types.int64), cache=True)
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def select(arguments: int, thread: int, threads: int) -> None:
     """The kernel of `SELECT`: float32 rows [count, width], copied side by side."""
     count = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from realizar.backends.cuda.native import nvrtc
 from realizar.errors import KernelError
+from realizar.hub.folders import user_cache
 
 _LOG = logging.getLogger(__name__)
 
@@ -118,8 +119,7 @@ def _compile_aside(source: Source, arch: str) -> bytes:
 
 def cache_folder() -> Path:
     """Where cubins lie, under XDG_CACHE_HOME or ~/.cache."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "realizar" / "cubins"
+    return user_cache() / "cubins"
 
 
 def _keep(path: Path, cubin: bytes) -> None:
@@ -127,7 +127,18 @@ def _keep(path: Path, cubin: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(cubin)
-        Path(file.name).replace(path)
+            try:
+                file.write(cubin)
+                file.flush()
+                Path(file.name).replace(path)
+            except OSError:  # a disk that is full keeps no half of it either
+                Path(file.name).unlink()
+                raise
     except OSError as error:
-        _LOG.warning("compiled kernels can't be kept in %s: %s", path.parent, error)
+        _tell_unkept(path.parent, str(error))
+
+
+@cache
+def _tell_unkept(folder: Path, reason: str) -> None:
+    """Once for a folder and a reason, not for each kernel."""
+    _LOG.warning("compiled kernels can't be kept in %s (%s): this process compiles its own", folder, reason)

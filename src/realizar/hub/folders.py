@@ -1,0 +1,52 @@
+"""The user's folders for what can be made again and for what can't. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from realizar.errors import HubError
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/realizar`, or `~/.cache/realizar`. Not created here.
+
+    Raises:
+        HubError: the user has no home.
+    """
+    return _folder("XDG_CACHE_HOME", Path(".cache"))
+
+
+def user_data() -> Path:
+    """`$XDG_DATA_HOME/realizar`, or `~/.local/share/realizar`. Not created here.
+
+    Raises:
+        HubError: the user has no home.
+    """
+    return _folder("XDG_DATA_HOME", Path(".local/share"))
+
+
+def _folder(variable: str, below_home: Path) -> Path:
+    """A path that is not absolute counts as not given: files would lie wherever a command is run."""
+    named = Path(os.environ.get(variable, ""))
+    if named.is_absolute():
+        return named / "realizar"
+    home = Path(os.environ.get("HOME", ""))
+    if not home.is_absolute():
+        home = _home_of_account()
+    return home / below_home / "realizar"
+
+
+def _home_of_account() -> Path:
+    """The home that the system's list of users names."""
+    if sys.platform != "win32":
+        import pwd
+
+        try:
+            home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+        except KeyError:
+            home = Path()
+        if home.is_absolute():
+            return home
+    raise HubError("no place for caches: neither XDG_CACHE_HOME nor HOME is an absolute path, and the user has no home")
