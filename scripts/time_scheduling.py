@@ -26,7 +26,7 @@ from realizar.sampling_params import SamplingParams
 
 ROUNDS = 3
 GREEDY = SamplingParams(temperature=0.0)
-CONFIG = EngineConfig(context_length=6144, max_running=64)
+CONFIG = EngineConfig(context_length=6144, max_running=64, typical_request_tokens=2200)
 
 
 def prompt(core: EngineCore, count: int, seed: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ _LEAST = {
     "block_size": 1,
     "max_step_tokens": 1,
     "kv_cache_bytes": 1,
+    "typical_request_tokens": 1,
     "max_queued": 1,
     "speculative_tokens": 0,
     "prompt_lookup_max": 1,
@@ -47,8 +48,9 @@ class EngineConfig:
         max_running: requests that may be in one step; at most 65,536.
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
-        kv_cache_bytes: memory for the KV cache; None derives it from max_running and context_length, bounded by free
-            memory.
+        kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
+            for four of the whole context, bounded by a share of free memory. On a GPU, None takes what is free.
+        typical_request_tokens: tokens that a request is expected to take, prompt and output; more or fewer run too.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
         speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 is off. What
@@ -67,6 +69,7 @@ class EngineConfig:
     block_size: int = 32
     max_step_tokens: int = 512
     kv_cache_bytes: int | None = None
+    typical_request_tokens: int = 1024
     instruction_set: str | None = None
     speculative_tokens: int = 0
     prompt_lookup_max: int = 4

@@ -27,7 +27,8 @@ def test_a_real_model_runs_and_shows_everything(realizar: Callable[..., Any], sm
     assert record["reason"] is None
     assert record["architecture"] == "llama"
     assert len(record["tensors"]) == 272
-    assert sum(tensor["size_bytes"] for tensor in record["tensors"]) == record["size_bytes"] == 96_576_768
+    assert sum(tensor["size_bytes"] for tensor in record["tensors"]) == record["tensor_bytes"] == 96_576_768
+    assert record["size_bytes"] == smollm2_path.stat().st_size == 98_362_432
     assert record["types"]["Q4_1"]["tensors"] > 200
     assert record["metadata"]["llama.block_count"] == 30
     assert record["metadata"]["tokenizer.ggml.tokens"] == {"length": 49152}

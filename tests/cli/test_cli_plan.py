@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def test_sizes_are_those_of_loading(
 ) -> None:
     """Gemma has two cache groups, one of them a window."""
     path = request.getfixturevalue(model)
-    planned = plan(capsys, str(path), "--device", "cpu", "--context-length", "3000", "--kv-cache-bytes", "1G")
+    planned = plan(capsys, str(path), "--device", "cpu", "--context-length", "3000", "--kv-cache-bytes", "1GiB")
     assert [each["context_length"] for each in planned["contexts"]] == [512, 1024, 2048, 3000]
     longest = planned["contexts"][-1]
     config = EngineConfig(device="cpu", context_length=3000, max_running=1, kv_cache_bytes=1 << 30)
@@ -44,12 +45,53 @@ def test_sizes_are_those_of_loading(
 
 
 def test_report(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(app, ["plan", str(smollm2_path), "--device", "cpu", "--memory", "100M", "--max-running", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("weights      92.0 MiB packed")
-    assert lines[2] == "KV cache     22.5 KiB a token of f16, 40.0 MiB at most", (
-        "30 layers of 3 heads of 64 in f16, twice"
-    )
-    assert "do not fit" in lines[3]
-    assert lines[6].split() == ["512", "12.0", "MiB", "2", "(room", "for", "3)"]
-    assert lines[-1].split() == ["8192", "180.7", "MiB", "none"]
+    words = ["plan", str(smollm2_path), "--device", "cpu", "--memory", "160M", "--max-running", "2"]
+    assert run_app(app, words) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert captured.err == ""
+    assert lines[0] == "file         98.4 MB"
+    assert lines[1].startswith("weights      96.4 MB packed")
+    assert lines[3] == "KV cache     23.0 kB a token of f16, 64.0 MB in all", "30 layers of 3 heads of 64 in f16, twice"
+    assert lines[4] == "free memory  160.0 MB"
+    assert lines[7].split() == ["512", "12.5", "MB", "2", "(room", "for", "5)"]
+    assert lines[-1].split() == ["8192", "189.5", "MB", "none"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ("1", "does not fit into 1 B of memory: weights and workspace take 140.4 MB"),
+        ("100M", "does not fit into 100.0 MB of memory: weights and workspace take 140.4 MB"),
+    ],
+)
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_plan_by_which_nothing_runs_is_status_1(
+    realizar: Callable[..., Any], smollm2_path: Path, memory: str, message: str, form: tuple[str, ...]
+) -> None:
+    result = realizar("plan", smollm2_path, "--device", "cpu", "--memory", memory, *form)
+    assert result.status == 1
+    assert result.error_lines == [f"realizar: {smollm2_path} {message}"]
+    assert result.stdout, "with the figures that say why"
+
+
+def test_a_cache_without_room_for_a_request_is_status_1(realizar: Callable[..., Any], smollm2_path: Path) -> None:
+    words = ("--device", "cpu", "--memory", "1G", "--kv-cache-bytes", "1M")
+    result = realizar("plan", smollm2_path, *words)
+    assert result.status == 1
+    assert "one request of 512 tokens takes 12.5 MB of KV cache, which gets 1.0 MB" in result.error_lines[0]
+
+
+def test_the_default_cache_is_for_many_usual_requests_and_few_long_ones(
+    smollm2_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not for 64 of the whole context, which would take 12 GB for a model of 98 MB."""
+    planned = plan(capsys, str(smollm2_path), "--device", "cpu", "--memory", "24G")
+    contexts = {each["context_length"]: each for each in planned["contexts"]}
+    assert planned["kv_limit_bytes"] == 64 * contexts[1024]["request_bytes"] < 1.7e9
+    few = plan(capsys, str(smollm2_path), "--device", "cpu", "--memory", "24G", "--max-running", "8")
+    assert few["kv_limit_bytes"] == 4 * contexts[8192]["request_bytes"]
+    one = plan(capsys, str(smollm2_path), "--device", "cpu", "--memory", "24G", "--max-running", "1")
+    assert one["kv_limit_bytes"] == contexts[8192]["request_bytes"]
+    small = plan(capsys, str(smollm2_path), "--device", "cpu", "--memory", "1G")
+    assert small["kv_limit_bytes"] == small["kv_most_bytes"] == 400_000_000

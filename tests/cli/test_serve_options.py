@@ -60,7 +60,8 @@ def test_names_of_the_context(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("8G", 8 << 30), ("512MiB", 512 << 20), ("1.5k", 1536), ("100", 100), ("2 TB", 2 << 40)]
+    ("text", "size"),
+    [("8G", 8 * 10**9), ("512MiB", 512 << 20), ("1.5k", 1500), ("100", 100), ("2 TB", 2 * 10**12), ("1Gi", 1 << 30)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parsed("--kv-cache-bytes", text)[1].config(BASE).kv_cache_bytes == size
@@ -149,7 +150,7 @@ def test_what_was_chosen_is_said(known: EngineInfo, config: EngineConfig, line: 
         line,
         "answers: 8 at once, 5 queued",
         "KV cache: 3.07 GB of f16 for 2048 tokens",
-        "weights: 96.4 MB, loaded in 0.5 s",
+        "weights: 96.4 MB in memory, loaded in 0.5 s",
         "threads: 3",
     ]
     assert describe(known, config, 2048, None)[1] == "answers: 8 at once, 32 queued"

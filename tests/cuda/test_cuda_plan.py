@@ -56,14 +56,16 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
 
 def test_command_without_a_gpu(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", str(smollm2_path), "--device", "cuda"]
-    assert run_app(app, [*arguments, "--memory", "1G", "--json"]) == 0
+    assert run_app(app, [*arguments, "--memory", "1GiB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["kv_dtype"] == "bf16"
     taken = plan["weight_bytes"] + plan["embedding_bytes"] + plan["workspace_bytes"]
     assert plan["kv_limit_bytes"] == int(0.9 * ((1 << 30) - taken))
-    assert run_app(app, [*arguments, "--memory", "64M"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "do not fit" in lines[3]
+    assert run_app(app, [*arguments, "--memory", "64M"]) == 1
+    captured = capsys.readouterr()
+    assert "does not fit into 64.0 MB of memory" in captured.err
+    lines = captured.out.splitlines()
+    assert "do not fit" in lines[4]
     assert lines[-1].endswith("none")
     if not torch.cuda.is_available():
         assert run_app(app, arguments) == 1

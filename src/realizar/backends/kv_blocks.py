@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import CacheGroup
+from realizar.sizes import format_bytes
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: EngineConfig, context_length: int) -> list[int]:
@@ -33,6 +34,6 @@ def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) ->
     """
     if request_bytes > limit_bytes:
         raise CapacityError(
-            f"the KV cache of one request of {context_length} tokens takes {request_bytes >> 20} MiB and"
-            f" {limit_bytes >> 20} MiB may be used: lower the context length"
+            f"the KV cache of one request of {context_length} tokens takes {format_bytes(request_bytes)} and"
+            f" {format_bytes(limit_bytes)} may be used: lower the context length"
         )

@@ -36,8 +36,8 @@ class MemoryPlan:
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step.
         kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
-        kv_limit_bytes: what the KV cache may take: as configured, or a share of free memory; 0 where weights and
-            workspace leave none.
+        kv_limit_bytes: what the KV cache takes: as configured, or by default; 0 where weights and workspace leave none.
+        kv_most_bytes: what it could take if configured so, without leaving too little to others; on a GPU the same.
         free_bytes: memory that was free when asked.
         contexts: powers of two up to the model's context, and that.
     """
@@ -52,6 +52,13 @@ class MemoryPlan:
     free_bytes: int
     contexts: tuple[ContextPlan, ...]
     copy_bytes: int = 0
+    kv_most_bytes: int | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of the device's memory, before any request: the embedding stays in its file on the CPU."""
+        embedding = self.embedding_bytes if self.device == "cuda" else 0
+        return self.weight_bytes + self.copy_bytes + self.workspace_bytes + embedding
 
 
 def planned_lengths(context_length: int) -> list[int]:

@@ -71,7 +71,8 @@ def measure_throughput(
     """Load the weights and time the work.
 
     Args:
-        config: `context_length`, `max_running` and `max_step_tokens` are set to what the work needs.
+        config: `context_length`, `typical_request_tokens`, `max_running` and `max_step_tokens` are set to what the work
+            needs.
         log: told what is running.
         progress: told of loading: what is being done, and the share done.
 
@@ -79,10 +80,11 @@ def measure_throughput(
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
         InvalidRequestError: a number out of range, or a context that the model does not have.
     """
-    most = max(work.batches)
+    most, context = max(work.batches), work.prompt_tokens + work.gen_tokens + 1
     needed = replace(
         config,
-        context_length=work.prompt_tokens + work.gen_tokens + 1,
+        context_length=context,
+        typical_request_tokens=context,
         max_running=most,
         max_step_tokens=max(config.max_step_tokens, most),
     )

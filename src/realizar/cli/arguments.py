@@ -44,15 +44,16 @@ def check_folder(file: Path | None) -> None:
         raise InvalidRequestError(f"{file}: no such folder: {file.parent}")
 
 
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def size_in_bytes(_type: Any, tokens: Sequence[Token]) -> int:
-    """Bytes, as a number or with a unit of 1024: `8G`, `512MiB`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", tokens[0].value.strip(), re.IGNORECASE)
+    """Bytes, as a number or with a unit: of 1,000 as sizes are shown (`8G`, `8GB`), or of 1,024 (`8GiB`)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B?|([KMGT])(iB?))", tokens[0].value.strip(), re.IGNORECASE)
     if match is None:
-        raise ValueError(f"not a size: {tokens[0].value}")
-    return int(float(match.group(1)) * (1 << _UNITS[match.group(2).upper()]))
+        raise ValueError(f"not a size: {tokens[0].value} (such as 8G, 512MB or 512MiB)")
+    base = 1024 if match.group(4) else 1000
+    return int(float(match.group(1)) * base ** _POWERS[(match.group(2) or match.group(3) or "").upper()])
 
 
 Model = Annotated[

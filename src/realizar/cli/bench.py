@@ -14,6 +14,7 @@ from realizar.cli.load_progress import load_progress
 from realizar.cli.progress import download_progress
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
+from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.bench.throughput import BatchResult
@@ -84,6 +85,6 @@ def _table(results: list[BatchResult]) -> list[str]:
         ]
         lines.append(f"{result.batch:>5}  {cells[0]:>26}  {cells[1]:>26}  {result.achieved_gb_per_s:6.1f}")
     last = results[-1]
-    device = f", {last.device_memory_bytes / 1e6:.0f} MB of the GPU" if last.device_memory_bytes else ""
-    lines.append(f"loaded in {last.load_s:.2f} s; peak memory {last.peak_memory_bytes / 1e6:.0f} MB{device}")
+    device = f", {format_bytes(last.device_memory_bytes)} of the GPU" if last.device_memory_bytes else ""
+    lines.append(f"loaded in {last.load_s:.2f} s; peak memory {format_bytes(last.peak_memory_bytes)}{device}")
     return lines

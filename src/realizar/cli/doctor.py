@@ -16,6 +16,7 @@ from realizar import __version__
 from realizar.cli.arguments import Json
 from realizar.cli.printable import printable
 from realizar.errors import RealizarError
+from realizar.sizes import format_bytes
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "safetensors", "huggingface_hub", "pip")
 _GPU_PACKAGES = ("torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -137,7 +138,7 @@ def _gpu_lines(facts: dict[str, Any], packages: str) -> list[str]:
     for gpu in facts["gpus"]:
         line = f"{gpu['device']:<16} {gpu['name']}, compute capability {gpu['compute_capability']}"
         if gpu["fault"] is None:
-            lines.append(f"{line}, {gpu['free_bytes'] / 1e9:.1f} GB free of {gpu['memory_bytes'] / 1e9:.1f} GB")
+            lines.append(f"{line}, {format_bytes(gpu['free_bytes'])} free of {format_bytes(gpu['memory_bytes'])}")
         else:
             lines.append(f"{line}, not used: {gpu['fault']}")
     if not facts["gpus"]:
@@ -158,11 +159,11 @@ def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
         f"processor        {facts['processor']}",
         f"cores            {facts['physical_cores']} physical, {facts['logical_cores']} logical",
         f"caches           {caches or 'not told'}",
-        f"memory           {facts['available_bytes'] / 1e9:.1f} GB free of {facts['memory_bytes'] / 1e9:.1f} GB",
+        f"memory           {format_bytes(facts['available_bytes'])} free of {format_bytes(facts['memory_bytes'])}",
         f"instruction set  {facts['instruction_set']} (this processor has: {sets})",
         *_gpu_lines(facts, for_gpus),
-        f"models           {facts['model_cache']['path']} ({facts['model_cache']['size_bytes'] / 1e6:.0f} MB)",
-        f"kernels          {facts['kernel_cache']['path']} ({facts['kernel_cache']['size_bytes'] / 1e6:.1f} MB)",
+        f"models           {facts['model_cache']['path']} ({format_bytes(facts['model_cache']['size_bytes'])})",
+        f"kernels          {facts['kernel_cache']['path']} ({format_bytes(facts['kernel_cache']['size_bytes'])})",
         "",
     ]
     for check in checks:

@@ -12,6 +12,7 @@ from realizar.cli.arguments import Json, Model
 from realizar.cli.chat_template import NO_CHAT
 from realizar.cli.printable import json_line, printable
 from realizar.cli.progress import download_progress
+from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
@@ -69,6 +70,15 @@ def _chat_template(checkpoint: Checkpoint) -> str | None:
     return templates.get("default") or next(iter(templates.values()), None)
 
 
+def file_bytes(checkpoint: Checkpoint) -> int:
+    """Of all files that the model lies in, as `realizar list` and hubs count them."""
+    if checkpoint.path.is_dir():
+        files = {path for path in checkpoint.path.iterdir() if path.is_file()}
+    else:
+        files = {checkpoint.path, *(tensor.path for tensor in checkpoint.tensors.values())}
+    return sum(file.stat().st_size for file in files)
+
+
 def _architecture(checkpoint: Checkpoint) -> str:
     if checkpoint.format == "gguf":
         return str(checkpoint.metadata.get("general.architecture", "not told"))
@@ -102,7 +112,8 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "format": checkpoint.format,
         "architecture": _architecture(checkpoint),
-        "size_bytes": checkpoint.size_bytes,
+        "size_bytes": file_bytes(checkpoint),
+        "tensor_bytes": checkpoint.size_bytes,
         "runs": reason is None,
         "reason": reason,
         "types": _types(checkpoint),
@@ -131,7 +142,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",
         f"architecture  {printable(_architecture(checkpoint))}",
-        f"size          {checkpoint.size_bytes / 1e6:.1f} MB in {len(checkpoint.tensors)} tensors",
+        f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
         f"will run      {'yes' if reason is None else f'no: {printable(reason)}'}",
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",
@@ -144,7 +155,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     ]
     lines += ["", "element types"]
     for name, numbers in _types(checkpoint).items():
-        lines.append(f"  {name:<8} {numbers['tensors']:>5} tensors {numbers['size_bytes'] / 1e6:>10.1f} MB")
+        lines.append(f"  {name:<8} {numbers['tensors']:>5} tensors {format_bytes(numbers['size_bytes']):>10}")
     lines += ["", "tensors (slowest dimension first)"]
     width = max((len(printable(name)) for name in checkpoint.tensors), default=0)
     for tensor in checkpoint.tensors.values():

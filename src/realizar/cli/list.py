@@ -6,6 +6,7 @@ import json
 
 from realizar.cli.arguments import Json
 from realizar.cli.printable import printable
+from realizar.sizes import format_bytes
 
 
 def list_command(*, as_json: Json = False) -> None:
@@ -30,4 +31,4 @@ def list_command(*, as_json: Json = False) -> None:
     for model in models:
         note = " (base model: no chat template, run --raw)" if model.has_chat_template is False else ""
         place = "not pulled" if model.path is None else printable(model.path)
-        print(f"{printable(model.name):<{width}}  {model.size_bytes / 1e6:>9.1f} MB  {place}{note}")
+        print(f"{printable(model.name):<{width}}  {format_bytes(model.size_bytes):>9}  {place}{note}")

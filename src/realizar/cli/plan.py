@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from realizar.cli.arguments import DeviceName, Integer, Json, KVCacheType, MaybeInteger, Model, size_in_bytes
+from realizar.cli.inspect import file_bytes
 from realizar.cli.progress import download_progress
 from realizar.config import EngineConfig
+from realizar.errors import CapacityError
+from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
@@ -43,7 +46,10 @@ def plan_command(
     instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the memory that weights, workspace and KV cache take, and how many requests fit."""
+    """Show the memory that weights, workspace and KV cache take, and how many requests fit.
+
+    Exit status 1 if nothing fits.
+    """
     from realizar.backends.select import choose_device
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
@@ -66,7 +72,11 @@ def plan_command(
         checkpoint = open_checkpoint(resolve(model, progress))
     spec = build_spec(checkpoint, context_length)
     plan = (_plan_gpu if on_gpu else _plan_cpu)(spec, checkpoint, config, memory)
-    print(json.dumps(asdict(plan)) if as_json else "\n".join(_report(plan, max_running)))
+    if as_json:
+        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint)}))
+    else:
+        print("\n".join(_report(plan, file_bytes(checkpoint), max_running)))
+    check_fits(model, plan)
 
 
 def _plan_cpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
@@ -88,16 +98,20 @@ def _plan_gpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, mem
     return plan_memory(spec, checkpoint, config, free_bytes(open_device(index)) if memory is None else memory)
 
 
-def _report(plan: MemoryPlan, max_running: int) -> list[str]:
-    on_gpu, token_kib = plan.device == "cuda", plan.kv_bytes_per_token / 1024
-    needed = plan.weight_bytes + plan.copy_bytes + plan.workspace_bytes + (plan.embedding_bytes if on_gpu else 0)
-    kept = f"{_size(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
-    copies = f", {_size(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
+def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
+    on_gpu = plan.device == "cuda"
+    kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
+    copies = f", {format_bytes(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
+    most = plan.kv_most_bytes or 0
+    more = f", up to {format_bytes(most)} with --kv-cache-bytes" if most > plan.kv_limit_bytes else ""
+    cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
+    short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
     lines = [
-        f"weights      {_size(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
-        f"workspace    {_size(plan.workspace_bytes)}",
-        f"KV cache     {token_kib:.1f} KiB a token of {plan.kv_dtype}, {_size(plan.kv_limit_bytes)} at most",
-        f"free memory  {_size(plan.free_bytes)}{'' if needed <= plan.free_bytes else f': {_size(needed)} do not fit'}",
+        f"file         {format_bytes(file_bytes)}",
+        f"weights      {format_bytes(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
+        f"workspace    {format_bytes(plan.workspace_bytes)}",
+        f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
+        f"free memory  {format_bytes(plan.free_bytes)}{short}",
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
     ]
@@ -105,13 +119,24 @@ def _report(plan: MemoryPlan, max_running: int) -> list[str]:
         count = "none" if each.num_requests == 0 else f"{min(each.num_requests, max_running)}"
         if each.num_requests > max_running:
             count += f" (room for {each.num_requests})"
-        lines.append(f"{each.context_length:>9}  {_size(each.request_bytes):>15}  {count}")
+        lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
     return lines
 
 
-def _size(num_bytes: float) -> str:
-    """In the units of 1024 that sizes on the command line have."""
-    for power, unit in ((30, "GiB"), (20, "MiB")):
-        if num_bytes >= 1000 << (power - 10):
-            return f"{num_bytes / (1 << power):.1f} {unit}"
-    return f"{num_bytes / 1024:.1f} KiB"
+def check_fits(model: str, plan: MemoryPlan) -> None:
+    """Refuse a plan by which nothing runs.
+
+    Raises:
+        CapacityError: weights and workspace, or the KV cache of the shortest context, do not fit.
+    """
+    free = f"{format_bytes(plan.free_bytes)} of memory"
+    if plan.needed_bytes > plan.free_bytes:
+        raise CapacityError(
+            f"{model} does not fit into {free}: weights and workspace take {format_bytes(plan.needed_bytes)}"
+        )
+    shortest = plan.contexts[0]
+    if shortest.num_requests == 0:
+        raise CapacityError(
+            f"{model} does not fit into {free}: one request of {shortest.context_length} tokens takes"
+            f" {format_bytes(shortest.request_bytes)} of KV cache, which gets {format_bytes(plan.kv_limit_bytes)}"
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from realizar.cli.printable import printable
 from realizar.hub.progress import Progress
+from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -68,7 +69,7 @@ class _Lines:
     def __call__(self, label: str, done: int, total: int | None) -> None:
         if label not in self._finished:
             self._finished[label] = False
-            size = "" if total is None else f" ({total / 1e6:.1f} MB)"
+            size = "" if total is None else f" ({format_bytes(total)})"
             print(f"fetching {printable(label)}{size}", file=sys.stderr, flush=True)
         if done == total and not self._finished[label]:
             self._finished[label] = True

@@ -20,6 +20,7 @@ from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.serve_options import BatchingOptions, ServerOptions
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
+from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.engine.async_engine import AsyncEngine
@@ -130,8 +131,8 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
     return [
         f"context: {context}",
         f"answers: {info.max_running} at once, {queued} queued",
-        f"KV cache: {_size(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
-        f"weights: {_size(capacity.weight_bytes)}, loaded in {capacity.load_s:.1f} s",
+        f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
+        f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
         f"threads: {config.threads or physical_cores()}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
 
@@ -142,10 +143,6 @@ def _tell_drain(num_open: int) -> None:
 
 def _tell(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _url(host: str, port: int) -> str:

@@ -117,7 +117,8 @@ class BatchingOptions:
         max_running: answers made at once; default 64, or 256 on a GPU.
         max_queued: answers that may wait; more are refused. Default four times --max-running.
         max_step_tokens: tokens computed in one step at most.
-        kv_cache_bytes: memory of the KV cache, such as 8G; default a share of what is free.
+        kv_cache_bytes: memory of the KV cache, such as 8G; default room for 1,024 tokens of each running answer, or
+            for four whole contexts if that is more, and no more than a share of what is free; on a GPU what is free.
         no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
         speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
     """

