@@ -40,6 +40,7 @@ def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any],
             "decode_tokens_per_s",
             "load_s",
             "peak_memory_bytes",
+            "device_memory_bytes",
             "weight_bytes_per_token",
             "achieved_gb_per_s",
         }
