@@ -23,6 +23,23 @@ def test_lower_numbers_start_sooner_and_equals_in_order_of_arrival() -> None:
     assert order == ["d", "a", "c", "b", "e"]
 
 
+@pytest.mark.parametrize("urgent", [-1, -3])
+def test_who_waits_is_overtaken_by_so_many_and_no_more(urgent: int) -> None:
+    """A stream of urgent requests that never ends keeps nobody out: each step of priority is 64 arrivals."""
+    scheduler = make_scheduler(max_running=1)
+    scheduler.add(request("first", 2, max_tokens=1))
+    scheduler.add(request("patient", 2, max_tokens=1, priority=0))
+    before: list[str] = []
+    for number in range(10_000):
+        scheduler.add(request(f"urgent-{number}", 2, max_tokens=1, priority=urgent))
+        before += [output.request_id for output in answer(scheduler, scheduler.schedule())]
+        scheduler.take_closed_rows()
+        if "patient" in before:
+            break
+    assert before[-1] == "patient"
+    assert len(before) - 1 == pytest.approx(64 * -urgent, abs=2)
+
+
 def test_the_least_urgent_gives_way() -> None:
     """Both need a third block where one is left: the later, more urgent one gets it."""
     scheduler = make_scheduler(num_blocks=5)

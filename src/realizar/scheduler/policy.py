@@ -7,10 +7,17 @@ from typing import Literal
 
 from realizar.scheduler.sequence import Sequence
 
+ARRIVALS_PER_PRIORITY = 64
+"""Later arrivals that a sequence lets pass for every step of priority between them."""
 
-def order(sequence: Sequence) -> tuple[int, int]:
-    """Sort key of admission, smallest first: by priority, then by arrival. The largest gives way for lack of blocks."""
-    return sequence.request.priority, sequence.sequence_id
+
+def order(sequence: Sequence) -> int:
+    """Sort key of admission, smallest first. The largest gives way for lack of blocks.
+
+    Priority moves a sequence forward or back in the order of arrival. Whoever waits is so overtaken by a bounded number
+    of others, however urgent those that keep coming are: waiting counts as much as urgency.
+    """
+    return sequence.sequence_id + ARRIVALS_PER_PRIORITY * sequence.request.priority
 
 
 @dataclass(frozen=True, slots=True)
