@@ -29,10 +29,13 @@ def tool(name: str = "a", **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-def ask(path: str, body: Any, template: str = TEMPLATE, **model: Any) -> tuple[httpx.Response, ScriptedEngine]:
+def ask(
+    path: str, body: Any, template: str = TEMPLATE, *, allow_request_priority: bool = True, **model: Any
+) -> tuple[httpx.Response, ScriptedEngine]:
     engine = ScriptedEngine()
     served = replace(scripted_model(template), **model)
-    app = create_app(cast("Any", engine), served, ServerSettings(embeddings="last"))
+    settings = ServerSettings(embeddings="last", allow_request_priority=allow_request_priority)
+    app = create_app(cast("Any", engine), served, settings)
 
     async def main() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
@@ -114,7 +117,21 @@ SCHEMA = {"name": "x", "schema": {"type": "integer"}}
         *((path, {"logit_bias": {"5": 1, "05": 2}}, "logit_bias") for path in BODIES),
         ("/tokenize", {"messages": [HI], "add_special_tokens": True}, "add_special_tokens"),
         (CHAT, {"messages": [HI] * 4097}, "messages"),
-        *((path, {"priority": sign * 2**31 + sign}, "priority") for path in BODIES for sign in (-1, 1)),
+        *((path, {"priority": sign * 101}, "priority") for path in BODIES for sign in (-1, 1)),
+        (CHAT, {"web_search_options": {}}, "web_search_options"),
+        (CHAT, {"moderation": {}}, "moderation"),
+        (CHAT, {"audio": {}}, "audio"),
+        *((CHAT, {"service_tier": tier}, "service_tier") for tier in ("flex", "priority", "fast", "")),
+        *(
+            (
+                path,
+                {"stream": True, "stream_options": {"include_obfuscation": True}},
+                "stream_options.include_obfuscation",
+            )
+            for path in BODIES
+        ),
+        (TEXT, {"prompt": ["x"] * 64, "stop_token_ids": list(range(256)) * 17}, "stop_token_ids"),
+        (TEXT, {"prompt": ["x"] * 1100, "logit_bias": {str(key): 1 for key in range(256)}}, "logit_bias"),
         *((path, {"priority": 2**70}, "priority") for path in BODIES),
     ],
     ids=lambda value: str(value)[:80],
@@ -258,3 +275,14 @@ def test_every_way_to_constrain_an_answer(path: str, fields: dict[str, Any], wan
     response, engine = ask(path, {**BODIES[path], **fields})
     assert response.status_code == 200, response.text
     assert engine.asked[0][1].structured == wanted
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_server_may_take_no_priority_from_requests(path: str) -> None:
+    """Any client could pass all others; 0 is what everybody has."""
+    for priority, status in ((None, 200), (0, 200), (1, 400), (-1, 400)):
+        response, engine = ask(path, {**BODIES[path], "priority": priority}, allow_request_priority=False)
+        assert response.status_code == status
+        if status == 400:
+            assert "--allow-request-priority" in response.json()["error"]["message"]
+            assert not engine.asked

@@ -49,7 +49,9 @@ def ask(
     engine: ScriptedEngine, path: str, body: Any = None, template: str | None = "x", **settings: Any
 ) -> httpx.Response:
     model = scripted_model() if template == "x" else scripted_model(template)
-    app = create_app(cast("Any", engine), model, ServerSettings(**{"embeddings": "last", **settings}))
+    app = create_app(
+        cast("Any", engine), model, ServerSettings(**{"embeddings": "last", "allow_request_priority": True, **settings})
+    )
 
     async def main() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

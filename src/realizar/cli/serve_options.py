@@ -39,6 +39,7 @@ class ServerOptions:
         embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
         chat_template: file of a Jinja template to use for the model's own.
         allow_request_templates: let requests bring chat templates of their own.
+        allow_request_priority: let requests set priority (-100 to 100, lower is sooner) and so pass other clients'.
         no_web_page: serve no chat page at /.
         max_body_bytes: size of a request's body at most, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
@@ -57,6 +58,7 @@ class ServerOptions:
     embeddings: Literal["last", "mean"] | None = None
     chat_template: ChatTemplateFile = None
     allow_request_templates: bool = False
+    allow_request_priority: bool = False
     no_web_page: bool = False
     max_body_bytes: Annotated[int, Parameter(converter=size_in_bytes)] = 8 << 20
     request_memory: Annotated[int, Parameter(converter=size_in_bytes)] = 96 << 20
@@ -87,6 +89,7 @@ class ServerOptions:
             allowed_hosts=self._hosts(),
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
+            allow_request_priority=self.allow_request_priority,
             web_page=not self.no_web_page,
             max_body_bytes=self.max_body_bytes,
             request_memory_bytes=self.request_memory,

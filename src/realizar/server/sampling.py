@@ -18,7 +18,9 @@ MAX_STOP_CHARACTERS = 256
 """Every piece of text is searched for every stop string; OpenAI allows 4 of them."""
 MAX_LOGPROBS = 20
 MAX_DRY_BREAKERS = 64
-_MAX_PRIORITY = 1 << 31
+MAX_PRIORITY = 100
+MAX_LISTED_IDS = 1 << 18
+"""Entries of stop_token_ids, and of logit_bias, times the prompts that they are told to the engine with."""
 _DRY_BREAKERS = ("\n", ":", '"', "*")  # what DRY's author recommends, where a request turns it on and names none
 _SAME_NAME = (
     "n",
@@ -66,7 +68,6 @@ def build_sampling(
     """
     changes: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
     _check_best_of(fields)
-    _check_priority(fields)
     tokenizer = model.tokenizer
     if fields.stop is not None:
         changes["stop"] = _stops(fields.stop)
@@ -93,6 +94,23 @@ def build_sampling(
         raise
 
 
+def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
+    """Refuse long lists of ids beside many prompts: the engine is told them with each.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in ("stop_token_ids", "logit_bias"):
+        size = len(getattr(sampling, name) or ())
+        if size * num_prompts > MAX_LISTED_IDS:
+            raise refused(
+                f"{name} has {size} entries for each of {num_prompts} prompts; at most {MAX_LISTED_IDS // num_prompts} "
+                "are taken with so many",
+                name,
+                "array_too_long",
+            )
+
+
 def check_top(value: int | None, param: str) -> int | None:
     """A number of top log-probabilities.
 
@@ -109,13 +127,25 @@ def _check_best_of(fields: GenerationFields) -> None:
         raise unsupported("best_of", "no answers are made besides the n that are given")
 
 
-def _check_priority(fields: GenerationFields) -> None:
-    if fields.priority is not None and abs(fields.priority) > _MAX_PRIORITY:
+def check_priority(priority: int | None, *, allowed: bool) -> int:
+    """The priority of a request.
+
+    Args:
+        allowed: whether requests may have another than 0.
+
+    Raises:
+        ApiError: 400, out of range, or turned off.
+    """
+    if priority is not None and abs(priority) > MAX_PRIORITY:
         raise refused(
-            f"priority must be between {-_MAX_PRIORITY} and {_MAX_PRIORITY}, not {fields.priority}",
-            "priority",
-            "invalid_value",
+            f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {priority}", "priority", "invalid_value"
         )
+    if priority and not allowed:
+        raise unsupported(
+            "priority",
+            "turned off on this server, where it would let any client pass the others (--allow-request-priority)",
+        )
+    return priority or 0
 
 
 def _stops(given: str | Sequence[str]) -> tuple[str, ...]:

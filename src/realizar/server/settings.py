@@ -20,6 +20,7 @@ class ServerSettings:
         allowed_hosts: names that a Host header may have, without port; none, or `*`, takes all.
         embeddings: pooling of `/v1/embeddings`; None takes what the model was made for, and refuses others.
         allow_request_templates: whether a request may bring a chat template of its own.
+        allow_request_priority: whether a request may have a priority other than 0, and so pass others.
         max_body_bytes: of a request.
         request_memory_bytes: that large requests, over 32 KiB, may hold together from their first byte to their
             answer's last; a client may have half of it.
@@ -43,6 +44,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
     allow_request_templates: bool = False
+    allow_request_priority: bool = False
     max_body_bytes: int = 8 << 20
     request_memory_bytes: int = 96 << 20
     body_timeout_s: float = 30.0

@@ -16,7 +16,7 @@ from realizar.server.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.protocol.chat import ChatCompletionRequest
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.neutral import check_neutral
-from realizar.server.sampling import build_sampling, check_top
+from realizar.server.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.work import Stop
 from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.parsers.base import OutputParser
@@ -42,6 +42,7 @@ class ChatPlan:
         prompt_end: the prompt's last words, control tokens spelled.
         top_logprobs: to list per token; None without log-probabilities.
         structured_field: the request's field that constrains the answer.
+        priority: of the request.
     """
 
     token_ids: tuple[int, ...]
@@ -51,6 +52,7 @@ class ChatPlan:
     prompt_end: str
     top_logprobs: int | None
     structured_field: str
+    priority: int
 
     def new_parser(self) -> OutputParser:
         """What takes one answer apart."""
@@ -102,6 +104,7 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
         prompt_end=prompt_end,
         top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
         structured_field="tools" if found is None else found[0],
+        priority=check_priority(request.priority, allowed=api.settings.allow_request_priority),
     )
 
 
@@ -152,6 +155,7 @@ def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOu
         prompt_logprobs=check_top(request.prompt_logprobs, "prompt_logprobs"),
         structured=structured,
     )
+    check_listed_ids(sampling, 1)
     if sampling.n > api.settings.max_choices:
         raise refused(f"n must be {api.settings.max_choices} at most, not {sampling.n}", "n", "invalid_value")
     return sampling

@@ -66,7 +66,7 @@ class ChatRun:
                 self._plan.token_ids,
                 self._plan.sampling,
                 request_id=self._request_id,
-                priority=self._request.priority or 0,
+                priority=self._plan.priority,
                 cache_salt=self._request.cache_salt,
                 client=self._client,
             )

@@ -23,7 +23,7 @@ from realizar.server.protocol.completion import CompletionRequest
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.protocol.sampling import StreamOptions
 from realizar.server.request_memory import lease_of
-from realizar.server.sampling import build_sampling, check_top
+from realizar.server.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.sse import EventStream
 from realizar.server.work import Stop
 
@@ -99,6 +99,7 @@ def plan_completions(api: Api, record: CompletionRequest, client: str, stop: Sto
             "n",
             "invalid_value",
         )
+    check_listed_ids(sampling, len(prompts))
     if record.truncate_prompt_tokens is not None:
         prompts = [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     return CompletionPlan(
@@ -109,7 +110,7 @@ def plan_completions(api: Api, record: CompletionRequest, client: str, stop: Sto
         logprobs=logprobs,
         prompt_logprobs=listed,
         stream=stream,
-        priority=record.priority or 0,
+        priority=check_priority(record.priority, allowed=api.settings.allow_request_priority),
         cache_salt=record.cache_salt,
         client=client,
         structured_field="structured" if found is None else found[0],

@@ -68,7 +68,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    service_tier: str | None = None
+    service_tier: Any = None
 
     audio: Any = None
     continue_final_message: Any = None

@@ -16,6 +16,10 @@ def _one_of(*values: Any) -> _Check:
     return lambda value: any(type(value) is type(known) and value == known for known in values)
 
 
+def _never(value: Any) -> bool:
+    return False
+
+
 def _empty(value: Any) -> bool:
     return value in ([], {}, "")
 
@@ -32,16 +36,17 @@ NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "spaces_between_special_tokens": (_one_of(True, False), "must be true or false"),
     "use_beam_search": (_one_of(False), "beam search is not supported"),
     "vllm_xargs": (_empty, "not supported"),
-    "audio": (_empty, "this model does not speak"),
+    "audio": (_never, "this model does not speak"),
     "continue_final_message": (_one_of(False), "not supported"),
     "function_call": (_one_of("none", "auto"), "deprecated; use tool_choice"),
     "functions": (_empty, "deprecated; use tools"),
     "mm_processor_kwargs": (_empty, "this model takes text alone"),
     "modalities": (_one_of(["text"], []), "this model answers in text alone"),
-    "moderation": (_empty, "nothing is moderated here"),
+    "moderation": (_never, "nothing is moderated here"),
     "store": (_one_of(False), "nothing is stored here"),
     "verbosity": (_one_of("medium"), "this model has no such setting"),
-    "web_search_options": (_empty, "there is no search here"),
+    "service_tier": (_one_of("auto", "default"), "this server has one tier"),
+    "web_search_options": (_never, "there is no search here; an empty object asks for it too"),
     "suffix": (_empty, "this model does not fill in"),
 }
 
@@ -52,6 +57,9 @@ def check_neutral(record: msgspec.Struct) -> None:
     Raises:
         ApiError: 400, naming the field.
     """
+    options = getattr(record, "stream_options", None)
+    if options is not None and options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "padding is not sent")
     for name in record.__struct_fields__:
         rule = NEUTRAL.get(name)
         if rule is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`include_usage` adds a last chunk with the usage; obfuscation is padding, which is never sent."""
+    """`include_usage` adds a last chunk with the usage; obfuscation is padding, which is refused."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
