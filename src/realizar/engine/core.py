@@ -16,7 +16,7 @@ from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
 from realizar.engine.row_grammars import RowGrammars
-from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, StepError
+from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
@@ -28,7 +28,7 @@ from realizar.scheduler.drafts import DraftLookup
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
-from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
 _STUCK = "the output can't go on within its grammar"
@@ -41,8 +41,8 @@ class EngineCore:
         backend: loaded; shut down by `close`.
         spec: what the backend has loaded.
         config: limits; the backend's own capacity bounds them.
-        new_grammars: makes the compiler of grammars for the model's vocabulary, when the first is asked for; without
-            it structured output is refused.
+        new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
+            without it structured output is refused. Closed by `close`.
         steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile. With
             speculation every step is waited for: drafts follow a token that is known.
         device: where the backend runs the model.
@@ -55,7 +55,7 @@ class EngineCore:
         config: EngineConfig,
         *,
         policy: Policy | None = None,
-        new_grammars: Callable[[], GrammarFactory] | None = None,
+        new_grammars: Callable[[], GrammarService] | None = None,
         steps_in_flight: int = 1,
         device: ChosenDevice = THE_CPU,
     ) -> None:
@@ -129,7 +129,7 @@ class EngineCore:
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request. Waits for its grammar to be compiled where `holds_grammar` did not say that it is.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
@@ -137,16 +137,21 @@ class EngineCore:
             EngineDeadError: the engine stopped.
         """
         self._check_alive()
-        self._grammars.prepare(request.sampling.structured)
+        while not self.holds_grammar(request):
+            self._grammars.prepare(request.sampling.structured, request.client)
         self._scheduler.add(request)
+
+    def holds_grammar(self, request: Request) -> bool:
+        """Whether the request's grammar, if it has one, is compiled; kept then for a request that is added next.
+
+        Raises:
+            InvalidRequestError: the grammar was refused.
+        """
+        return self._grammars.hold(request, self._scheduler.is_open)
 
     def read_vocabulary(self) -> None:
         """Make ready for the first grammar, where the model can follow any."""
         self._grammars.read_vocabulary()
-
-    def is_prepared(self, sampling: SamplingParams) -> bool:
-        """Whether `add` would not have to compile a grammar first. From any thread."""
-        return self._grammars.is_prepared(sampling.structured)
 
     def prepare(self, sampling: SamplingParams) -> None:
         """Compile the grammar of requests to come, which may take a second, while another thread drives the engine.
@@ -155,6 +160,17 @@ class EngineCore:
             InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
         """
         self._grammars.prepare(sampling.structured)
+
+    def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
+        """Compile a request's grammar in the background; `on_done` hears on another thread how that went.
+
+        Returns:
+            What says that the request waits no more. From any thread.
+
+        Raises:
+            InvalidRequestError: the model can't follow one. QueueFullError: too many of its client's wait.
+        """
+        return self._grammars.prepare_later(request, on_done)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one of its choices, without an output; its blocks are free at once."""

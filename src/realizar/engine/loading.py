@@ -17,7 +17,7 @@ from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.models.registry import build_spec
 from realizar.scheduler.policy import Policy
-from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.service import GrammarService
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -74,9 +74,9 @@ def load_core(
         raise
 
 
-def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None) -> GrammarFactory:
+def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None) -> GrammarService:
     tokenizer = tokenizer or load_tokenizer(checkpoint)
-    return GrammarFactory(
+    return GrammarService(
         tokenizer.vocabulary_bytes(),
         tokenizer.special_ids(),
         tokenizer.eos_ids,

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from realizar.engine.core import EngineCore
@@ -40,9 +39,10 @@ _IDLE_S = 1.0  # without work for so long, the engine has time to look through i
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A request whose grammar has been compiled, or refused."""
+    """A request whose grammar has been compiled, or can't be, for this reason."""
 
     add: Add
+    error: RealizarError | None
 
 
 class EngineLoop:
@@ -62,8 +62,7 @@ class EngineLoop:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
-        self._compiling: dict[str, Add] = {}  # requests whose grammar is being compiled, by id
-        self._compiler = ThreadPoolExecutor(1, "realizar-grammars")
+        self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # with what says that they wait no more, by id
 
     def post(self, command: Command | _Compiled) -> None:
         """Put a command into the inbox; from any thread, never waits."""
@@ -92,7 +91,6 @@ class EngineLoop:
         except EngineDeadError as error:
             self._tell(Failed(record_error(error)))
         finally:
-            self._compiler.shutdown(wait=False, cancel_futures=True)
             core.close()
 
     def _obey(self, core: EngineCore) -> None:
@@ -136,23 +134,18 @@ class EngineLoop:
             self._prompt_tokens += self._prompts.pop(output.request_id, 0)
 
     def _compile(self, core: EngineCore, command: Add) -> None:
-        """Compile the grammar of a request, which may take a second, on a thread of its own; then add the request."""
+        """Have the grammar of a request compiled beside the steps; then add the request."""
         request = command.request
-        self._compiling[request.request_id] = command
-
-        def run() -> None:
-            try:
-                core.prepare(request.sampling)
-            except RealizarError:
-                _LOG.debug("%s has a grammar that is refused", request.request_id)  # by `add` too, which tells
-            finally:
-                self.post(_Compiled(command))
-
-        self._compiler.submit(run)
+        leave = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
+        self._compiling[request.request_id] = command, leave
 
     def _add(self, core: EngineCore, command: Add) -> None:
+        """Queue a request, or have its grammar compiled first."""
         request = command.request
         try:
+            if not core.holds_grammar(request):
+                self._compile(core, command)
+                return
             core.add(request)
         except EngineDeadError:
             raise
@@ -166,22 +159,31 @@ class EngineLoop:
 
     def _handle(self, core: EngineCore, command: Command | _Compiled) -> None:
         if isinstance(command, _Compiled):
-            if self._compiling.pop(command.add.request.request_id, None) is command.add:  # else aborted meanwhile
-                self._add(core, command.add)
+            self._take_compiled(core, command)
         elif isinstance(command, Add):
-            if core.is_prepared(command.request.sampling):
-                self._add(core, command)
-            else:
-                self._compile(core, command)
+            self._add(core, command)
         elif isinstance(command, Abort):
             core.abort(command.request_id, command.choice)
             if command.choice is None:
-                self._compiling.pop(command.request_id, None)
+                _, leave = self._compiling.pop(command.request_id, (None, None))
+                if leave is not None:
+                    leave()
                 self._prompts.pop(command.request_id, None)
         elif isinstance(command, AskStats):
             self._tell(StatsAnswer(command.ticket, self._stats(core)))
         elif isinstance(command, AskAudit):
             self._tell(AuditAnswer(command.ticket, _audit(core)))
+
+    def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
+        request_id = compiled.add.request.request_id
+        add, _ = self._compiling.get(request_id, (None, None))
+        if add is not compiled.add:
+            return  # it was aborted meanwhile
+        del self._compiling[request_id]
+        if compiled.error is None:
+            self._add(core, compiled.add)
+        else:
+            self._tell(Refused(request_id, record_error(compiled.error)))
 
     def _stats(self, core: EngineCore) -> EngineStats:
         counts, blocks, memory = core.counts, core.block_counts, core.device_memory

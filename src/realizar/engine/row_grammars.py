@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,17 +14,12 @@ from numpy.typing import NDArray
 from realizar.backends.base import RowOutput, Step
 from realizar.batch import OpenedRow, ScheduledBatch
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.request import Request
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
-_CACHED_GRAMMARS = 64  # at most some 20 MB each, where they have worn out their bounds
-
-
-@dataclass(slots=True)
-class _Row:
-    structured: StructuredOutput
-    matcher: GrammarMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,54 +34,75 @@ class _Masks:
 class RowGrammars:
     """Follows each row's grammar. One step's masks are computed at a time, on a thread of their own.
 
-    Only `prepare` and `is_prepared` may be called from any thread.
+    Only `prepare` and `prepare_later` may be called from any thread.
 
     Args:
-        new_factory: makes the compiler of the model's grammars when the first is asked for; None where there is no
-            vocabulary, so that every grammar is refused.
+        new_service: makes what compiles and follows the model's grammars when the first is asked for; None where there
+            is no vocabulary, so that every grammar is refused.
     """
 
-    def __init__(self, new_factory: Callable[[], GrammarFactory] | None) -> None:
-        self._new_factory = new_factory
-        self._factory: GrammarFactory | None = None
-        self._factory_lock = threading.Lock()
-        self._compiled: OrderedDict[StructuredOutput, Grammar | InvalidRequestError] = OrderedDict()
-        self._compiled_lock = threading.Lock()
-        self._rows: dict[int, _Row] = {}
+    def __init__(self, new_service: Callable[[], GrammarService] | None) -> None:
+        self._new_service = new_service
+        self._service: GrammarService | None = None
+        self._refusal: str | None = None
+        self._service_lock = threading.Lock()
+        self._rows: dict[int, FollowedRow] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._masks: _Masks | None = None
 
     def read_vocabulary(self) -> None:
-        """Make the compiler of grammars now; where there can be none, grammars will be refused with the reason."""
+        """Make ready for the first grammar; where there can be none, grammars will be refused with the reason."""
         try:
-            self._made_factory()
+            self._made_service().start()
         except RealizarError as error:
             _LOG.info("no structured output: %s", error)
 
-    def is_prepared(self, structured: StructuredOutput | None) -> bool:
-        """Whether `prepare` would return, or refuse, at once."""
-        with self._compiled_lock:
-            return structured is None or structured in self._compiled
-
-    def prepare(self, structured: StructuredOutput | None) -> None:
-        """Compile a request's grammar, unless that was done before.
+    def prepare(self, structured: StructuredOutput | None, client: str = "") -> None:
+        """Compile a request's grammar, unless that was done before; waits for it.
 
         Raises:
             InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
+            QueueFullError: there is no room for it now.
         """
         if structured is not None:
-            self._grammar(structured)
+            self._made_service().prepare(structured, client)
+
+    def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
+        """Compile a request's grammar in the background; `on_done` hears on another thread how that went.
+
+        Returns:
+            What says that the request waits no more.
+
+        Raises what `prepare` does.
+        """
+        structured = request.sampling.structured
+        if structured is None:
+            raise InvalidRequestError("the request has no grammar", "structured")
+        service = self._made_service()
+        ticket = service.prepare_later(structured, request.client, on_done)
+        return lambda: service.cancel(ticket)
+
+    def hold(self, request: Request, is_open: Callable[[str], bool]) -> bool:
+        """Keep a request's grammar, if it is compiled, for as long as the request is open; whether there is no need to.
+
+        Raises:
+            InvalidRequestError: it was refused.
+        """
+        structured = request.sampling.structured
+        return structured is None or self._made_service().hold(request.request_id, structured, is_open)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; its history may hold output already."""
         structured = opened.sampling.structured
         if structured is not None:
-            matcher = self._grammar(structured).start(opened.history[opened.num_prompt_tokens :])
-            self._rows[opened.row] = _Row(structured, matcher)
+            output = opened.history[opened.num_prompt_tokens :]
+            self._rows[opened.row] = self._made_service().open_row(structured, output)
 
     def close(self, row: int) -> None:
         """End a row."""
-        self._rows.pop(row, None)
+        followed = self._rows.pop(row, None)
+        if followed is not None:
+            self._made_service().close_row(followed)
 
     def start(self, batch: ScheduledBatch) -> None:
         """Begin to compute a step's masks; all earlier choices of its rows have been taken in."""
@@ -96,8 +111,8 @@ class RowGrammars:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "realizar-masks")
-        matchers = [(self._rows[each.row].matcher, each.draft_ids) for each in wanted]
-        future = self._thread.submit(self._made_factory().masks, matchers)
+        rows = [(self._rows[each.row], each.draft_ids) for each in wanted]
+        future = self._thread.submit(self._made_service().masks, rows)
         self._masks = _Masks(tuple(each.row for each in wanted), tuple(each.sequence_id for each in wanted), future)
 
     def give(self, step: Step) -> dict[int, str]:
@@ -111,16 +126,17 @@ class RowGrammars:
         masks, self._masks = self._masks, None
         failure = masks.future.exception()
         if failure is not None:
-            raise RuntimeError(f"masks could not be computed: {failure}") from failure
+            _LOG.error("masks could not be computed", exc_info=failure)
+            return dict.fromkeys(masks.sequence_ids, f"masks could not be computed: {failure}")
         ready: dict[int, NDArray[np.uint32]] = {}
         stuck: dict[int, str] = {}
         for row, sequence_id, mask in zip(masks.rows, masks.sequence_ids, masks.future.result(), strict=True):
             state = self._rows[row]
-            if state.matcher.error is None:
+            if state.error is None:
                 ready[row] = mask
             else:
-                stuck[sequence_id] = state.matcher.error
-                self._forget(state.structured)
+                stuck[sequence_id] = state.error
+                self._made_service().forget(state.grammar.structured)
         if ready:
             step.set_masks(ready)
         return stuck
@@ -128,49 +144,40 @@ class RowGrammars:
     def drop(self) -> None:
         """Forget the masks on their way: their step is lost."""
         if self._masks is not None:
-            self._masks.future.exception()  # the thread reads the rows' grammars until then
+            self._masks.future.exception()  # the thread reads the rows until then
             self._masks = None
 
     def advance(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> None:
         """Take in a step's choices."""
         for scheduled, result in zip(batch.rows, results, strict=True):
             state = self._rows.get(scheduled.row) if scheduled.sample else None
-            if state is not None and not state.matcher.ended:
-                state.matcher.advance(result.token_ids)
+            if state is not None:
+                state.advance(result.token_ids)
 
     def shutdown(self) -> None:
-        """End the thread; idempotent."""
+        """End the thread and the processes; idempotent."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
+        with self._service_lock:
+            service = self._service
+        if service is not None:
+            service.close()
 
-    def _grammar(self, structured: StructuredOutput) -> Grammar:
-        with self._compiled_lock:
-            found = self._compiled.get(structured)
-            if found is not None:
-                self._compiled.move_to_end(structured)
-        if found is None:
-            try:
-                found = self._made_factory().compile(structured)
-            except InvalidRequestError as error:
-                found = error
-            with self._compiled_lock:
-                self._compiled[structured] = found
-                while len(self._compiled) > _CACHED_GRAMMARS:
-                    self._compiled.popitem(last=False)
-        if isinstance(found, InvalidRequestError):
-            raise InvalidRequestError(str(found), found.param)
-        return found
+    def _made_service(self) -> GrammarService:
+        with self._service_lock:
+            if self._service is None:
+                self._service = self._new_or_refused()
+            return self._service
 
-    def _forget(self, structured: StructuredOutput) -> None:
-        """Compile it anew the next time: matchers share what is learned of a grammar, and this may be worn out."""
-        with self._compiled_lock:
-            self._compiled.pop(structured, None)
-
-    def _made_factory(self) -> GrammarFactory:
-        with self._factory_lock:
-            if self._factory is None:
-                if self._new_factory is None:
-                    raise InvalidRequestError("structured output needs the model's vocabulary", "structured")
-                self._factory = self._new_factory()
-            return self._factory
+    def _new_or_refused(self) -> GrammarService:
+        """Make the service. Reading a vocabulary takes a second: where that fails, it is not tried again."""
+        if self._refusal is not None:
+            raise InvalidRequestError(self._refusal, "structured")
+        if self._new_service is None:
+            raise InvalidRequestError("structured output needs the model's vocabulary", "structured")
+        try:
+            return self._new_service()
+        except RealizarError as error:
+            self._refusal = str(error)
+            raise InvalidRequestError(self._refusal, "structured") from error

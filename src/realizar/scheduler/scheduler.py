@@ -107,6 +107,10 @@ class Scheduler:
         self._check_queue()
         self._open.add(request)
 
+    def is_open(self, request_id: str) -> bool:
+        """Whether a request waits or runs."""
+        return request_id in self._open.requests
+
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it, without an output; its blocks are free at once. Unknown ids pass."""
         for sequence in list(self._open.requests.get(request_id, {}).values()):

@@ -6,20 +6,24 @@ A row whose grammar can't go on, for whatever reason, is in error and gives no m
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Sequence
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_text import grammar_text
+from realizar.structured.kind_names import refusal
 from realizar.structured.vocabulary import Encode, GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
 
 # Bounds of llguidance on time and memory: a grammar compiles within a second, and any mask takes tens of milliseconds.
+_MASK_THREADS = 4
+_PARALLEL_ROWS = 4  # fewer are computed sooner than threads are woken
 _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
 
 
@@ -105,7 +109,7 @@ class GrammarFactory:
         if not self._end_ids:
             raise InvalidRequestError("structured output needs a token that ends an answer; the model has none")
         self._vocabulary = GrammarVocabulary(token_bytes, special_ids, self._end_ids, vocab_size, encode)
-        self._executor = LLExecutor()
+        self._executor: LLExecutor | None = None
         self.num_words = -(-vocab_size // 32)
         self._end_mask = np.zeros(self.num_words, np.uint32)
         for index in self._end_ids:
@@ -118,30 +122,48 @@ class GrammarFactory:
             InvalidRequestError: malformed, too large, not supported, or impossible to satisfy; the message names what.
         """
         try:
-            text = grammar_text(structured)
+            return self._compile(structured)
+        except RealizarError:
+            raise
+        except RecursionError:
+            reason = "it is nested too deep"
+        except MemoryError:
+            reason = "it takes too much memory"
         except ValueError as error:
-            raise _refusal(structured, str(error)) from None
+            reason = str(error)
+        except BaseException as error:  # noqa: BLE001 - a panic of llguidance is no Exception; this is the bulkhead
+            reason = f"reading it failed with {type(error).__name__}: {error}"
+        raise refusal(structured, _reason(reason))
+
+    def _compile(self, structured: StructuredOutput) -> Grammar:
+        text = grammar_text(structured)
         matcher = LLMatcher(self._vocabulary.lltokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise _refusal(structured, matcher.get_error())
+            raise refusal(structured, _reason(matcher.get_error()))
         for warning in matcher.get_grammar_warnings():
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
         first = GrammarMatcher(matcher, self._end_ids)
         mask = matcher.compute_bitmask()
         first.check()
         if first.error is not None or not any(mask):
-            raise _refusal(structured, first.error or "nothing satisfies it")
+            raise refusal(structured, _reason(first.error or "nothing satisfies it"))
         return Grammar(matcher, self._end_ids)
 
-    def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
+    def masks(
+        self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]], out: NDArray[np.uint32] | None = None
+    ) -> list[NDArray[np.uint32]]:
         """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
 
         Masks after a draft that is not allowed are empty, and nobody reads those after one that ends the output. A row
         whose grammar is stuck is put in `error` and its masks are empty.
+
+        Args:
+            out: where to put them: uint32 [all drafts and rows, words].
         """
         counts = [len(drafts) + 1 for _, drafts in rows]
         starts = [sum(counts[:place]) for place in range(len(rows))]
-        masks = np.zeros((sum(counts), self.num_words), np.uint32)
+        masks = np.empty((sum(counts), self.num_words), np.uint32) if out is None else out
+        masks[:] = 0
         plain, drafted = [], []
         for (row, drafts), start in zip(rows, starts, strict=True):
             if row.ended:
@@ -150,11 +172,7 @@ class GrammarFactory:
                 drafted.append((row.llmatcher, start, list(drafts)))
             elif row.error is None:
                 plain.append((row.llmatcher, start))
-        where = masks.ctypes.data, self.num_words * 4, len(masks)
-        if plain:
-            self._executor.unsafe_compute_mask_ptr(plain, *where)
-        if drafted:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        self._compute(plain, drafted, masks)
         found = [masks[start : start + count] for start, count in zip(starts, counts, strict=True)]
         for (row, _), mask in zip(rows, found, strict=True):
             row.check()
@@ -164,10 +182,23 @@ class GrammarFactory:
                 row.error = "no token can follow"
         return found
 
-
-def _refusal(structured: StructuredOutput, reason: str) -> InvalidRequestError:
-    kind = {"json_schema": "JSON schema", "lark": "Lark grammar", "regex": "regular expression"}.get(structured.kind)
-    return InvalidRequestError(f"the {kind or structured.kind} can't be honoured: {_reason(reason)}", "structured")
+    def _compute(
+        self,
+        plain: list[tuple[LLMatcher, int]],
+        drafted: list[tuple[LLMatcher, int, list[int]]],
+        masks: NDArray[np.uint32],
+    ) -> None:
+        where = masks.ctypes.data, self.num_words * 4, len(masks)
+        if len(plain) < _PARALLEL_ROWS and not drafted:
+            for matcher, place in plain:
+                matcher.unsafe_compute_mask_ptr(where[0] + place * where[1], where[1])
+            return
+        if self._executor is None:  # its threads would not survive a fork: none before the first mask
+            self._executor = LLExecutor(min(_MASK_THREADS, os.cpu_count() or 1))
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *where)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
 
 
 def _reason(text: str) -> str:

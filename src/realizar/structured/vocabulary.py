@@ -9,7 +9,7 @@ from llguidance import LLTokenizer
 
 _LONGEST_ENCODED = 256  # characters of a forced text that are cut as the tokenizer would: the rest is cut greedily
 
-Encode = Callable[[str], Sequence[int]]
+Encode = Callable[[str], Sequence[int] | None]
 
 
 class GrammarVocabulary:
@@ -57,7 +57,10 @@ class GrammarVocabulary:
         """Ids of a text, without the space that the tokenizer may put before it; None where they don't spell it."""
         if self._encode is None:
             return None
-        ids, wanted = list(self._encode(text)), text.encode()
+        encoded = self._encode(text)
+        if encoded is None:
+            return None
+        ids, wanted = list(encoded), text.encode()
         if any(index >= len(self.tokens) for index in ids):
             return None
         if ids and self.tokens[ids[0]] == b" " and not wanted.startswith(b" "):

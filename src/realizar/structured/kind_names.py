@@ -1,0 +1,14 @@
+"""What kinds of structured output are called in messages."""
+
+from __future__ import annotations
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+
+_NAMES = {"json_schema": "JSON schema", "lark": "Lark grammar", "regex": "regular expression"}
+
+
+def refusal(structured: StructuredOutput, reason: str) -> InvalidRequestError:
+    """The error of a grammar that is refused; `reason` is one line."""
+    kind = _NAMES.get(structured.kind, structured.kind)
+    return InvalidRequestError(f"the {kind} can't be honoured: {reason}", "structured")

@@ -1,0 +1,107 @@
+"""`Channel`: records on a blocking socket, with deadlines: four bytes of length, big-endian, then msgpack."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+MAX_RECORD_BYTES = 64 << 20
+_LENGTH = struct.Struct(">I")
+_ENCODER = msgspec.msgpack.Encoder()
+_Record = TypeVar("_Record")
+
+
+class ChannelError(Exception):
+    """The other end is gone, or sends what is no record."""
+
+
+class ChannelTimeoutError(ChannelError):
+    """The other end neither reads nor answers in time."""
+
+
+class Channel(Generic[_Record]):
+    """One end of a pair of sockets. One thread uses it at a time.
+
+    Args:
+        connection: owned from now on.
+        received_type: of the records that come; anything else is an error.
+    """
+
+    def __init__(self, connection: socket.socket, received_type: Any) -> None:
+        self._socket = connection
+        self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(received_type)
+
+    def send(self, record: Any, timeout_s: float | None = None) -> None:
+        """Send a record.
+
+        Raises:
+            ChannelError: the other end is gone, or the record is too large. ChannelTimeoutError: it does not read.
+        """
+        body = _ENCODER.encode(record)
+        if len(body) > MAX_RECORD_BYTES:
+            raise ChannelError(f"a record of {len(body)} bytes is above the {MAX_RECORD_BYTES} that are taken")
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(_LENGTH.pack(len(body)) + body)
+        except TimeoutError as error:
+            raise ChannelTimeoutError("it does not read what it is sent") from error
+        except OSError as error:
+            raise ChannelError(str(error)) from error
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Send an open file with one byte. Raises ChannelError."""
+        try:
+            socket.send_fds(self._socket, [b"f"], [descriptor])
+        except OSError as error:
+            raise ChannelError(str(error)) from error
+
+    def receive(self, timeout_s: float | None = None) -> _Record:
+        """The next record.
+
+        Raises:
+            ChannelError: the other end is gone, or sent something else. ChannelTimeoutError: none has come in time.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline_s))
+        if size > MAX_RECORD_BYTES:
+            raise ChannelError(f"a record of {size} bytes is above the {MAX_RECORD_BYTES} that are taken")
+        try:
+            return self._decoder.decode(self._exactly(size, deadline_s))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ChannelError(f"a malformed record: {error}") from error
+
+    def receive_descriptor(self) -> int:
+        """The open file that the other end sends. Raises ChannelError."""
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        except OSError as error:
+            raise ChannelError(str(error)) from error
+        if not descriptors:
+            raise ChannelError("no open file came")
+        return descriptors[0]
+
+    def close(self) -> None:
+        """Close this end; idempotent."""
+        self._socket.close()
+
+    def _exactly(self, size: int, deadline_s: float | None) -> bytes:
+        data = bytearray()
+        try:
+            while len(data) < size:
+                if deadline_s is not None:
+                    self._socket.settimeout(max(deadline_s - time.monotonic(), 1e-3))
+                else:
+                    self._socket.settimeout(None)
+                piece = self._socket.recv(min(size - len(data), 1 << 20))
+                if not piece:
+                    raise ChannelError("it has ended")
+                data += piece
+        except TimeoutError as error:
+            raise ChannelTimeoutError("it does not answer") from error
+        except OSError as error:
+            raise ChannelError(str(error)) from error
+        return bytes(data)

@@ -1,0 +1,114 @@
+"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `server_handle`.
+
+It reads the vocabulary and forks a process for each grammar, which takes milliseconds and shares the vocabulary's
+memory. It runs nothing that a user has written and has one thread, so forking is safe. It ends when the other end of
+its socket closes; its children end with it (Linux) and when their own sockets close.
+
+SOCKET is the descriptor of its end of a pair of sockets, MASKS that of the memory where masks are put.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+
+from realizar.errors import RealizarError
+from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.channel import Channel, ChannelError
+from realizar.structured.workers.grammar_process import GrammarProcess, RemoteEncoder
+from realizar.structured.workers.mask_memory import MaskMemory
+from realizar.structured.workers.messages import (
+    Done,
+    Fork,
+    Forked,
+    Reap,
+    Reaped,
+    Refused,
+    ToServer,
+    ToWorker,
+    Vocabulary,
+)
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkServer:
+    """Obeys one engine. Not thread-safe, and without threads."""
+
+    def __init__(self, channel: Channel[ToServer], masks: MaskMemory) -> None:
+        self._channel, self._masks = channel, masks
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def run(self) -> None:
+        """Read the vocabulary, then fork and reap until the engine is gone."""
+        vocabulary = self._channel.receive()
+        if not isinstance(vocabulary, Vocabulary):
+            raise ChannelError("the vocabulary must come first")
+        encoder = RemoteEncoder()
+        try:
+            factory = GrammarFactory(
+                vocabulary.token_bytes,
+                vocabulary.special_ids,
+                vocabulary.end_ids,
+                vocabulary.vocab_size,
+                encoder if vocabulary.can_encode else None,
+            )
+        except (RealizarError, ValueError) as error:
+            self._channel.send(Refused(" ".join(str(error).split())))
+            return
+        memory_bytes = vocabulary.memory_bytes
+        del vocabulary
+        gc.collect()
+        gc.freeze()  # a collection in a child would copy the pages that it walks
+        self._channel.send(Done())
+        while True:
+            command = self._channel.receive()
+            if isinstance(command, Reap):
+                _, status = os.waitpid(command.pid, 0)
+                self._channel.send(Reaped(os.waitstatus_to_exitcode(status)))
+            elif isinstance(command, Fork):
+                descriptor = self._channel.receive_descriptor()
+                try:
+                    self._channel.send(Forked(self._fork(descriptor, factory, encoder, memory_bytes)))
+                except OSError as error:
+                    self._channel.send(Refused(str(error.strerror)))
+                finally:
+                    os.close(descriptor)
+
+    def _fork(self, descriptor: int, factory: GrammarFactory, encoder: RemoteEncoder, memory_bytes: int) -> int:
+        server = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            if sys.platform == "linux":
+                self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != server:
+                    os._exit(1)
+            self._channel.close()
+            channel: Channel[ToWorker] = Channel(socket.socket(fileno=os.dup(descriptor)), ToWorker)
+            os.close(descriptor)
+            encoder.connect(channel)
+            GrammarProcess(channel, factory, self._masks, memory_bytes).run()
+        finally:
+            os._exit(1)
+
+
+def main() -> int:
+    """Run a fork server; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        ForkServer(Channel(connection, ToServer), MaskMemory(int(sys.argv[2]))).run()
+    except ChannelError:
+        return 0  # the engine is gone
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

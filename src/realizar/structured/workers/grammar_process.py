@@ -1,0 +1,136 @@
+"""`GrammarProcess`: what runs in the process of one grammar. It compiles it, then follows the rows that have it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from realizar.errors import RealizarError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+from realizar.structured.workers.channel import Channel, ChannelError
+from realizar.structured.workers.mask_memory import MaskMemory
+from realizar.structured.workers.messages import Compile, Done, Encode, Encoded, Refused, Step, Stepped, ToWorker
+
+_ENCODED_TEXTS = 1024
+
+
+class RemoteEncoder:
+    """The model's tokenizer, which the engine's process has. llguidance may call it from any thread."""
+
+    def __init__(self) -> None:
+        self._channel: Channel[ToWorker] | None = None
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Sequence[int] | None] = OrderedDict()
+
+    def connect(self, channel: Channel[ToWorker]) -> None:
+        """Ask by this channel from now on."""
+        self._channel = channel
+        self._known.clear()
+
+    def __call__(self, text: str) -> Sequence[int] | None:
+        """Ids of a text; None where nobody can say."""
+        with self._lock:
+            if text not in self._known:
+                self._known[text] = self._ask(text)
+                if len(self._known) > _ENCODED_TEXTS:
+                    self._known.popitem(last=False)
+            return self._known[text]
+
+    def _ask(self, text: str) -> Sequence[int] | None:
+        if self._channel is None:
+            return None
+        self._channel.send(Encode(text))
+        answer = self._channel.receive()
+        return answer.token_ids if isinstance(answer, Encoded) else None
+
+
+class GrammarProcess:
+    """One grammar and its rows. Ends, with the whole process, when the engine closes the channel.
+
+    Args:
+        channel: to the engine's process.
+        factory: made by the fork server.
+        masks: the shared memory.
+        memory_bytes: what may be taken beyond what the process starts with.
+    """
+
+    def __init__(
+        self, channel: Channel[ToWorker], factory: GrammarFactory, masks: MaskMemory, memory_bytes: int
+    ) -> None:
+        self._channel, self._factory, self._masks = channel, factory, masks
+        self._rows: dict[int, GrammarMatcher] = {}
+        _limit(memory_bytes)
+
+    def run(self) -> None:
+        """Compile what comes first, and follow its rows."""
+        try:
+            command = self._channel.receive()
+            if not isinstance(command, Compile):
+                return
+            grammar = self._compile(command)
+            while grammar is not None:
+                step = self._channel.receive()
+                if not isinstance(step, Step):
+                    return
+                self._channel.send(self._step(grammar, step))
+        except ChannelError:
+            pass  # the engine has closed its end
+
+    def _compile(self, command: Compile) -> Grammar | None:
+        _limit_cpu(command.cpu_s)
+        try:
+            grammar = self._factory.compile(StructuredOutput(command.kind, command.value))  # type: ignore[arg-type]
+        except RealizarError as error:
+            self._channel.send(Refused(str(error)))
+            return None
+        _limit_cpu(None)
+        self._channel.send(Done())
+        return grammar
+
+    def _step(self, grammar: Grammar, step: Step) -> Stepped:
+        for key in step.closed:
+            self._rows.pop(key, None)
+        for row in step.rows:
+            if row.starts:
+                self._rows[row.key] = grammar.start(row.token_ids)
+            elif row.token_ids and not self._rows[row.key].ended:
+                self._rows[row.key].advance(row.token_ids)
+        self._masks.map(step.memory_bytes)
+        count = sum(len(row.draft_ids) + 1 for row in step.rows)
+        out = self._masks.words(step.offset_bytes, count, self._factory.num_words)
+        matchers = [(self._rows[row.key], row.draft_ids) for row in step.rows]
+        self._factory.masks(matchers, out)
+        return Stepped(
+            {row.key: error for row in step.rows if (error := self._rows[row.key].error) is not None},
+            tuple(row.key for row in step.rows if self._rows[row.key].ended),
+        )
+
+
+def _limit(memory_bytes: int) -> None:
+    """Bound the memory, leave no core files, and say nothing: a library's panic would quote what a user wrote."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        most = data_pages * resource.getpagesize() + memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
+def _limit_cpu(cpu_s: int | None) -> None:
+    """Have the kernel end this process after so many more seconds of processor time, or no more."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = resource.RLIM_INFINITY
+    if cpu_s is not None:
+        soft = int(sum(os.times()[:2])) + cpu_s
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -1,0 +1,135 @@
+"""`KnownGrammars`: grammars that have been compiled, who needs them, and those that were refused."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+
+_MOST_REFUSALS = 1024
+_MOST_REFUSED_CHARACTERS = 16 << 20
+
+
+class KnownGrammars:
+    """Thread-safe; nothing here waits for a process but `close`."""
+
+    def __init__(self, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = OrderedDict()  # the last one asked for is last
+        self._retired: list[FollowedGrammar] = []
+        self._refusals: OrderedDict[StructuredOutput, str] = OrderedDict()
+        self._refused_characters = 0
+
+    def has(self, structured: StructuredOutput) -> bool:
+        """Whether a grammar is compiled, or was refused."""
+        with self._lock:
+            return structured in self._grammars or structured in self._refusals
+
+    def check(self, structured: StructuredOutput) -> None:
+        """Raise InvalidRequestError where a grammar was refused."""
+        with self._lock:
+            self._check(structured)
+
+    def hold(self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool]) -> bool:
+        """See `GrammarService.hold`."""
+        with self._lock:
+            self._check(structured)
+            for grammar in self._grammars.values():
+                grammar.holders = {holder for holder in grammar.holders if is_open(holder)}
+            found = self._grammars.get(structured)
+            if found is None:
+                return False
+            found.holders.add(request_id)
+            self._grammars.move_to_end(structured)
+            return True
+
+    def add(self, structured: StructuredOutput, worker: GrammarWorker) -> None:
+        """A grammar has been compiled by this process."""
+        with self._lock:
+            self._grammars[structured] = FollowedGrammar(structured, worker)
+
+    def refuse(self, structured: StructuredOutput, reason: str) -> None:
+        """Remember that a grammar is refused, for as long as there is room."""
+        with self._lock:
+            self._retire(structured)
+            if structured not in self._refusals:
+                self._refused_characters += len(structured.value)
+            self._refusals[structured] = reason
+            while len(self._refusals) > _MOST_REFUSALS or self._refused_characters > _MOST_REFUSED_CHARACTERS:
+                dropped, _ = self._refusals.popitem(last=False)
+                self._refused_characters -= len(dropped.value)
+
+    def forget(self, structured: StructuredOutput) -> None:
+        """Let nobody else follow a grammar that is known."""
+        with self._lock:
+            self._retire(structured)
+
+    def follow(self, structured: StructuredOutput) -> tuple[FollowedGrammar, str | None]:
+        """The grammar of a row that begins, and why it can't be followed, if so.
+
+        One that was forgotten while the request waited has no process yet.
+        """
+        with self._lock:
+            found = self._grammars.get(structured)
+            error = self._refusals.get(structured)
+            if found is None:
+                found = FollowedGrammar(structured, retired=error is not None)
+                (self._retired.append(found) if found.retired else self._grammars.update({structured: found}))
+            found.num_rows += 1
+            return found, error
+
+    def unfollow(self, row: FollowedRow) -> None:
+        """A row has ended."""
+        with self._lock:
+            row.grammar.num_rows -= 1
+            row.grammar.closed.append(row.key)
+
+    def take_surplus(self) -> list[GrammarWorker]:
+        """Processes to be ended: of grammars that nobody may follow any more, and of more idle ones than are kept."""
+        with self._lock:
+            surplus = [grammar for grammar in self._retired if not grammar.num_rows]
+            self._retired = [grammar for grammar in self._retired if grammar.num_rows]
+            idle = [grammar for grammar in self._grammars.values() if grammar.idle]
+            count = sum(grammar.worker is not None for grammar in (*self._grammars.values(), *self._retired))
+            too_many = max(len(idle) - self._limits.idle, count + 1 - self._limits.processes, 0)
+            for grammar in idle[:too_many]:
+                del self._grammars[grammar.structured]
+                surplus.append(grammar)
+            workers = [grammar.worker for grammar in surplus if grammar.worker is not None]
+            for grammar in surplus:
+                grammar.worker = None
+            return workers
+
+    @property
+    def num_processes(self) -> int:
+        with self._lock:
+            return sum(grammar.worker is not None for grammar in (*self._grammars.values(), *self._retired))
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            grammars = [*self._grammars.values(), *self._retired]
+            self._grammars.clear()
+            self._retired.clear()
+        for grammar in grammars:
+            if grammar.worker is not None:
+                grammar.worker.close()
+                grammar.worker = None
+
+    def _check(self, structured: StructuredOutput) -> None:
+        reason = self._refusals.get(structured)
+        if reason is not None:
+            self._refusals.move_to_end(structured)
+            raise InvalidRequestError(reason, "structured")
+
+    def _retire(self, structured: StructuredOutput) -> None:
+        grammar = self._grammars.pop(structured, None)
+        if grammar is not None:
+            grammar.retired = True
+            self._retired.append(grammar)

@@ -1,0 +1,164 @@
+"""`StepMasks`: puts a step's masks together, whatever becomes of the processes that compute them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.errors import RealizarError
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.mask_memory import MaskMemory
+from realizar.structured.workers.messages import RowStep, Step
+from realizar.structured.workers.server_handle import ServerError
+from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
+
+_LOG = logging.getLogger(__name__)
+_MOST_LATE = 2  # rows of a grammar that may run out of time one by one, before the rest is given up
+
+
+@dataclass(slots=True)
+class _Part:
+    """One row's part of a step: the drafts that follow it, and the number of its first mask in the memory."""
+
+    row: FollowedRow
+    drafts: tuple[int, ...]
+    start: int = 0
+
+
+class StepMasks:
+    """Not thread-safe: one step at a time.
+
+    Args:
+        memory: where the processes put masks.
+        num_words: uint32 words of a mask.
+        step_s: time in which a process has to answer.
+        revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
+        condemn: called with a grammar, and why, when its process died of one row alone.
+    """
+
+    def __init__(
+        self,
+        memory: MaskMemory,
+        num_words: int,
+        step_s: float,
+        revive: Callable[[FollowedGrammar], GrammarWorker],
+        condemn: Callable[[FollowedGrammar, str], None],
+    ) -> None:
+        self._memory, self._num_words, self._step_s = memory, num_words, step_s
+        self._revive, self._condemn = revive, condemn
+
+    def compute(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
+        """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
+
+        A row that can't go on is put in `error` and its masks are empty.
+        """
+        parts = [_Part(row, tuple(drafts)) for row, drafts in rows]
+        groups: dict[FollowedGrammar, list[_Part]] = {}
+        for part in parts:
+            if part.row.error is None:
+                groups.setdefault(part.row.grammar, []).append(part)
+        count = 0
+        for group in groups.values():
+            for part in group:
+                part.start = count
+                count += len(part.drafts) + 1
+        self._memory.grow(count * self._num_words * 4)
+        try:
+            self._ask(groups)
+        except BaseException:
+            for grammar in groups:  # an answer may be on its way that nobody will wait for
+                _drop_worker(grammar)
+            raise
+        return [self._taken(part) for part in parts]
+
+    def _ask(self, groups: dict[FollowedGrammar, list[_Part]]) -> None:
+        """All processes work at the same time; those that died are looked at afterwards."""
+        asked: list[FollowedGrammar] = []
+        failed: list[FollowedGrammar] = []
+        for grammar, parts in groups.items():
+            try:
+                self._send(grammar, parts)
+                asked.append(grammar)
+            except WorkerDiedError:
+                failed.append(grammar)
+        for grammar in asked:
+            try:
+                self._receive(grammar, groups[grammar])
+            except WorkerDiedError as death:
+                _LOG.warning("a grammar's process %s in a step; its rows are followed anew", death)
+                failed.append(grammar)
+        for grammar in failed:
+            self._one_by_one(grammar, groups[grammar])
+
+    def _one_by_one(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
+        """Follow each row anew, alone, in a new process: the one that ends it again is in error, and no other."""
+        num_late = 0
+        reason = ""
+        for part in parts:
+            if num_late >= _MOST_LATE:
+                part.row.error = reason
+                continue
+            try:
+                if grammar.worker is None:
+                    grammar.worker = self._revive(grammar)
+            except (RealizarError, ServerError, WorkerDiedError) as error:
+                num_late, reason = _MOST_LATE, f"it can't be compiled again: {error}"
+                part.row.error = reason
+                continue
+            try:
+                self._send(grammar, [part])
+                self._receive(grammar, [part])
+            except WorkerDiedError as death:
+                num_late += death.out_of_time
+                part.row.error = reason = f"following it {death}"
+                self._condemn(grammar, reason)
+
+    def _send(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
+        worker = grammar.worker
+        if worker is None:
+            raise WorkerDiedError("has no process", out_of_time=False)
+        closed, grammar.closed = tuple(grammar.closed), []
+        steps = tuple(_row_step(part, worker) for part in parts)
+        step = Step(steps, closed, parts[0].start * self._num_words * 4, self._memory.size_bytes)
+        try:
+            worker.send_step(step, self._step_s)
+        except WorkerDiedError:
+            grammar.worker = None
+            raise
+
+    def _receive(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
+        worker = grammar.worker
+        if worker is None:
+            raise WorkerDiedError("has no process", out_of_time=False)
+        try:
+            answer = worker.receive_step(self._step_s)
+        except WorkerDiedError:
+            grammar.worker = None
+            raise
+        for part in parts:
+            row = part.row
+            row.worker, row.num_sent = worker, len(row.output)
+            row.error, row.ended = answer.errors.get(row.key), row.key in answer.ended
+
+    def _taken(self, part: _Part) -> NDArray[np.uint32]:
+        """A row's masks, copied: the memory is written again in the next step."""
+        count = len(part.drafts) + 1
+        if part.row.error is not None:
+            return np.zeros((count, self._num_words), np.uint32)
+        return self._memory.words(part.start * self._num_words * 4, count, self._num_words).copy()
+
+
+def _row_step(part: _Part, worker: GrammarWorker) -> RowStep:
+    row = part.row
+    starts = row.worker is not worker
+    return RowStep(row.key, starts, tuple(row.output if starts else row.output[row.num_sent :]), part.drafts)
+
+
+def _drop_worker(grammar: FollowedGrammar) -> None:
+    if grammar.worker is not None:
+        grammar.worker.close()
+        grammar.worker = None

@@ -1,0 +1,131 @@
+"""`ServerHandle`: the fork server as the engine's process sees it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from realizar.structured.workers.channel import Channel, ChannelError
+from realizar.structured.workers.messages import (
+    Done,
+    Fork,
+    Forked,
+    FromServer,
+    FromWorker,
+    Reap,
+    Reaped,
+    Refused,
+    Vocabulary,
+)
+
+SERVER_COMMAND = (sys.executable, "-m", "realizar.structured.workers.fork_server")
+_START_LIMIT_S = 120.0  # of reading the vocabulary: 2 s for 256,000 tokens on an idle machine
+_ANSWER_LIMIT_S = 30.0
+
+
+class ServerError(Exception):
+    """The fork server can't be started, or can't fork; one line. `lasting`: it would say the same again."""
+
+    def __init__(self, reason: str, *, lasting: bool = False) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
+
+
+class ServerHandle:
+    """Starts a fork server and asks it. Thread-safe.
+
+    Args:
+        vocabulary: sent to it; the constructor waits until it is read.
+        masks_descriptor: of the memory where masks are put.
+        command: what to start; the descriptors of its socket and of the masks are appended.
+
+    Raises:
+        ServerError: it can't be started, or refuses the vocabulary.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND
+    ) -> None:
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        self._channel: Channel[FromServer] = Channel(ours, FromServer)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(masks_descriptor)],
+                    pass_fds=(theirs.fileno(), masks_descriptor),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # what a terminal sends to its group is not for it
+                )
+            except OSError as error:
+                self._channel.close()
+                raise ServerError(f"its process can't be started: {error.strerror}") from error
+        self.alive = True
+        try:
+            answer = self._ask(vocabulary, _START_LIMIT_S)
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(answer, Refused):
+            self.close()
+            raise ServerError(answer.reason, lasting=True)
+
+    def fork(self) -> tuple[int, Channel[FromWorker]]:
+        """Start a grammar's process: its pid, which stays its own until `reap`, and the channel to it.
+
+        Raises:
+            ServerError: there is no more room for a process, or the server has died; `alive` tells.
+        """
+        ours, theirs = socket.socketpair()
+        channel: Channel[FromWorker] = Channel(ours, FromWorker)
+        try:
+            with theirs, self._lock:
+                answer = self._exchange(Fork(), _ANSWER_LIMIT_S, theirs.fileno())
+        except ServerError:
+            channel.close()
+            raise
+        if not isinstance(answer, Forked):
+            channel.close()
+            raise ServerError(answer.reason if isinstance(answer, Refused) else "it gave no process")
+        return answer.pid, channel
+
+    def reap(self, pid: int) -> int | None:
+        """The exit status of a process that was killed or has closed its channel; None if the server is gone."""
+        with suppress(ServerError):
+            answer = self._ask(Reap(pid), _ANSWER_LIMIT_S)
+            if isinstance(answer, Reaped):
+                return answer.status
+        return None
+
+    def close(self) -> None:
+        """End the server and all its processes; idempotent."""
+        self.alive = False
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
+
+    def _ask(self, command: Vocabulary | Reap, timeout_s: float) -> FromServer:
+        with self._lock:
+            return self._exchange(command, timeout_s)
+
+    def _exchange(
+        self, command: Vocabulary | Fork | Reap, timeout_s: float, descriptor: int | None = None
+    ) -> FromServer:
+        if not self.alive:
+            raise ServerError("its process has ended")
+        try:
+            self._channel.send(command, timeout_s)
+            if descriptor is not None:
+                self._channel.send_descriptor(descriptor)
+            answer = self._channel.receive(timeout_s)
+        except ChannelError as error:
+            self.alive = False
+            raise ServerError(f"its process failed: {error}") from error
+        if not isinstance(answer, Done | Refused | Forked | Reaped):
+            raise ServerError("its process answered out of turn")
+        return answer
