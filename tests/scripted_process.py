@@ -21,7 +21,8 @@ from realizar.engine.core import EngineCore
 from realizar.engine.process import run_process
 from realizar.engine.process_messages import Load
 from realizar.errors import CapacityError
-from scripted_backend import ScriptedBackend, ScriptedStep, make_spec
+from realizar.structured.workers.service import GrammarService
+from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, make_spec
 
 
 class FaultyBackend(ScriptedBackend):
@@ -39,6 +40,12 @@ class FaultyBackend(ScriptedBackend):
             os.write(int(sys.argv[-1]), b"\0\0\0\3abc")
             time.sleep(1000)
         return super().submit(forward_input)
+
+
+def new_grammars() -> GrammarService:
+    """Ids are characters of ASCII from the space on; then the end, and what no grammar allows."""
+    letters = [bytes((0x20 + index,)) for index in range(94)]
+    return GrammarService([*letters, b"<end>"], (), (94,), VOCAB_SIZE)
 
 
 def main() -> int:
@@ -61,7 +68,8 @@ def main() -> int:
         if dies == "refuses":
             raise CapacityError("the weights do not fit")
         backend = FaultyBackend(options.get("step_s", 0.0), dies)
-        return EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+        config = EngineConfig(max_step_tokens=1000)
+        return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars)
 
     return run_process(int(sys.argv[2]), load)
 

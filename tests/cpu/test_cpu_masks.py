@@ -16,7 +16,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
 from realizar.engine.prepare import prepare_request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.service import GrammarService
 
 RECIPE = Recipe(vocab_size=90)  # no multiple of 32
 PROMPT = random_tokens(RECIPE, 12, 8)
@@ -109,7 +109,7 @@ def decoded(steps_in_flight: int) -> dict[str, list[int]]:
     letters = [bytes((0x20 + index,)) for index in range(89)]
     core = EngineCore(
         backend, spec, config, steps_in_flight=steps_in_flight,
-        new_grammars=lambda: GrammarFactory([*letters, b"<end>"], (), (89,), 90),
+        new_grammars=lambda: GrammarService([*letters, b"<end>"], (), (89,), 90),
     )  # fmt: skip
     patterns = {"a": "[A-Z]{3}-[0-9]{2,9}", "b": "(ab|cde)+", "plain": None}
     for name, pattern in patterns.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput, StepOutput
 from realizar.config import EngineConfig
@@ -19,7 +20,6 @@ from realizar.errors import CapacityError, EngineDeadError, StepMemoryError
 from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.structured.grammar import GrammarFactory
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -139,7 +139,7 @@ def test_any_other_failure_ends_the_engine(make: Callable[[], Exception]) -> Non
 def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> None:
     """Masks that were on their way to a lost step are not given to the next one."""
     letters = [bytes((0x20 + index,)) for index in range(94)] + [b"<end>", b"<control>"]
-    grammars = GrammarFactory(letters, (95,), (94,), VOCAB_SIZE)
+    grammars = LastingService(letters, (95,), (94,), VOCAB_SIZE)
     for step in range(1, 7):
         backend = TightBackend(**{where: [step]}, error=CapacityError("full"))  # type: ignore[arg-type]
         core = EngineCore(
@@ -156,6 +156,7 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
             else:
                 assert b"".join(letters[token_id] for token_id in tokens(outputs)) == b"abracadabra<end>"
         core.close()
+    grammars.end()
 
 
 def test_who_waits_hears_of_it() -> None:

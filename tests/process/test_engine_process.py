@@ -23,8 +23,14 @@ from realizar.engine.async_engine import AsyncEngine
 from realizar.engine.process_child import Vigilance
 from realizar.engine.process_messages import Load
 from realizar.engine.supervisor import ProcessLink
-from realizar.errors import CapacityError, ContextLengthError, EngineDeadError, EngineUnavailableError
-from realizar.sampling_params import SamplingParams
+from realizar.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineDeadError,
+    EngineUnavailableError,
+    InvalidRequestError,
+)
+from realizar.sampling_params import SamplingParams, StructuredOutput
 from scripted_backend import expected_tokens
 
 pytestmark = pytest.mark.timeout(60)
@@ -123,6 +129,34 @@ def test_streams_through_a_process(factory: Callable[[], asyncio.AbstractEventLo
         assert wait_gone(pid, 1)
 
     run(main(), factory)
+
+
+def test_a_grammar_that_crashes_costs_its_request_alone() -> None:
+    """The engine's process and its other streams never hear of it."""
+    hostile = (
+        StructuredOutput("json_schema", '{"const": -9223372036854775808}'),
+        StructuredOutput("json_schema", '{"properties": {"a": {"enum": [-9223372036854775808]}}, "required": ["a"]}'),
+        StructuredOutput("lark", 'start: "a" %json {"const": -9223372036854775808}'),
+        StructuredOutput("json_schema", '{"format": "email", "pattern": "a", "allOf": 5}'),
+        StructuredOutput("json_schema", '{"maximum": 1.5, "minimum": 1' + "0" * 400 + "}"),
+    )
+
+    async def main() -> None:
+        async with running() as engine:
+            pid = engine.info.pid
+            async with await engine.generate([1, 2], GREEDY) as stream:
+                for structured in hostile * 2:
+                    with pytest.raises(InvalidRequestError, match="can't be honoured"):
+                        await engine.generate([1], SamplingParams(structured=structured))
+                good = SamplingParams(structured=StructuredOutput("choice", '["ab"]'), stop_token_ids=(94,))
+                output = await (await engine.generate([1], good)).result()
+                assert output.outputs[0].token_ids[:2] == (65, 66)
+                whole = await stream.result()
+            assert whole.outputs[0].text == spelled(expected_tokens([1, 2], (None,), GREEDY, 8))
+            await settled(engine)
+            assert (engine.info.pid, engine.num_restarts) == (pid, 0)
+
+    run(main())
 
 
 def test_a_killed_engine_reaches_every_waiter_and_comes_back() -> None:

@@ -269,6 +269,45 @@ def test_structured_outputs(client: openai.OpenAI) -> None:
     assert text_of(chat(client, extra_body={"guided_grammar": 'start: "a" "b"'})) == "ab"
 
 
+_LEAST = -(2**63)  # llguidance 1.9 crashes on it
+_ROADS: dict[str, dict[str, Any]] = {
+    "guided_json": {"extra_body": {"guided_json": {"const": _LEAST}}},
+    "structured_outputs": {"extra_body": {"structured_outputs": {"json": {"enum": [0, _LEAST]}}}},
+    "guided_grammar": {"extra_body": {"guided_grammar": f'start: "a" %json {{"const": {_LEAST}}}'}},
+    "response_format": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "a",
+                "schema": {"type": "object", "properties": {"a": {"const": _LEAST}}, "required": ["a"]},
+            },
+        }
+    },
+    "tools": {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "parameters": {"type": "object", "properties": {"a": {"const": _LEAST}}, "required": ["a"]},
+                },
+            }
+        ],
+        "tool_choice": "required",
+    },
+}
+
+
+@pytest.mark.parametrize("road", _ROADS)
+def test_a_schema_that_crashes_its_compiler_is_the_clients_fault(client: openai.OpenAI, road: str) -> None:
+    """And costs nobody else anything."""
+    with pytest.raises(openai.BadRequestError, match="can't be honoured") as caught:
+        chat(client, **_ROADS[road])
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(road)
+    assert text_of(chat(client, extra_body={"guided_choice": ["red"]})) == "red"
+
+
 def test_the_first_byte_of_a_stream_and_its_end(http: httpx.Client) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 3, "temperature": 0, "stream": True}
     with http.stream("POST", "/v1/chat/completions", json=body) as response:

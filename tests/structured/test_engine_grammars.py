@@ -7,13 +7,14 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from grammar_services import LastingService
 from grammar_walks import allowed_ids
 from realizar.config import EngineConfig
 from realizar.engine.client import EngineClient
@@ -27,6 +28,8 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.policy import Policy
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.server_handle import ServerHandle
+from realizar.structured.workers.service import GrammarService
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
 
 END = 94
@@ -41,20 +44,23 @@ GRAMMARS = {
 }
 
 
-def factory() -> GrammarFactory:
-    return GrammarFactory(TOKENS, (95,), (END,), VOCAB_SIZE)
+FACTORY = GrammarFactory(TOKENS, (95,), (END,), VOCAB_SIZE)
+SERVICE = LastingService(TOKENS, (95,), (END,), VOCAB_SIZE)
 
 
-FACTORY = factory()
+@pytest.fixture(scope="module", autouse=True)
+def service() -> Iterator[GrammarService]:
+    yield SERVICE
+    SERVICE.end()
 
 
 def make_core(
-    backend: ScriptedBackend, *, new_grammars: Callable[[], GrammarFactory] | None = None, **options: Any
+    backend: ScriptedBackend, *, new_grammars: Callable[[], GrammarService] | None = None, **options: Any
 ) -> EngineCore:
     config = EngineConfig(
         max_running=1000, max_step_tokens=10_000, speculative_tokens=options.pop("speculative_tokens", 0)
     )
-    new_grammars = new_grammars or (lambda: FACTORY)
+    new_grammars = new_grammars or (lambda: SERVICE)
     policy = Policy(stretch=math.inf)  # else how much of a prompt is read depends on the clock
     return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars, policy=policy, **options)
 
@@ -217,12 +223,10 @@ def test_a_stuck_grammar_ends_its_request_alone(steps_in_flight: int) -> None:
 def test_what_cannot_be_followed_is_refused_when_it_is_added() -> None:
     core = make_core(ScriptedBackend())
     impossible = SamplingParams(structured=StructuredOutput("json_schema", '{"enum": []}'))
-    assert not core.is_prepared(impossible)
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="empty") as caught:
             core.add(structured_request("a", [1], impossible))
         assert caught.value.param == "structured"
-        assert core.is_prepared(impossible)
     assert not core.has_work
     core.close()
     backend = ScriptedBackend()
@@ -256,16 +260,22 @@ def test_the_client_hears_why_a_request_failed() -> None:
     client.close()
 
 
-class _SlowFactory:
-    """Makes the compiler of grammars only when it is let."""
+class _SlowService:
+    """A service whose fork server starts only when it is let."""
 
     def __init__(self) -> None:
         self.asked, self.go_on = threading.Event(), threading.Event()
 
-    def __call__(self) -> GrammarFactory:
-        self.asked.set()
-        assert self.go_on.wait(30)
-        return factory()
+    def __call__(self) -> GrammarService:
+        slow = self
+
+        class Service(GrammarService):
+            def _running_server(self) -> ServerHandle:
+                slow.asked.set()
+                assert slow.go_on.wait(30)
+                return super()._running_server()
+
+        return Service(TOKENS, (95,), (END,), VOCAB_SIZE)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -277,7 +287,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_compiling_holds_up_nobody_else() -> None:
     """Others are answered while a grammar compiles; an abort meanwhile is heeded; a refusal comes after it."""
-    slow, events = _SlowFactory(), []
+    slow, events = _SlowService(), []
     loop = EngineLoop(events.append)
     thread = threading.Thread(target=loop.run, args=(lambda: make_core(ScriptedBackend(), new_grammars=slow),))
     thread.start()

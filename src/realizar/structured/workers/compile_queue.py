@@ -32,7 +32,7 @@ class CompileJob:
 
     structured: StructuredOutput
     tickets: list[Ticket] = field(default_factory=list)
-    stop: Callable[[], None] | None = None
+    stop: Callable[[], object] | None = None
 
     @property
     def wanted(self) -> bool:
@@ -65,7 +65,8 @@ class CompileQueue:
                 raise QueueFullError("the engine is being closed")
             waiting = self._waiting.get(ticket.client, ())
             if len(waiting) >= self._most:
-                raise QueueFullError(f"{len(waiting)} grammars of yours wait to be compiled, and at most {self._most} may")
+                raise QueueFullError(f"{len(waiting)} of your grammars wait to be compiled (limit {self._most})")
+
             job = self._jobs.setdefault(ticket.structured, CompileJob(ticket.structured))
             job.tickets.append(ticket)
             self._waiting.setdefault(ticket.client, deque()).append(ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ class FollowedGrammar:
     worker: GrammarWorker | None = None
     holders: set[str] = field(default_factory=set)
     num_rows: int = 0
-    closed: list[int] = field(default_factory=list)
+    closed: deque[int] = field(default_factory=deque)
     retired: bool = False
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import tempfile
 
 import numpy as np
@@ -54,7 +53,7 @@ class MaskMemory:
 
 
 def _unnamed_file() -> int:
-    if sys.platform == "linux":
+    if hasattr(os, "memfd_create"):  # Linux
         return os.memfd_create("realizar-masks")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -121,7 +121,7 @@ class StepMasks:
         worker = grammar.worker
         if worker is None:
             raise WorkerDiedError("has no process", out_of_time=False)
-        closed, grammar.closed = tuple(grammar.closed), []
+        closed = tuple(grammar.closed.popleft() for _ in range(len(grammar.closed)))
         steps = tuple(_row_step(part, worker) for part in parts)
         step = Step(steps, closed, parts[0].start * self._num_words * 4, self._memory.size_bytes)
         try:

@@ -47,9 +47,7 @@ class ServerHandle:
         ServerError: it can't be started, or refuses the vocabulary.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         self._channel: Channel[FromServer] = Channel(ours, FromServer)

@@ -177,15 +177,18 @@ class GrammarService:
         except ServerError as error:
             _LOG.warning("no structured output for now: %s", error)
         while (job := self._queue.take()) is not None:
-            error: RealizarError | None = None
-            try:
-                self._run(job)
-            except RealizarError as refusal:
-                error = refusal
-            except Exception as failure:
-                _LOG.exception("a grammar could not be compiled")
-                error = InvalidRequestError(f"the grammar can't be compiled: {type(failure).__name__}", "structured")
-            self._queue.finish(job, error)
+            self._queue.finish(job, self._outcome(job))
+
+    def _outcome(self, job: CompileJob) -> RealizarError | None:
+        """Why a job's grammar is not compiled, or None."""
+        try:
+            self._run(job)
+        except RealizarError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - one grammar must not cost the others their compiler
+            _LOG.exception("a grammar could not be compiled")
+            return InvalidRequestError(f"the grammar can't be compiled: {type(error).__name__}", "structured")
+        return None
 
     def _run(self, job: CompileJob) -> None:
         """Compile a grammar, unless that was done; remember what came of it.
@@ -195,8 +198,8 @@ class GrammarService:
         """
         if self._known.has(job.structured):
             return
-        for worker in self._known.take_surplus():
-            worker.close()
+        for surplus in self._known.take_surplus():
+            surplus.close()
         if self._known.num_processes >= self._limits.processes:
             raise QueueFullError(
                 f"open requests have {self._limits.processes} different grammars, as many as may", _RETRY_S

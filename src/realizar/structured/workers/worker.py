@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.channel import Channel, ChannelError, ChannelTimeoutError
+from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
 from realizar.structured.workers.messages import (
     Compile,
     Done,

@@ -1,0 +1,376 @@
+"""Processes of grammars that crash, hang, are killed or cancelled: what that costs, and whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grammar_walks import CONTROL, END, TOKENS, allowed_ids
+from realizar.errors import InvalidRequestError, QueueFullError, RealizarError
+from realizar.sampling_params import StructuredKind, StructuredOutput
+from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.masks import StepMasks
+from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+
+VOCAB_SIZE = len(TOKENS) + 7
+FACTORY = GrammarFactory(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
+LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
+DIGITS = StructuredOutput("regex", "[0-9]{3,40}x")
+# Compiling takes time quadratic in these: ten seconds.
+ENDLESS = StructuredOutput(
+    "lark", "start: %json " + json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}})
+)
+PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
+
+
+def make_service(limits: WorkerLimits | None = None) -> GrammarService:
+    return GrammarService(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, limits=limits)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[GrammarService]:
+    made = make_service()
+    yield made
+    made.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Follower:
+    """A row in a service, beside one in this process that says what its masks must be."""
+
+    def __init__(self, service: GrammarService, structured: StructuredOutput, seed: int = 0) -> None:
+        service.prepare(structured)
+        self.row = service.open_row(structured, ())
+        self._matcher = FACTORY.compile(structured).start()
+        self._rng = np.random.default_rng(seed)
+
+    def check(self, mask: Any) -> None:
+        """Compare a mask, and choose one of its ids."""
+        assert self.row.error is None
+        (expected,) = FACTORY.masks([(self._matcher, ())])
+        assert np.array_equal(mask, expected)
+        if self._matcher.ended:
+            return
+        chosen = int(self._rng.choice(allowed_ids(expected[0])))
+        self._matcher.advance([chosen])
+        self.row.advance([chosen])
+
+
+def step(service: GrammarService, *followers: Follower) -> None:
+    masks = service.masks([(each.row, ()) for each in followers])
+    for follower, mask in zip(followers, masks, strict=True):
+        follower.check(mask)
+
+
+MOST = 2**63
+HOSTILE: dict[str, tuple[StructuredKind, str]] = {
+    "const": ("json_schema", json.dumps({"const": -MOST})),
+    "enum": ("json_schema", json.dumps({"enum": [1, -MOST]})),
+    "enum in a property": ("json_schema", json.dumps({"properties": {"a": {"enum": [-MOST]}}, "required": ["a"]})),
+    "const in a list": ("json_schema", json.dumps({"const": [{"a": -MOST + 1}]})),
+    "a tool's arguments": ("lark", f'start: "<call>" %json {json.dumps({"const": -MOST})}'),
+    "bounds": ("json_schema", json.dumps({"type": "integer", "minimum": -MOST, "maximum": -MOST + 5})),
+    "bounds of numbers": ("json_schema", json.dumps({"type": "number", "minimum": -MOST, "maximum": MOST})),
+    "allOf": ("json_schema", json.dumps({"format": "email", "pattern": "a", "allOf": 5})),
+    "huge minimum": ("json_schema", json.dumps({"minimum": 10**400, "maximum": 1.5})),
+    "huge maximum": ("json_schema", json.dumps({"exclusiveMinimum": 0.5, "exclusiveMaximum": 10**400})),
+    "many digits": ("json_schema", '{"const": ' + "9" * 100_000 + "}"),
+    "lone surrogate": ("json_schema", '{"const": "\\ud800"}'),
+    "control characters": ("regex", "\0[\0-\x1f]{2,1}"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammars_are_refused(service: GrammarService, name: str) -> None:
+    """Whatever becomes of the library: an error of the request, remembered, and the rows beside it go on."""
+    beside = Follower(service, LETTERS)
+    step(service, beside)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="can't be honoured") as caught:
+            service.prepare(StructuredOutput(*HOSTILE[name]))
+        assert caught.value.param == "structured"
+        assert "\n" not in str(caught.value)
+    step(service, beside)
+    service.close_row(beside.row)
+
+
+def test_a_grammar_that_takes_too_long_is_refused() -> None:
+    service = make_service(WorkerLimits(compile_cpu_s=1))
+    with pytest.raises(InvalidRequestError, match="compiling it took longer than 1 s"):
+        service.prepare(ENDLESS)
+    service.prepare(LETTERS)
+    service.close()
+
+
+def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
+    service = make_service(WorkerLimits(memory_bytes=16 << 20))
+    with pytest.raises(InvalidRequestError, match=r"compiling it crashed|too much memory"):
+        service.prepare(StructuredOutput("regex", "a{100000}"))
+    service.prepare(LETTERS)
+    service.close()
+
+
+def test_a_killed_process_costs_nothing(service: GrammarService) -> None:
+    """Its rows go on with the same masks; those of other grammars stay where they are."""
+    killed = [Follower(service, LETTERS, seed) for seed in range(3)]
+    other = Follower(service, DIGITS)
+    for _ in range(3):
+        step(service, killed[0], other, *killed[1:])
+    worker, beside = killed[0].row.worker, other.row.worker
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    for _ in range(3):
+        step(service, killed[0], other, *killed[1:])
+    assert killed[0].row.worker is killed[2].row.worker is not worker
+    assert other.row.worker is beside
+    for each in (*killed, other):
+        service.close_row(each.row)
+
+
+def test_a_stopped_process_is_replaced(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, other = Follower(service, LETTERS), Follower(service, DIGITS)
+    step(service, stopped, other)
+    worker = stopped.row.worker
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    patient = worker.receive_step
+    monkeypatch.setattr(worker, "receive_step", lambda _timeout_s: patient(0.1))
+    step(service, stopped, other)
+    assert stopped.row.worker is not worker
+    assert not is_alive(worker.pid)
+    step(service, other, stopped)
+    for each in (stopped, other):
+        service.close_row(each.row)
+
+
+def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other, though they share the process; nobody may follow the grammar from then on."""
+    poisonous = StructuredOutput("regex", "[a-f]{3,41}x")
+    rows = [Follower(service, poisonous, seed) for seed in range(4)]
+    bad, good = rows[1], [rows[0], *rows[2:]]
+    for _ in range(3):
+        step(service, *rows)
+    send = StepMasks._send
+
+    def deadly(self: StepMasks, grammar: FollowedGrammar, parts: Any) -> None:
+        if any(part.row is bad.row for part in parts):
+            assert grammar.worker is not None
+            os.kill(grammar.worker.pid, signal.SIGKILL)
+        send(self, grammar, parts)
+
+    monkeypatch.setattr(StepMasks, "_send", deadly)
+    masks = service.masks([(each.row, ()) for each in rows])
+    assert bad.row.error == "following it crashed (SIGKILL)"
+    assert not masks[1].any()
+    for follower, mask in zip(good, (masks[0], *masks[2:]), strict=True):
+        follower.check(mask)
+    for _ in range(2):
+        step(service, *good)
+    (mask,) = service.masks([(bad.row, ())])
+    assert not mask.any()
+    with pytest.raises(InvalidRequestError, match="following it crashed"):
+        service.prepare(poisonous)
+    late = service.open_row(poisonous, ())
+    assert late.error is not None
+    for row in (late, *(each.row for each in rows)):
+        service.close_row(row)
+
+
+def _kill_first(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Kill the first processes that are to compile something; their pids."""
+    killed: list[int] = []
+    compile_it = GrammarWorker.compile
+
+    def compile_killed(self: GrammarWorker, structured: StructuredOutput, limits: WorkerLimits) -> None:
+        if len(killed) < times:
+            killed.append(self.pid)
+            os.kill(self.pid, signal.SIGKILL)
+        compile_it(self, structured, limits)
+
+    monkeypatch.setattr(GrammarWorker, "compile", compile_killed)
+    return killed
+
+
+def test_a_process_that_is_killed_while_it_compiles_is_tried_again(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = _kill_first(monkeypatch, 1)
+    beside = Follower(service, StructuredOutput("regex", "tried again"))
+    step(service, beside)
+    assert len(killed) == 1
+    assert not is_alive(killed[0])
+    service.close_row(beside.row)
+
+
+def test_one_that_dies_twice_is_refused_and_not_compiled_again(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = _kill_first(monkeypatch, 3)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r"compiling it crashed \(SIGKILL\)"):
+            service.prepare(StructuredOutput("regex", "dies twice"))
+    assert len(killed) == 2
+
+
+def test_the_fork_server_is_replaced() -> None:
+    service = make_service()
+    row = Follower(service, LETTERS)
+    step(service, row)
+    assert service._server is not None
+    service._server._process.kill()
+    service._server._process.wait()
+    service.prepare(DIGITS)
+    for _ in range(2):
+        step(service, row)
+    service.close()
+
+
+def test_what_nobody_waits_for_is_ended() -> None:
+    """The only client of a grammar leaves while it is compiled: the next one's turn comes, and its process is gone."""
+    service = make_service(PATIENT)
+    heard: list[RealizarError | None] = []
+    ticket = service.prepare_later(ENDLESS, "a", heard.append)
+    job = service._queue._jobs[ENDLESS]
+    wait_for(lambda: job.stop is not None)
+    worker = getattr(job.stop, "__self__", None)
+    assert isinstance(worker, GrammarWorker)
+    os.kill(worker.pid, signal.SIGSTOP)  # it won't come to an end by itself
+    service.cancel(ticket)
+    service.prepare(LETTERS, "b")
+    assert not is_alive(worker.pid)
+    assert not heard
+    assert not service._known.has(ENDLESS)
+    service.close()
+
+
+def test_a_client_with_many_grammars_does_not_hold_up_another() -> None:
+    """Grammars of two clients are compiled in turns, whoever came first."""
+    service = make_service(PATIENT)
+    order: list[str] = []
+    done = threading.Event()
+
+    def note(name: str) -> Callable[[RealizarError | None], None]:
+        def heard(error: RealizarError | None) -> None:
+            assert error is None
+            order.append(name)
+            if len(order) == 5:
+                done.set()
+
+        return heard
+
+    first = service.prepare_later(ENDLESS, "many", note("endless"))
+    for number in range(4):
+        service.prepare_later(StructuredOutput("regex", f"many{number}"), "many", note(f"many{number}"))
+    service.prepare_later(StructuredOutput("regex", "one"), "one", note("one"))
+    service.cancel(first)
+    assert done.wait(60)
+    assert "one" in order[:2]
+    service.close()
+
+
+def test_open_requests_bound_the_processes() -> None:
+    service = make_service(WorkerLimits(processes=2, idle=1))
+    open_ids = {"a", "b"}
+    for name, structured in (("a", LETTERS), ("b", DIGITS)):
+        service.prepare(structured)
+        assert service.hold(name, structured, open_ids.__contains__)
+    third = StructuredOutput("regex", "third")
+    with pytest.raises(QueueFullError, match="2 different grammars"):
+        service.prepare(third)
+    open_ids.remove("a")
+    assert service.hold("b", DIGITS, open_ids.__contains__)
+    service.prepare(third)
+    assert not service._known.has(LETTERS)
+    assert service._known.num_processes == 2
+    open_ids.clear()
+    assert service.hold("c", third, open_ids.__contains__)
+    for number in range(4):
+        service.prepare(StructuredOutput("regex", f"idle{number}"))
+    assert service._known.num_processes <= 2
+    assert service._known.has(third)
+    service.close()
+
+
+def test_a_row_that_opens_late_finds_its_grammar_compiled_anew(service: GrammarService) -> None:
+    """One that was forgotten, worn out, while the request waited."""
+    service.prepare(LETTERS)
+    service.forget(LETTERS)
+    row: FollowedRow = service.open_row(LETTERS, [TOKENS.index(b"a")] * 40)
+    (mask,) = service.masks([(row, ())])
+    assert allowed_ids(mask[0]).tolist() == [TOKENS.index(b"x")]
+    service.close_row(row)
+
+
+def test_closing_ends_all_processes() -> None:
+    service = make_service(PATIENT)
+    row = Follower(service, LETTERS)
+    step(service, row)
+    heard: list[RealizarError | None] = []
+    service.prepare_later(ENDLESS, "", heard.append)
+    assert service._server is not None
+    assert row.row.worker is not None
+    pids = [service._server._process.pid, row.row.worker.pid]
+    assert all(map(is_alive, pids))
+    service.close()
+    service.close()
+    wait_for(lambda: not any(map(is_alive, pids)))
+    assert [type(error) for error in heard] == [QueueFullError]
+    with pytest.raises(QueueFullError, match="closed"):
+        service.prepare(DIGITS)
+
+
+_ORPHAN = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_grammar_workers import LETTERS, Follower, make_service, step
+service = make_service()
+row = Follower(service, LETTERS)
+step(service, row)
+print(service._server._process.pid, row.row.worker.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_processes_end_with_the_engine() -> None:
+    """However it ends."""
+    folders = (str(Path(__file__).parent), str(Path(__file__).parents[1]))
+    engine = subprocess.Popen(
+        [sys.executable, "-c", _ORPHAN, folders[0]],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((folders[1], os.environ.get("PYTHONPATH", "")))},
+    )
+    with engine:
+        assert engine.stdout is not None
+        pids = [int(pid) for pid in engine.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(is_alive, pids))
+        engine.kill()
+    wait_for(lambda: not any(map(is_alive, pids)))
