@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,8 @@ def triple() -> Any:
     return triple
 
 
-@contextlib.contextmanager
-def full_disk(*_arguments: object, **_options: object) -> Iterator[None]:
+def full_disk(*_arguments: object, **_options: object) -> Any:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    yield
 
 
 def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]) -> None:

