@@ -96,7 +96,8 @@ class ScriptedApi:
         return None
 
     async def _models(self, request: Request) -> Response:
-        record = {"id": "scripted-1b", "object": "model", "max_model_len": 4096}
+        sampling = {"temperature": 0.7, "top_k": 0, "min_p": 0.05, "max_tokens": None, "stop": []}
+        record = {"id": "scripted-1b", "object": "model", "max_model_len": 4096, "default_sampling": sampling}
         return self._refusal(request) or JSONResponse({"object": "list", "data": [record]})
 
     async def _ready(self, request: Request) -> Response:

@@ -45,17 +45,17 @@ export class Settings {
   }
 }
 
-const SAMPLING = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"];
-
-/** Says what holds where a field is left empty, as the server told: numbers by the names of the API's fields. */
+/** Says what holds where a field is left empty, as the server told: values by the names of the API's fields. */
 export function showDefaults(defaults) {
-  if (!defaults) {
-    return;
+  const told = [...document.querySelectorAll("input[data-setting]")].filter(
+    (input) => typeof defaults?.[input.dataset.setting] === "number",
+  );
+  for (const input of told) {
+    input.placeholder = String(defaults[input.dataset.setting]);
   }
-  for (const name of SAMPLING.filter((each) => typeof defaults[each] === "number")) {
-    document.querySelector(`[data-setting="${name}"]`).placeholder = String(defaults[name]);
+  if (told.length) {
+    byId("sampling-note").textContent = "The grey numbers are this server’s; they hold where a field is empty.";
   }
-  byId("sampling-note").textContent = "The grey numbers are this server’s, and hold where nothing is given.";
 }
 
 export function setUpTheme() {
