@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end

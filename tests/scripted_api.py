@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,10 +21,11 @@ from starlette.routing import BaseRoute, Route
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer: a delta of OpenAI's API, and the seconds to wait before it."""
+    """A piece of an answer: a delta of OpenAI's API, the seconds to wait before it, and what else it waits for."""
 
     delta: dict[str, Any]
     wait_s: float = 0.0
+    after: threading.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ def words(text: str, wait_s: float = 0.0, first_s: float | None = None) -> Scrip
     pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
     waits = [wait_s if first_s is None else first_s, *[wait_s] * len(pieces)]
     return Script([Piece({"content": piece}, wait) for piece, wait in zip(pieces, waits, strict=False)])
+
+
+def held(text: str, rest: str = "", after: threading.Event | None = None) -> Script:
+    """A text at once, and a rest that waits for an event; without one the answer does not end by itself."""
+    event = after or threading.Event()
+    return Script([*words(text).pieces, *(replace(piece, after=event) for piece in words(rest or "never").pieces)])
 
 
 @dataclass
@@ -121,6 +128,8 @@ class ScriptedApi:
         try:
             for piece in script.pieces:
                 await asyncio.sleep(piece.wait_s)
+                while piece.after is not None and not piece.after.is_set():  # noqa: ASYNC110 - it is another thread's
+                    await asyncio.sleep(0.01)
                 delta = {"delta": piece.delta} if chat else {"text": piece.delta["content"]}
                 yield _event({**base, "choices": [{"index": 0, "finish_reason": None, **delta}]})
             if script.error is not None:

@@ -36,7 +36,7 @@ def api() -> Iterator[ScriptedApi]:
 def page(browser: Any) -> Iterator[Any]:
     """An empty page whose errors fail the test."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
-    context.set_default_timeout(5000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))

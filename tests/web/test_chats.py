@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from page_driver import ask, finished
-from scripted_api import ScriptedApi, words
+from scripted_api import ScriptedApi, held, words
 
 
 @pytest.fixture
@@ -113,14 +114,16 @@ def test_a_new_chat_keeps_the_old_one(echo: ScriptedApi, page: Any) -> None:
 
 
 def test_an_answer_goes_on_behind_another_chat(echo: ScriptedApi, page: Any) -> None:
-    echo.script = lambda body: words("on and " * 40, wait_s=0.01)
+    rest = threading.Event()
+    echo.script = lambda body: held("on and ", "so on", rest)
     page.goto(echo.url)
     ask(page, "long")
-    page.wait_for_function("() => document.querySelector('.assistant .body')?.textContent.length > 12")
+    page.wait_for_selector(".assistant .body:has-text('on and')")
     new_chat(page)
     assert page.is_visible("#send")
+    rest.set()
     page.go_back()
-    assert finished(page).locator(".body").inner_text() == ("on and " * 40).strip()
+    assert finished(page).locator(".body").inner_text() == "on and so on"
     assert "stopped" not in page.locator(".stats").inner_text()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from page_driver import ask, finished, until
-from scripted_api import ScriptedApi, words
+from scripted_api import ScriptedApi, held, words
 
 
 def test_themes(api: ScriptedApi, browser: Any) -> None:
@@ -99,13 +100,15 @@ def test_copy(api: ScriptedApi, browser: Any) -> None:
 
 
 def test_scrolling_up_is_respected(api: ScriptedApi, page: Any) -> None:
-    api.script = lambda body: words("a line\n\n" * 80, wait_s=0.01)
+    rest = threading.Event()
+    api.script = lambda body: held("a line\n\n" * 60, "a line\n\n" * 20, rest)
     page.goto(api.url)
     ask(page, "Hi")
     page.wait_for_function("() => scroller.scrollTop > 300")
     page.evaluate("scroller.scrollTop = 0")
-    page.wait_for_timeout(300)
+    page.wait_for_selector("#to-end", state="visible")
+    rest.set()
+    finished(page)
     assert page.evaluate("scroller.scrollTop") == 0
     page.click("#to-end")
-    finished(page)
     assert page.evaluate("scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight") < 2

@@ -14,7 +14,7 @@ def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:
     settings = ServerSettings(api_keys=("s3cret",))
     thread = ServerThread(smollm2_path, settings, EngineConfig(context_length=CONTEXT, max_running=4))
     server = thread.start()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(300_000)
     try:
         page.goto(server.url)
         page.fill("#key", "s3cret")
@@ -22,7 +22,7 @@ def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:
         page.wait_for_selector(f"#model:has-text('{server.model.names[0]}')")
         page.click("#open-settings")
         page.fill("[data-setting=temperature]", "0")
-        page.fill("[data-setting=max_tokens]", "400")
+        page.fill("[data-setting=max_tokens]", "900")
         page.click("#settings .primary")
         page.fill("#prompt", "What is the capital of France? One sentence.")
         page.press("#prompt", "Enter")

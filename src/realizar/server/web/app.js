@@ -5,6 +5,7 @@ import { Chats, tellTrouble } from "./chat.js";
 import { connect, knownModel } from "./connection.js";
 import { Drawer } from "./drawer.js";
 import { readEarlier, takeOver } from "./earlier.js";
+import { selectedSource } from "./formula.js";
 import { notify } from "./notices.js";
 import { setUpTheme, Settings } from "./settings.js";
 import { loadDraft, saveDraft } from "./store.js";
@@ -271,6 +272,13 @@ function listen() {
     const gap = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
     following = gap < 48;
     byId("to-end").hidden = gap < 160;
+  });
+  log.addEventListener("copy", (event) => {
+    const text = selectedSource(getSelection());
+    if (text !== null) {
+      event.clipboardData.setData("text/plain", text);
+      event.preventDefault();
+    }
   });
   log.addEventListener("click", (event) => {
     const button = event.target.closest(".copy-code");

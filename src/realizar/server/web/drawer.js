@@ -20,7 +20,7 @@ function button(className, label, run, text = "") {
   return node;
 }
 
-/** `handlers`: open(id), list(), rename(id, title), remove(id), restore(id), erase(id); all but open return promises. */
+/** `handlers`: open(id), list(), rename(id, title), remove(id), restore(id), erase(id); promises, but for open. */
 export class Drawer {
   constructor(handlers) {
     this.handlers = handlers;

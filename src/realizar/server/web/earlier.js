@@ -13,7 +13,10 @@ function fingerprint(text) {
   return `${hash.toString(16)}-${text.length}`;
 }
 
-/** Messages in a row, each after the one before, with times that any tab would give them. What is no message is kept as the text that it is. */
+/**
+ * Messages in a row, each after the one before, with times that any tab would give them. What is no message is kept as
+ * the text that it is.
+ */
 function chain(values, id) {
   let parent = null;
   return values.map((value, index) => {

@@ -1,5 +1,8 @@
 // Markdown to DOM nodes. Text only ever becomes text nodes, so nothing that a model writes can become markup.
 
+import { formulaLines, formulaNode } from "./formula.js";
+import { inline } from "./inline.js";
+
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
@@ -49,6 +52,10 @@ function readBlock(lines, at, depth) {
   if (match) {
     const [, marks, title] = match;
     return [at + 1, () => filled(`h${Math.min(marks.length + 2, 6)}`, title)];
+  }
+  const formula = formulaLines(lines, at);
+  if (formula) {
+    return [formula.end, () => formulaNode(formula)];
   }
   if (RULE.test(line)) {
     return [at + 1, () => document.createElement("hr")];
@@ -100,7 +107,7 @@ function codeBlock(code, language) {
 function readQuote(lines, at, depth) {
   let end = at;
   const inner = [];
-  while (end < lines.length && lines[end].trim() && (QUOTE.test(lines[end]) || !startsBlock(lines[end]))) {
+  while (end < lines.length && lines[end].trim() && (QUOTE.test(lines[end]) || !startsBlock(lines, end))) {
     inner.push(lines[end].replace(QUOTE, ""));
     end += 1;
   }
@@ -134,7 +141,7 @@ function readList(lines, at, depth) {
       }
       loose ||= sameList(next, indent, ordered);
       items.at(-1).push("");
-    } else if (/^ {2,}/.test(lines[end].slice(indent.length)) || !(startsBlock(lines[end]) || !lines[end - 1].trim())) {
+    } else if (/^ {2,}/.test(lines[end].slice(indent.length)) || !(startsBlock(lines, end) || !lines[end - 1].trim())) {
       items.at(-1).push(lines[end]);
     } else {
       break;
@@ -221,175 +228,20 @@ function table(head, aligns, rows) {
 
 function readParagraph(lines, at, depth) {
   let end = at + 1;
-  while (end < lines.length && lines[end].trim() && !startsBlock(lines[end])) {
+  while (end < lines.length && lines[end].trim() && !startsBlock(lines, end)) {
     end += 1;
   }
   const text = lines.slice(at, end).map((line) => line.trimStart()).join("\n");
   return [end, () => filled("p", text)];
 }
 
-function startsBlock(line) {
-  return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
+function startsBlock(lines, at) {
+  const line = lines[at];
+  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(line)) || formulaLines(lines, at) !== null;
 }
 
 function filled(kind, text) {
   const node = document.createElement(kind);
   node.append(...inline(text));
   return node;
-}
-
-const CODE = /(`+)(?!`)([\s\S]*?[^`])\1(?!`)/y;
-const LABEL = /\[((?:[^\[\]\\]|\\.){0,500})\]/.source;
-const ADDRESS = /\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/.source;
-const LINK = new RegExp(`!?${LABEL}${ADDRESS}`, "y");
-const BARE_LINK = /<?(https?:\/\/[^\s<>"'`]+)>?/y;
-const DELIMITERS = [
-  ["***", "em", "strong"],
-  ["**", "strong"],
-  ["__", "strong"],
-  ["~~", "del"],
-  ["*", "em"],
-  ["_", "em"],
-];
-
-/** Text with marks for emphasis, code and links, as nodes. */
-function inline(text, depth = 0) {
-  const nodes = [];
-  const unclosed = new Set();
-  let plain = "";
-  let at = 0;
-  const flush = () => {
-    if (plain) {
-      nodes.push(...withBreaks(plain));
-      plain = "";
-    }
-  };
-  while (at < text.length) {
-    const found = special(text, at, unclosed, depth);
-    if (found === null) {
-      plain += text[at];
-      at += 1;
-    } else if (typeof found.node === "string") {
-      plain += found.node;
-      at = found.end;
-    } else {
-      flush();
-      nodes.push(found.node);
-      at = found.end;
-    }
-  }
-  flush();
-  return nodes;
-}
-
-/** What starts at a place if it is more than a character: a node, or text, and where it ends. */
-function special(text, at, unclosed, depth) {
-  const char = text[at];
-  if (char === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) {
-    return { node: text[at + 1], end: at + 2 };
-  }
-  if (char === "`") {
-    const match = sticky(CODE, text, at);
-    if (match) {
-      const node = document.createElement("code");
-      node.textContent = match[2].replace(/^ (.*[^ ].*) $/s, "$1").replaceAll("\n", " ");
-      return { node, end: at + match[0].length };
-    }
-    const run = /`+/y;
-    run.lastIndex = at;
-    return { node: run.exec(text)[0], end: run.lastIndex };
-  }
-  if (depth >= MAX_DEPTH) {
-    return null;
-  }
-  if (char === "[" || (char === "!" && text[at + 1] === "[")) {
-    const match = sticky(LINK, text, at);
-    return match && { node: link(match[2], inline(match[1] || match[2], depth + 1)), end: at + match[0].length };
-  }
-  if ((char === "h" || char === "<") && !/\w/.test(text[at - 1] ?? "")) {
-    const match = sticky(BARE_LINK, text, at);
-    if (match) {
-      const address = match[1].replace(/[.,;:!?)\]]+$/, "");
-      const closed = match[0] === `<${match[1]}>`;
-      const shown = closed ? match[1] : address;
-      const start = match[0].startsWith("<") && !closed ? 1 : 0;
-      return start ? null : { node: link(shown, [shown]), end: at + (closed ? match[0].length : shown.length) };
-    }
-  }
-  return "*_~".includes(char) ? emphasis(text, at, unclosed, depth) : null;
-}
-
-function emphasis(text, at, unclosed, depth) {
-  for (const [mark, ...kinds] of DELIMITERS) {
-    if (!text.startsWith(mark, at) || unclosed.has(mark) || /\s|^$/.test(text[at + mark.length] ?? "")) {
-      continue;
-    }
-    const inWord = mark[0] === "_";
-    if (inWord && /\w/.test(text[at - 1] ?? "")) {
-      continue;
-    }
-    const end = closing(text, at + mark.length, mark, inWord);
-    if (end < 0) {
-      unclosed.add(mark);
-      continue;
-    }
-    let children = inline(text.slice(at + mark.length, end), depth + 1);
-    for (const kind of kinds) {
-      const node = document.createElement(kind);
-      node.append(...children);
-      children = [node];
-    }
-    return { node: children[0], end: end + mark.length };
-  }
-  return null;
-}
-
-/** Where a mark closes that was opened before `from`: not after white space, not inside code; -1 for nowhere. */
-function closing(text, from, mark, inWord) {
-  let at = from;
-  while (at < text.length) {
-    if (text[at] === "`") {
-      const match = sticky(CODE, text, at);
-      at += match ? match[0].length : 1;
-    } else if (text[at] === "\\") {
-      at += 2;
-    } else if (text.startsWith(mark, at)) {
-      let size = 0;
-      while (text[at + size] === mark[0]) {
-        size += 1;
-      }
-      const fits = size === mark.length || (size === 3 && mark.length < 3);
-      if (fits && at > from && !/\s/.test(text[at - 1]) && !(inWord && /\w/.test(text[at + size] ?? ""))) {
-        return at + size - mark.length;
-      }
-      at += size;
-    } else {
-      at += 1;
-    }
-  }
-  return -1;
-}
-
-/** A link to the web or to mail; anything else stays text. */
-function link(address, children) {
-  if (!/^(?:https?:\/\/|mailto:)/i.test(address)) {
-    const node = document.createElement("span");
-    node.append(...children);
-    return node;
-  }
-  const node = document.createElement("a");
-  node.href = address;
-  node.target = "_blank";
-  node.rel = "noopener noreferrer nofollow";
-  node.append(...children);
-  return node;
-}
-
-function withBreaks(text) {
-  return text.split("\n").flatMap((line, number) => (number ? [document.createElement("br"), line] : [line]));
-}
-
-function sticky(pattern, text, at) {
-  pattern.lastIndex = at;
-  return pattern.exec(text);
 }

@@ -1,0 +1,178 @@
+"""Formulas on the page: what they become, what is none, and that nothing in them is markup or is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from page_driver import ask, finished, until
+from realizar.server.web import web_routes
+from scripted_api import ScriptedApi, words
+
+LOAD = """async () => {
+  const { renderMarkdown } = await import('/static/markdown.js');
+  window.render = text => {
+    const div = document.createElement('div');
+    div.append(renderMarkdown(text));
+    return div;
+  };
+}"""
+
+# MathML by hand, without attributes.
+DRAWN = {
+    r"x_1^2": "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>",
+    r"\frac{1}{2a}": "<mfrac><mn>1</mn><mrow><mn>2</mn><mi>a</mi></mrow></mfrac>",
+    r"\frac12": "<mfrac><mn>1</mn><mn>2</mn></mfrac>",
+    r"\sqrt[3]{x}": "<mroot><mi>x</mi><mn>3</mn></mroot>",
+    r"f''": "<msup><mi>f</mi><mo>′′</mo></msup>",
+    r"\alpha\leq\Omega": "<mrow><mi>α</mi><mo>≤</mo><mi>Ω</mi></mrow>",
+    r"\mathbb{R}\mathbf{x}": "<mrow><mi>ℝ</mi><mi>𝐱</mi></mrow>",
+    r"\boldsymbol{\alpha\Gamma}": "<mrow><mi>𝜶</mi><mi>𝜞</mi></mrow>",
+    r"\text{a b\%}": "<mtext>a b%</mtext>",
+    r"\text{if $x$}": "<mrow><mtext>if&nbsp;</mtext><mi>x</mi></mrow>",
+    r"\operatorname{rank}A": "<mrow><mrow><mi>rank</mi><mspace></mspace></mrow><mi>A</mi></mrow>",
+    r"\not=": "<mo>≠</mo>",
+    r"\left(x\right)": "<mrow><mo>(</mo><mi>x</mi><mo>)</mo></mrow>",
+    r"a\\b": "<mtable><mtr><mtd><mi>a</mi></mtd></mtr><mtr><mtd><mi>b</mi></mtd></mtr></mtable>",
+    r"\begin{cases}1&x\\0\end{cases}": "<mrow><mo>{</mo><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mi>x</mi></mtd></mtr>"
+    "<mtr><mtd><mn>0</mn></mtd></mtr></mtable><mo></mo></mrow>",
+    r"50% {-1}": "<mrow><mn>50</mn><mo>%</mo><mrow><mo>−</mo><mn>1</mn></mrow></mrow>",
+    r"\hat{x}": "<mover><mi>x</mi><mo>^</mo></mover>",
+    r"\int_0^1": "<msubsup><mo>∫</mo><mn>0</mn><mn>1</mn></msubsup>",
+    r"\sum_i": "<msub><mo>∑</mo><mi>i</mi></msub>",
+}
+FORMULAS = {
+    r"a \(x\) b": [r"\(x\)"],
+    r"a \[x\] b": [r"\[x\]"],
+    "a $x$, $y$.": ["$x$", "$y$"],
+    "$$\nx\n= y\n$$": ["$$\nx\n= y\n$$"],
+    "so\n\\[\n\nx\n+ y\n\\]\nthen": ["\\[\n\nx\n+ y\n\\]"],
+    "1. a\n   \\[\n   + x\n   \\]\n2. b": ["\\[\n+ x\n\\]"],
+    "\\begin{align}\na &= b\n\\end{align}": ["\\begin{align}\na &= b\n\\end{align}"],
+    r"**\(a*b*c\)** and *$a*b$*": [r"\(a*b*c\)", "$a*b$"],
+    r"| $x^2$ |" + "\n|---|\n" + r"| \(y\) |": ["$x^2$", r"\(y\)"],
+    "It costs $5, or $6 each, 7$ and US$8 more": [],
+    "From $20 and up to 30$ then": [],
+    "set $HOME and $PATH, or $HOME/$USER": [],
+    r"\$x\$ and `$x$` and `\(x\)`": [],
+    "$ x$ and $x $ and $$ and $": [],
+    "```\n\\[x\\]\n$x$\n```": [],
+}
+AS_WRITTEN = (
+    r"\(\foo{x}\)",
+    r"\(\frac{1}\)",
+    r"\(x^1^2\)",
+    r"\(\begin{pmatrix}1\)",
+    r"\(\left(x\)",
+    r"\({x\)",
+    r"\(x}\)",
+    r"\(\href{javascript:window.hit=1}{x}\)",
+    r"\(\constructor \__proto__\)",
+    r"\(\begin{constructor}x\end{constructor}\)",
+    r"\(\mathbb\)",
+    r"\(" + "{" * 100 + "}" * 100 + r"\)",
+    r"\(\text{\foo}\)",
+    r"$#$",
+)
+ATTACKS = (
+    r"\(<img src=x onerror=window.hit=1>\)",
+    r"\(\text{<script>window.hit=1</script>}\)",
+    r"\(\operatorname{a}\mathrm{<b>}\)",
+    r'\[\begin{array}{l" onclick="window.hit=1}x\end{array}\]',
+    r"$\text{<svg onload=window.hit=1>}$",
+    r"\(\style{color:red}{x}\unicode{60}\)",
+)
+
+
+@pytest.fixture(scope="module")
+def module(browser: Any) -> Iterator[Any]:
+    """The page, with `render(text)` that gives an element."""
+    context = browser.new_context()
+    page = context.new_page()
+    with ScriptedApi(routes=web_routes()) as api:
+        page.goto(api.url)
+        page.evaluate(LOAD)
+        yield page
+        context.close()
+
+
+def test_what_is_drawn(module: Any) -> None:
+    shown = module.evaluate(
+        "sources => sources.map(source => render('\\\\(' + source + '\\\\)').querySelector('math')?.innerHTML)",
+        list(DRAWN),
+    )
+    plain = [re.sub(r"<(\w+) [^>]*>", r"<\1>", each or "") for each in shown]
+    assert dict(zip(DRAWN, plain, strict=True)) == DRAWN
+    stacked = module.evaluate("render('$$\\\\sum_i^n$$').querySelector('munderover') !== null")
+    assert stacked, "a displayed sum has its limits above and below"
+
+
+def test_where_formulas_are(module: Any) -> None:
+    """Each is known by its own source, marks and backslashes included."""
+    found = module.evaluate(
+        "texts => texts.map(text => [...render(text).querySelectorAll('math')].map(math => math.dataset.tex))",
+        list(FORMULAS),
+    )
+    assert dict(zip(FORMULAS, found, strict=True)) == FORMULAS
+
+
+def test_what_is_not_known_stays_as_it_is_written(module: Any) -> None:
+    texts = [*AS_WRITTEN, r"open \(x and \[y"]
+    shown = module.evaluate("texts => texts.map(text => render(text).textContent)", texts)
+    assert shown == texts
+    assert module.evaluate("texts => texts.map(text => render(text).querySelector('math'))", texts) == [None] * len(
+        texts
+    )
+
+
+def test_formulas_hold_no_markup(module: Any) -> None:
+    texts = list(ATTACKS)
+    names = module.evaluate(
+        """texts => {
+          const all = document.getElementById('log');
+          all.append(...texts.map(render));
+          const nodes = [...all.querySelectorAll('*')];
+          return [nodes.map(node => node.localName), nodes.flatMap(node => node.getAttributeNames())];
+        }""",
+        texts,
+    )
+    known = {"div", "p", "code", "span", "math", "mrow", "mi", "mo", "mn", "mtext", "mspace", "mtable", "mtr", "mtd"}
+    assert set(names[0]) <= known
+    assert [name for name in names[1] if name.startswith("on") or name in ("href", "style", "src")] == []
+    assert module.evaluate("window.hit") is None
+
+
+def test_a_long_one_ends(module: Any) -> None:
+    """Hostile lengths: each of these would take hours if work grew faster than about the square of the length."""
+    long = ("\\(" * 5000, "$" * 5001, "$a" * 5000, "\\[\n" * 3000, "$$\nx\n" * 3000 + "$", "\\(" + "{" * 3000 + "\\)")
+    assert (
+        module.evaluate("texts => texts.map(text => render(text).textContent.length > 100)", list(long)) == [True] * 6
+    )
+
+
+def test_copies_have_their_backslashes(api: ScriptedApi, browser: Any) -> None:
+    text = "Thus \\(\\frac{a}{b}\\) holds:\n\n\\[\nx = \\{1\\}\n\\]\n\nDone, $5."
+    api.script = lambda body: words(text)
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    context.set_default_timeout(60_000)
+    page = context.new_page()
+    page.goto(api.url)
+    ask(page, "Hi")
+    answer = finished(page)
+    assert answer.locator("math").count() == 2
+    copied = "() => navigator.clipboard.readText()"
+    answer.locator("[aria-label=Copy]").click()
+    until(lambda: page.evaluate(copied) == text)
+    page.evaluate("navigator.clipboard.writeText('nothing')")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('.assistant .body'))")
+    page.keyboard.press("Control+C")
+    until(lambda: page.evaluate(copied) != "nothing")
+    lines = [line for line in page.evaluate(copied).splitlines() if line.strip()]
+    assert lines == ["Thus \\(\\frac{a}{b}\\) holds:", "\\[", "x = \\{1\\}", "\\]", "Done, $5."]
+    ask(page, "More")
+    finished(page, 2)
+    assert api.requests[1]["messages"][1]["content"] == text
+    context.close()
