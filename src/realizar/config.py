@@ -24,7 +24,7 @@ _LEAST = {
     "prompt_lookup_max": 1,
     "prompt_lookup_min": 1,
 }
-_MOST = {"max_running": 65_536, "speculative_tokens": 16}
+_MOST = {"max_running": 65_536, "max_step_tokens": 1 << 20, "speculative_tokens": 16}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from realizar.errors import InvalidRequestError, RealizarError
 if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
 
+_MAX_KEY_FILE_BYTES = 1 << 20
 _LOG = logging.getLogger(__name__)
 
 
@@ -159,10 +160,14 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """Keys of a file, one a line; empty lines and those that start with # do not count.
 
     Raises:
-        RealizarError: there is none, or the file can't be read.
+        RealizarError: there is none, or the file can't be read or is too large.
     """
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open("rb") as file:  # a device or a pipe may have no end
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        if len(content) > _MAX_KEY_FILE_BYTES:
+            raise RealizarError(f"{path}: larger than {_MAX_KEY_FILE_BYTES >> 20} MiB: not a file of keys")
+        lines = [line.strip() for line in content.decode("utf-8").splitlines()]
         if path.stat().st_mode & 0o004:
             _LOG.warning("every user of this machine may read %s", path)
     except OSError as error:

@@ -9,8 +9,9 @@ import numpy as np
 from realizar.backends.cpu.kv_layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
+from realizar.backends.machine import memory_bytes
 from realizar.config import EngineConfig
-from realizar.errors import CapacityError
+from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
 
 _FREE_MEMORY_SHARE = 0.4
@@ -82,8 +83,18 @@ def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_b
     As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
     bounded by a share of free memory. The whole context for each of many requests would be most of a machine's memory
     for the smallest model.
+
+    Raises:
+        InvalidRequestError: more is configured than this machine has.
     """
     if config.kv_cache_bytes is not None:
+        has = memory_bytes()
+        if config.kv_cache_bytes > has:
+            raise InvalidRequestError(
+                f"kv_cache_bytes of {config.kv_cache_bytes / 1e9:.0f} GB is more than the {has / 1e9:.0f} GB of memory "
+                "that this machine has",
+                "kv_cache_bytes",
+            )
         return config.kv_cache_bytes
     typical = KVSizes(spec, config, min(config.typical_request_tokens, sizes.context_length), sizes.dtype)
     whole = min(config.max_running, _WHOLE_REQUESTS) * sizes.request_bytes

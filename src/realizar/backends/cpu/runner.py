@@ -31,7 +31,7 @@ from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.sampler import RowSampler
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights import Weights
-from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.cpu.workspace import reserve_workspace
 from realizar.backends.machine import physical_cores
 from realizar.backends.program import Project, build_program
 from realizar.backends.row_faults import finite_vector
@@ -109,13 +109,11 @@ class CPUBackend:
             raise InvalidRequestError(f"threads must be at most {MAX_THREADS}, not {threads}", "threads")
         program = build_program(spec)
         linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
+        blocks = -(-context // config.block_size) + 1
+        self._workspace = reserve_workspace(spec, config, MAX_SELECTED, blocks, instructions.tile_tokens[0])
         self._weights = Weights(spec, checkpoint, instructions.lanes, threads)
         self._kv = KVMemory(spec, config, context, "f32" if self._weights.are_float32(linears) else "f16")
         self._load_weights(checkpoint, linears)
-        blocks = -(-context // config.block_size) + 1
-        self._workspace = Workspace(
-            spec, config.max_step_tokens, MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0]
-        )
         self._ropes = RopeTables(spec, config.max_step_tokens)
         self._partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
         kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))

@@ -11,6 +11,9 @@ from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.machine import memory_bytes
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
 
 _ROW_PADDING = 16  # float32 between rows: rows a power of two apart would share cache sets
@@ -70,6 +73,33 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
         "attended": query, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
         "logits": spec.vocab_size,
     }  # fmt: skip
+
+
+def reserve_workspace(
+    spec: ModelSpec, config: EngineConfig, max_selected: int, max_blocks: int, block_tokens: int
+) -> Workspace:
+    """The workspace of an engine, as far as this machine can ever have the memory: the system takes it when it is used.
+
+    Raises:
+        InvalidRequestError: it is more than all memory; names `max_step_tokens`.
+    """
+    has = memory_bytes()
+    try:
+        workspace = Workspace(spec, config.max_step_tokens, max_selected, config.max_running, max_blocks, block_tokens)
+    except MemoryError:
+        raise _too_many_tokens(config, has, None) from None
+    if workspace.size_bytes > has:
+        raise _too_many_tokens(config, has, workspace.size_bytes)
+    return workspace
+
+
+def _too_many_tokens(config: EngineConfig, has_bytes: int, needed_bytes: int | None) -> InvalidRequestError:
+    needed = "more" if needed_bytes is None else f"{needed_bytes / 1e9:.0f} GB"
+    return InvalidRequestError(
+        f"max_step_tokens of {config.max_step_tokens} needs {needed} for one step, and this machine has "
+        f"{has_bytes / 1e9:.0f} GB of memory",
+        "max_step_tokens",
+    )
 
 
 RECORDED = ("normed", "attended", "activated", "selected")  # buffers that products read

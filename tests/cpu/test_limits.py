@@ -1,0 +1,37 @@
+"""Sizes beyond what the machine has are refused by name, before weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from realizar.backends.cpu.runner import CPUBackend
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError
+from realizar.models.registry import build_spec
+from tiny_model import write_tiny_model
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_step_tokens", 1 << 20), ("kv_cache_bytes", 100 << 40)],
+)
+def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+    for module in ("workspace", "kv_memory"):
+        monkeypatch.setattr(f"realizar.backends.cpu.{module}.memory_bytes", lambda: 1 << 30)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_model(path)
+    checkpoint = open_checkpoint(path)
+    backend = CPUBackend()
+    with pytest.raises(InvalidRequestError, match=f"{name} of .* memory") as refused:
+        backend.load(build_spec(checkpoint), checkpoint, replace(EngineConfig(), **{name: value}))
+    assert refused.value.param == name
+    backend.shutdown()
+
+
+def test_a_step_has_a_bound_on_any_machine() -> None:
+    with pytest.raises(InvalidRequestError, match="max_step_tokens must be at most 1048576, not 1000000000"):
+        EngineConfig(max_step_tokens=1_000_000_000)
