@@ -1,8 +1,10 @@
 """An engine process around the scripted backend: `python scripted_process.py OPTIONS FD`, OPTIONS in JSON.
 
-`step_s`: seconds a step takes more. `dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load,
-`step` fails at the tenth step, `frame` sends bytes that are no frame, `hangs` never ends its tenth step. `spawns`: a
-file whose lines are the engines started; with `mends`, only the first one dies.
+`dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load, `step` fails at the tenth step,
+`frame` sends bytes that are no frame, `hangs` never ends its tenth step. `holds`: a file that is written when a step
+has `rows` rows (8 unless told), which then waits until the file is gone. `loads`: a file that is written when the
+engine begins to load, which then waits until the file is gone. `spawns`: a file whose lines are the engines started;
+with `mends`, only the first one dies or holds.
 """
 
 from __future__ import annotations
@@ -25,15 +27,24 @@ from realizar.structured.workers.service import GrammarService
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, make_spec
 
 
-class FaultyBackend(ScriptedBackend):
-    """A scripted backend that takes its time, and fails as it is told."""
+def hold(file: str) -> None:
+    """Say by a file that the engine waits, and wait until it is gone."""
+    Path(file).touch()
+    while Path(file).exists():
+        time.sleep(0.005)
 
-    def __init__(self, step_s: float, dies: str) -> None:
+
+class FaultyBackend(ScriptedBackend):
+    """A scripted backend that waits and fails as it is told."""
+
+    def __init__(self, dies: str, holds: str, rows: int) -> None:
         super().__init__(num_blocks=(1024,), max_rows=8, fail_at=10 if dies == "step" else None)
-        self.step_s, self.dies = step_s, dies
+        self.dies, self.holds, self.hold_rows = dies, holds, rows
 
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
-        time.sleep(self.step_s)
+        if self.holds and len(forward_input.rows) >= self.hold_rows:
+            hold(self.holds)
+            self.holds = ""
         if self.num_steps >= 10 and self.dies == "hangs":
             time.sleep(1000)
         if self.num_steps >= 10 and self.dies == "frame":
@@ -50,13 +61,13 @@ def new_grammars() -> GrammarService:
 
 def main() -> int:
     options: dict[str, Any] = json.loads(sys.argv[1])
-    dies = options.get("dies", "")
+    dies, holds = options.get("dies", ""), options.get("holds", "")
     if "spawns" in options:
         spawns = Path(options["spawns"])
         with spawns.open("a", encoding="ascii") as file:
             file.write(f"{os.getpid()} {time.monotonic()}\n")
         if options.get("mends") and len(spawns.read_text(encoding="ascii").splitlines()) > 1:
-            dies = ""
+            dies = holds = ""
     if dies == "silent":
         time.sleep(1000)
     if dies == "loading":
@@ -65,9 +76,11 @@ def main() -> int:
 
     def load(command: Load, progress: LoadProgress) -> EngineCore:
         progress("reading weights", 0.5)
+        if "loads" in options:
+            hold(options["loads"])
         if dies == "refuses":
             raise CapacityError("the weights do not fit")
-        backend = FaultyBackend(options.get("step_s", 0.0), dies)
+        backend = FaultyBackend(dies, holds, options.get("rows", 8))
         config = EngineConfig(max_step_tokens=1000)
         return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars)
 

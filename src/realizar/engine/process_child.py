@@ -83,9 +83,20 @@ class EngineChild(asyncio.Protocol):
     async def start(self, command: Sequence[str]) -> None:
         """Start the process; its last argument is the descriptor of its socket.
 
+        A start that is cancelled is finished first: half a process could be neither waited for nor closed.
+
         Raises:
             OSError: it can't be started.
         """
+        starting = asyncio.create_task(self._start(command))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait((starting,))
+            starting.exception()  # seen: nobody waits for this start any more
+            raise
+
+    async def _start(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
