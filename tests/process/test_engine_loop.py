@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -12,7 +11,7 @@ from realizar.config import EngineConfig
 from realizar.engine import process
 from realizar.engine.core import EngineCore
 from realizar.engine.process_loop import EngineLoop
-from realizar.engine.process_messages import Add, Load, Outputs, Shutdown
+from realizar.engine.process_messages import Add, AskStats, Load, Shutdown, StatsAnswer
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import ScriptedBackend, make_spec
@@ -21,32 +20,36 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every idle time: a block that got lost is told, and not for ever again."""
-    monkeypatch.setattr("realizar.engine.process_loop._IDLE_S", 0.02)
+    """In every idle time: a block that got lost is told, and not for ever again.
+
+    The engine is idle as soon as it has nothing to do. It answers a question after all that it had to do before.
+    """
+    monkeypatch.setattr("realizar.engine.process_loop._IDLE_S", 0.0)
     core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
-    audits: list[float] = []
+    audited, answered = threading.Semaphore(0), threading.Semaphore(0)
     honest = core.audit
 
     def audit() -> None:
-        audits.append(time.monotonic())
+        audited.release()
         honest()
 
     monkeypatch.setattr(core, "audit", audit)
-    ended = threading.Semaphore(0)
-    loop = EngineLoop(lambda event: ended.release() if isinstance(event, Outputs) else None)
+    loop = EngineLoop(lambda event: answered.release() if isinstance(event, StatsAnswer) else None)
     thread = threading.Thread(target=loop.run, args=(lambda: core,))
     thread.start()
     try:
         for number in range(2):
             loop.post(Add(Request(str(number), (number, 5), GREEDY, 1)))
-            assert ended.acquire(timeout=10)
-            time.sleep(0.3)
-            assert len(audits) == number + 1
+            assert audited.acquire(timeout=60)
+            for ticket in range(3):
+                loop.post(AskStats(ticket))
+                assert answered.acquire(timeout=60)
+            assert not audited.acquire(blocking=False)
             assert ("books are wrong" in caplog.text) is (number > 0)
             core._cache._groups[0].pool._free.pop()
     finally:
         loop.post(Shutdown())
-        thread.join(10)
+        thread.join(60)
 
 
 def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import select
 import socket
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +40,8 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
+HANG_S = 60.0
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 
 
@@ -54,7 +58,7 @@ class RawEngine:
                 text=True,
             )
         self.socket = ours
-        self.socket.settimeout(20)
+        self.socket.settimeout(HANG_S)
         self._reader: FrameReader[Event] = FrameReader(Event)
         self._events: list[Event] = []
 
@@ -80,7 +84,7 @@ class RawEngine:
 
     def last_words(self) -> tuple[int, str]:
         assert self.process.stderr is not None
-        status = self.process.wait(10)
+        status = self.process.wait(HANG_S)
         return status, self.process.stderr.read()
 
 
@@ -93,7 +97,7 @@ def raw_engine(**options: Any) -> Iterator[RawEngine]:
         engine.socket.close()
         if engine.process.poll() is None:
             engine.process.kill()
-        engine.process.wait(10)
+        engine.process.wait(HANG_S)
         assert engine.process.stderr is not None
         engine.process.stderr.close()
 
@@ -121,16 +125,36 @@ def test_commands_and_their_answers() -> None:
         assert engine.last_words() == (0, "")
 
 
-def test_pings_are_answered_in_the_middle_of_a_step() -> None:
-    with raw_engine(step_s=1.0) as engine:
+def wait_file(path: Path) -> None:
+    """Until the engine says by this file that it waits in a step."""
+    until_s = time.monotonic() + HANG_S
+    while not path.exists():
+        assert time.monotonic() < until_s, "waited in vain"
+        time.sleep(0.005)
+
+
+def wait_full(end: socket.socket) -> None:
+    """Until what waits to be read has begun and does not grow any more."""
+    sizes = [0]
+    while sizes[-1] == 0 or len(set(sizes[-20:])) > 1:
+        time.sleep(0.01)
+        (size,) = struct.unpack("i", fcntl.ioctl(end, termios.FIONREAD, b"\0" * 4))
+        sizes.append(size)
+
+
+def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    holds = tmp_path / "holds"
+    with raw_engine(holds=str(holds), rows=1) as engine:
         engine.start()
         engine.send(request("a", 5, 3))
-        time.sleep(0.3)
-        sent_s = time.monotonic()
+        wait_file(holds)
         engine.send(Ping(1))
-        pong = engine.wait_for(Pong)
-        assert time.monotonic() - sent_s < 0.6
-        assert 0.05 < pong.step_s < 1.2
+        first = engine.wait_for(Pong)
+        engine.send(Ping(2))
+        second = engine.wait_for(Pong)
+        assert 0 < first.step_s < second.step_s
+        holds.unlink()
+        assert engine.wait_for(Outputs).outputs
 
 
 def test_a_reader_that_is_slow_holds_the_engine_up_and_loses_nothing() -> None:
@@ -139,15 +163,16 @@ def test_a_reader_that_is_slow_holds_the_engine_up_and_loses_nothing() -> None:
         engine.start()
         names = [f"{'long name ' * 100}{number}" for number in range(8)]
         engine.send(*(request(name, number, 200) for number, name in enumerate(names)))
-        time.sleep(1.5)
+        wait_full(engine.socket)
+        read_from_s = time.monotonic()
         tokens: dict[str, list[int]] = {name: [] for name in names}
-        first_s = last_s = 0.0
+        produced_s: list[float] = []
         while any(len(found) < 200 for found in tokens.values()):
             for output in engine.wait_for(Outputs).outputs:
-                assert output.produced_s >= last_s
-                first_s, last_s = first_s or output.produced_s, output.produced_s
+                produced_s.append(output.produced_s)
                 tokens[output.request_id].extend(output.token_ids)
-        assert last_s - first_s > 1
+        assert produced_s == sorted(produced_s)
+        assert produced_s[0] < read_from_s < produced_s[-1]
         for number, name in enumerate(names):
             assert tokens[name] == expected_tokens([number], (None,), GREEDY, 200)
 
@@ -173,14 +198,17 @@ def test_what_is_no_command_ends_it_with_a_reason(data: bytes, reason: str) -> N
 
 @pytest.mark.parametrize("part", [b"", b"\0\0\0\x09abc"], ids=["clean", "mid-frame"])
 @pytest.mark.parametrize("when", ["loading", "stepping", "unread"])
-def test_it_ends_when_the_socket_closes(part: bytes, when: str) -> None:
+def test_it_ends_when_the_socket_closes(tmp_path: Path, part: bytes, when: str) -> None:
     """Silently; also where tokens were not read, which makes of the end a reset connection."""
-    with raw_engine(step_s=0.02) as engine:
+    holds = tmp_path / "holds"
+    with raw_engine(**({"holds": str(holds), "rows": 1} if when == "stepping" else {})) as engine:
         if when != "loading":
             engine.start()
             engine.send(request("a", 5, 200))
+        if when == "stepping":
+            wait_file(holds)
         if when == "unread":
-            select.select([engine.socket], [], [], 10)
+            select.select([engine.socket], [], [], HANG_S)
         engine.socket.sendall(part)
         engine.socket.close()
         assert engine.last_words() == (1, "")
