@@ -184,3 +184,31 @@ def test_a_client_that_leaves_takes_its_text_along() -> None:
 
     at_the_door(main)
     assert seen == [70_000, 90_000]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_held_too(stream: bool) -> None:
+    """A prompt's are many: with twenty others each, some thousand times the bytes of its tokens."""
+
+    async def main(door: Door) -> None:
+        for path, prompt, status in (
+            ("/v1/completions", {"prompt": ["x" * 900] * 10, "echo": True, "logprobs": 5, "max_tokens": 1}, 413),
+            ("/v1/completions", {"prompt": ["x" * 900], "echo": True, "logprobs": 5, "max_tokens": 1}, 200),
+            ("/v1/completions", {"prompt": ["x" * 900] * 10, "prompt_logprobs": 20, "max_tokens": 0}, 413),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "x" * 9000}], "prompt_logprobs": 9},
+                413,
+            ),
+        ):
+            if stream and "prompt_logprobs" in prompt:
+                continue
+            body = json.dumps({**prompt, "stream": stream}).encode()
+            answer = await door.exchange(post(path, body, "connection: close"))
+            if status == 413:
+                assert b"--request-memory" in answer, answer
+                assert answer.startswith(b"HTTP/1.1 413")
+            else:
+                assert b"--request-memory" not in answer
+
+    at_the_door(main, replace(SETTINGS, request_memory_bytes=8 << 20))

@@ -21,7 +21,7 @@ from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.errors import ApiError
 from realizar.server.leaving import unless_left
 from realizar.server.metrics import Metrics
-from realizar.server.request_memory import lease_of
+from realizar.server.request_memory import RequestLease, lease_of
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
 from realizar.server.work import Stop, WorkPool
@@ -118,11 +118,12 @@ def now_s() -> int:
 
 
 async def pieces_of(
-    stream: AsyncStream, metrics: Metrics, enough: Callable[[], bool] = lambda: False
+    stream: AsyncStream, metrics: Metrics, lease: RequestLease, top: int, enough: Callable[[], bool] = lambda: False
 ) -> AsyncGenerator[ChoiceDelta]:
     """The pieces of an open request, counted; the request is closed when its reader stops.
 
     Args:
+        lease: holds the log-probabilities, which are kept until the end, each with `top` others.
         enough: asked after each piece whether the rest is not wanted.
     """
     last_s: dict[int, float] = {}
@@ -136,6 +137,8 @@ async def pieces_of(
                 if piece.choice in last_s:
                     metrics.tokens_came(len(piece.token_ids), now - last_s[piece.choice])
                 last_s[piece.choice] = now
+            if piece.logprobs:
+                lease.hold_logprobs(len(piece.logprobs), top)
             yield piece
             if enough() and not stream.done:
                 metrics.stopped(len(last_s), first_s - started_s, now - started_s)

@@ -13,6 +13,8 @@ from realizar.server.errors import ApiError
 FREE_BYTES = 32 << 10
 """A body up to this size costs nothing: connections are bounded too."""
 _RETRY_AFTER_S = 1
+_BYTES_PER_LOGPROB = 500  # measured: records, names and the answer's objects
+_BYTES_PER_TOP_LOGPROB = 150
 
 
 class RequestMemory:
@@ -30,18 +32,21 @@ class RequestMemory:
         """What one request holds; to be released when it has been answered."""
         return RequestLease(self, client)
 
-    def take(self, client: str, num_bytes: int) -> None:
+    def take(self, client: str, num_bytes: int, held_bytes: int = 0) -> None:
         """Count more bytes as a client's.
+
+        Args:
+            held_bytes: that the same request holds already.
 
         Raises:
             ApiError: 429, its requests hold its share already; 413, even an idle server would not let it have so many.
         """
         most, held = self._total // 2, self._held[client]
-        if num_bytes > most:
+        if held_bytes + num_bytes > most:
             raise ApiError(
                 413,
-                f"the request takes {num_bytes >> 10} KiB once it is read; at most {most >> 10} KiB are allowed "
-                "(--request-memory)",
+                f"the request and its log-probabilities take {held_bytes + num_bytes >> 10} KiB; at most {most >> 10} "
+                "KiB are allowed (--request-memory)",
                 code="request_too_large",
                 headers={"connection": "close"},
             )
@@ -70,7 +75,7 @@ class RequestLease:
 
     def __init__(self, memory: RequestMemory, client: str) -> None:
         self._memory, self.client = memory, client
-        self._held = 0
+        self._held = self._logprobs = 0
         self.body_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
@@ -81,8 +86,24 @@ class RequestLease:
         """
         wanted = num_bytes - self._held if num_bytes > FREE_BYTES else 0
         if wanted > 0:
-            self._memory.take(self.client, wanted)
-            self._held += wanted
+            self.take(wanted)
+
+    def hold_logprobs(self, num_tokens: int, num_top: int) -> None:
+        """Hold log-probabilities of so many more tokens, beside what is held. Raises what `hold` does.
+
+        Args:
+            num_top: of the most probable tokens, listed for each.
+        """
+        size = num_tokens * (_BYTES_PER_LOGPROB + num_top * _BYTES_PER_TOP_LOGPROB)
+        self._logprobs += size
+        if self._logprobs > FREE_BYTES:
+            self.take(self._logprobs)
+            self._logprobs = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Hold so many bytes more. Raises what `hold` does."""
+        self._memory.take(self.client, num_bytes, self._held)
+        self._held += num_bytes
 
     def release(self) -> None:
         """Give all back."""

@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Response:
     plan = await compute(request, lambda stop: plan_chat(api, record, stop))
     request_id = new_id("chatcmpl")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
-    run = ChatRun(api, record, plan, request_id, lease_of(request).client)
+    run = ChatRun(api, record, plan, request_id, lease_of(request))
     names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
     if record.stream:
         streamer = ChatStreamer(api, record, plan, run, names, request_id)

@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from realizar.engine.async_stream import AsyncStream
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.api import Api, pieces_of, timing_notes
@@ -14,6 +15,7 @@ from realizar.server.errors import renaming
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.protocol.answers import FinishReason, Usage, make_usage
 from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.request_memory import RequestLease
 from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
 
@@ -32,12 +34,14 @@ class ChatRun:
 
     Args:
         request_id: of the answer, and in the engine.
-        client: whose request it is.
+        lease: of the request.
     """
 
-    def __init__(self, api: Api, request: ChatCompletionRequest, plan: ChatPlan, request_id: str, client: str) -> None:
+    def __init__(
+        self, api: Api, request: ChatCompletionRequest, plan: ChatPlan, request_id: str, lease: RequestLease
+    ) -> None:
         self._api, self._request, self._plan, self._request_id = api, request, plan, request_id
-        self._client = client
+        self._lease = lease
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
         self._open = set(range(plan.sampling.n))
         self.num_completion_tokens = 0
@@ -62,20 +66,26 @@ class ChatRun:
             RealizarError: the engine refused it, or stopped.
         """
         with renaming({"prompt": "messages", "structured": self._plan.structured_field}):
+            if (scored := self._plan.sampling.prompt_logprobs) is not None:
+                self._lease.hold_logprobs(len(self._plan.token_ids), scored)
             stream = await self._api.engine.generate(
                 self._plan.token_ids,
                 self._plan.sampling,
                 request_id=self._request_id,
                 priority=self._plan.priority,
                 cache_salt=self._request.cache_salt,
-                client=self._client,
+                client=self._lease.client,
             )
-            async with aclosing(pieces_of(stream, self._api.metrics, lambda: not self._open)) as pieces:
+            async with aclosing(self._counted(stream)) as pieces:
                 async for piece in pieces:
                     if piece.choice in self._open:
                         yield self._take_in(piece)
         with suppress(RealizarError):  # closed before its end: the answers were complete
             self.output = await stream.result()
+
+    def _counted(self, stream: AsyncStream) -> AsyncGenerator[ChoiceDelta]:
+        top = self._plan.top_logprobs or 0
+        return pieces_of(stream, self._api.metrics, self._lease, top, lambda: not self._open)
 
     def _take_in(self, piece: ChoiceDelta) -> ChatPiece:
         parser = self._parsers[piece.choice]

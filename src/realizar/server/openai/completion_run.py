@@ -16,6 +16,7 @@ from realizar.server.errors import renaming
 from realizar.server.merge import Admission, merged
 from realizar.server.prompts import Prompt
 from realizar.server.protocol.answers import Usage, make_usage
+from realizar.server.request_memory import RequestLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,6 @@ class CompletionPlan:
         echo: give the prompt out before what follows.
         logprobs: most probable tokens to list; None without log-probabilities.
         prompt_logprobs: the same, of vLLM's field.
-        client: whose request it is.
         stream: whether pieces are wanted as they come.
     """
 
@@ -41,7 +41,6 @@ class CompletionPlan:
     stream: bool
     priority: int
     cache_salt: str | None
-    client: str
     structured_field: str
 
 
@@ -61,8 +60,8 @@ class CompletionPiece:
 class CompletionRun:
     """One request in the engine; `outputs` holds what ended, by prompt."""
 
-    def __init__(self, api: Api, plan: CompletionPlan, request_id: str) -> None:
-        self._api, self._plan, self._request_id = api, plan, request_id
+    def __init__(self, api: Api, plan: CompletionPlan, request_id: str, lease: RequestLease) -> None:
+        self._api, self._plan, self._request_id, self._lease = api, plan, request_id, lease
         self._admission = Admission(max(1, api.engine.info.max_running // plan.sampling.n))
         self.outputs: dict[int, RequestOutput] = {}
         self._num_cached_tokens: dict[int, int] = {}
@@ -90,6 +89,8 @@ class CompletionRun:
         Raises:
             RealizarError: the engine refused a prompt, or stopped.
         """
+        if (scored := self._plan.sampling.prompt_logprobs) is not None:
+            self._lease.hold_logprobs(sum(len(prompt.token_ids) for prompt in self._plan.prompts), scored)
         parts = [functools.partial(self._named_part, place) for place in range(len(self._plan.prompts))]
         async with aclosing(merged(parts)) as pieces:
             async for piece in pieces:
@@ -118,7 +119,7 @@ class CompletionRun:
             if plan.stream and not plan.score_only:
                 sampling = replace(sampling, prompt_logprobs=plan.prompt_logprobs)
             stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
-            async with aclosing(pieces_of(stream, self._api.metrics)) as pieces:
+            async with aclosing(pieces_of(stream, self._api.metrics, self._lease, plan.logprobs or 0)) as pieces:
                 async for piece in pieces:
                     self.num_completion_tokens += len(piece.token_ids)
                     yield CompletionPiece(
@@ -165,6 +166,6 @@ class CompletionRun:
             prompt=prompt.text,
             priority=self._plan.priority,
             cache_salt=self._plan.cache_salt,
-            client=self._plan.client,
+            client=self._lease.client,
             score_only=score_only,
         )

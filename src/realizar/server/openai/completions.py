@@ -34,12 +34,11 @@ async def completions(request: Request) -> Response:
     """Complete prompts, whole or as a stream."""
     api = api_of(request)
     record = await read_record(request, CompletionRequest)
-    client = lease_of(request).client
-    plan = await compute(request, lambda stop: plan_completions(api, record, client, stop))
+    plan = await compute(request, lambda stop: plan_completions(api, record, stop))
     request_id = new_id("cmpl")
     num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
     note(request, model=api.model.name, prompts=len(plan.prompts), prompt=num_tokens)
-    run = CompletionRun(api, plan, request_id)
+    run = CompletionRun(api, plan, request_id, lease_of(request))
     maker = _AnswerMaker(api, record, plan, run, request_id)
     if record.stream:
         chunks = maker.chunks(lambda **notes: note(request, **notes))
@@ -49,11 +48,10 @@ async def completions(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def plan_completions(api: Api, record: CompletionRequest, client: str, stop: Stop) -> CompletionPlan:
+def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> CompletionPlan:
     """Check a request and tokenize its prompts; not for the event loop, as it may take a second.
 
     Args:
-        client: whose request it is.
         stop: asked between its parts.
 
     Raises:
@@ -112,7 +110,6 @@ def plan_completions(api: Api, record: CompletionRequest, client: str, stop: Sto
         stream=stream,
         priority=check_priority(record.priority, allowed=api.settings.allow_request_priority),
         cache_salt=record.cache_salt,
-        client=client,
         structured_field="structured" if found is None else found[0],
     )
 
