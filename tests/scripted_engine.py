@@ -39,6 +39,7 @@ class ScriptedEngine:
     pieces: Sequence[str | RealizarError | None] = ("Hel", "lo")
     refusal: Exception | None = None
     state: str = "ready"
+    fault: str | None = None
     pooling: str | None = None
     num_cached: int = 0
     asked: list[tuple[tuple[int, ...], SamplingParams, dict[str, Any]]] = field(default_factory=list)

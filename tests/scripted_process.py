@@ -1,22 +1,25 @@
 """An engine process around the scripted backend: `python scripted_process.py OPTIONS FD`, OPTIONS in JSON.
 
 `dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load, `step` fails at the tenth step,
-`frame` sends bytes that are no frame, `hangs` never ends its tenth step. `holds`: a file that is written when a step
-has `rows` rows (8 unless told), which then waits until the file is gone. `loads`: a file that is written when the
-engine begins to load, which then waits until the file is gone. `spawns`: a file whose lines are the engines started;
-with `mends`, only the first one dies or holds.
+`frame` sends bytes that are no frame, `hangs` never ends its tenth step, `poison` is killed by a request whose prompt
+holds 77. `holds`: a file that is written when a step has `rows` rows (8 unless told), which then waits until the file
+is gone. `slow`: a file; while it is there a step takes longer. `loads`: a file that is written when the engine begins
+to load, which then waits until the file is gone. `model`: a file that must be whole to be loaded. `spawns`: a file
+whose lines are the engines started; with `mends`, only the first one dies or holds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from realizar.backends.base import ForwardInput
+from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.async_link import LoadProgress
 from realizar.engine.core import EngineCore
@@ -37,11 +40,13 @@ def hold(file: str) -> None:
 class FaultyBackend(ScriptedBackend):
     """A scripted backend that waits and fails as it is told."""
 
-    def __init__(self, dies: str, holds: str, rows: int) -> None:
+    def __init__(self, dies: str, holds: str, rows: int, slow: str) -> None:
         super().__init__(num_blocks=(1024,), max_rows=8, fail_at=10 if dies == "step" else None)
-        self.dies, self.holds, self.hold_rows = dies, holds, rows
+        self.dies, self.holds, self.hold_rows, self.slow = dies, holds, rows, slow
 
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
+        if self.slow and Path(self.slow).exists():
+            time.sleep(0.1)
         if self.holds and len(forward_input.rows) >= self.hold_rows:
             hold(self.holds)
             self.holds = ""
@@ -50,6 +55,8 @@ class FaultyBackend(ScriptedBackend):
         if self.num_steps >= 10 and self.dies == "frame":
             os.write(int(sys.argv[-1]), b"\0\0\0\3abc")
             time.sleep(1000)
+        if self.dies == "poison" and any(77 in row.tokens[: row.num_prompt_tokens] for row in self.rows.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().submit(forward_input)
 
 
@@ -80,7 +87,9 @@ def main() -> int:
             hold(options["loads"])
         if dies == "refuses":
             raise CapacityError("the weights do not fit")
-        backend = FaultyBackend(dies, holds, options.get("rows", 8))
+        if "model" in options:
+            open_checkpoint(options["model"])
+        backend = FaultyBackend(dies, holds, options.get("rows", 8), options.get("slow", ""))
         config = EngineConfig(max_step_tokens=1000)
         return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars)
 

@@ -227,6 +227,7 @@ def test_a_frozen_engine_is_replaced(tmp_path: Path) -> None:
             reader = asyncio.create_task(read(engine, 1))
             await wait_file(holds)
             pid = engine.info.pid
+            limits.max_stopped_pings = 1_000_000  # as where the system does not tell
             os.kill(pid, signal.SIGSTOP)
             limits.max_missed_pings = 5
             with pytest.raises(EngineDeadError, match="has not answered"):

@@ -88,6 +88,13 @@ def test_health_and_readiness(state: str, health: int, ready: int) -> None:
     assert ask(engine, "/ready").status_code == ready
 
 
+def test_why_no_engine_can_be_started_is_told() -> None:
+    response = ask(ScriptedEngine(state="starting", fault="tiny.gguf is gone"), "/ready")
+    assert response.status_code == 503
+    assert response.json() == {"status": "starting", "reason": "tiny.gguf is gone"}
+    assert ask(ScriptedEngine(), "/ready").json() == {"status": "ready"}
+
+
 def test_models_and_tokens_are_told_while_loading() -> None:
     engine = ScriptedEngine(state="starting")
     listed = ask(engine, "/v1/models").json()

@@ -88,6 +88,7 @@ def _prepare(
     sampling: SamplingOptions,
 ) -> tuple[ServedModel, AsyncEngine]:
     """What the API knows of the model, and an engine that is not started yet."""
+    from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.async_engine import AsyncEngine
     from realizar.engine.loading import find_checkpoint
     from realizar.engine.process_messages import Load
@@ -107,9 +108,15 @@ def _prepare(
         sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint)),
         read_chat_template(server.chat_template),
     )
-    load = Load(str(checkpoint.path), config, fit_context=True, fit_running=batching.max_running is None)
+    load = Load(
+        str(checkpoint.path),
+        config,
+        fit_context=True,
+        fit_running=batching.max_running is None,
+        log_level=server.log_level.upper(),
+    )
     running = AsyncEngine(
-        ProcessLink(load),
+        ProcessLink(load, files=ModelFiles(checkpoint)),
         lambda params: StopChecker(served.tokenizer, params),
         served.tokenizer.eos_ids,
         max_queued=batching.max_queued,

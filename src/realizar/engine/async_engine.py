@@ -65,6 +65,7 @@ class AsyncEngine:
 
     Attributes:
         loading: what the engine does before it is ready.
+        fault: why no engine can be started for now, though one ran before; None where none is known.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class AsyncEngine:
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
+        self.fault: str | None = None
 
     @property
     def state(self) -> EngineState:
@@ -183,7 +185,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             client=client,
         )
-        return await self._requests.submit(request, prompt, keep_pieces=keep_pieces)
+        return await self._submit(request, prompt, keep_pieces=keep_pieces)
 
     async def embed(
         self, prompt_token_ids: Sequence[int], pooling: Pooling | None = None, *, request_id: str | None = None
@@ -195,7 +197,7 @@ class AsyncEngine:
         self._check_room(1)
         pooling = pooling or self.pooling or "last"
         request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling)
-        async with await self._requests.submit(request, None, keep_pieces=False) as stream:
+        async with await self._submit(request, None, keep_pieces=False) as stream:
             output = await stream.result()
         if output.pooled is None:
             raise RealizarError("the engine gave no vector")
@@ -257,14 +259,16 @@ class AsyncEngine:
         elif isinstance(event, Loading):
             self.loading = event
         elif isinstance(event, Ready):
-            self._info, self.loading = event.info, None
+            self._info, self.loading, self.fault = event.info, None, None
             if self._state == "starting":
                 self._set_state("ready")
 
-    def lost(self, error: RealizarError, *, restarting: bool) -> None:
-        """For the link: the engine is gone with every request it had; `restarting`: another is on its way."""
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+        """For the link, see `LinkListener`."""
         if self._state == "dead":
             return
+        if blame:
+            self._requests.suspect_all()
         self._earlier_stats = self._last_stats.plus(self._earlier_stats)
         self._last_stats = EngineStats()
         if not restarting:
@@ -275,6 +279,10 @@ class AsyncEngine:
         if self._state == "ready":
             self._set_state("starting")
         self._fail(error)
+
+    def blocked(self, reason: str) -> None:
+        """For the link, see `LinkListener`."""
+        self.fault = reason
 
     def _die(self, error: RealizarError) -> None:
         self._error = error
@@ -294,6 +302,18 @@ class AsyncEngine:
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def _submit(self, request: Request, prompt: str | None, *, keep_pieces: bool) -> AsyncStream:
+        """Queue a request; one of which engines may have died waits until it may run, or is refused."""
+        release = await self._requests.suspects.admit(request)
+        try:
+            self._check_room(request.sampling.n)
+            stream = await self._requests.submit(request, prompt, keep_pieces=keep_pieces)
+        except BaseException:
+            release()
+            raise
+        stream.when_done(release)
+        return stream
 
     def _prepare(
         self, request_id: str | None, prompt_token_ids: Sequence[int], sampling: SamplingParams, **fields: Any
@@ -326,5 +346,7 @@ class AsyncEngine:
             raise EngineDeadError(str(self._error or closed_error()))
         if self._state == "draining":
             raise EngineUnavailableError("the server is shutting down", 5.0)
+        if self.fault is not None:
+            raise EngineUnavailableError(f"the model can't be loaded now: {self.fault}", 30.0)
         what = "" if self.loading is None else f" ({self.loading.what} {self.loading.share:.0%})"
         raise EngineUnavailableError(f"the model is being loaded{what}", 5.0)

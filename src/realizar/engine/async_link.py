@@ -18,11 +18,23 @@ LoadProgress = Callable[[str, float], None]
 class LinkListener(Protocol):
     """Told of everything on the event loop's thread."""
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+
     def handle(self, event: Event) -> None:
         """An event of the engine, but `Failed`."""
 
-    def lost(self, error: RealizarError, *, restarting: bool) -> None:
-        """The engine is gone with every request it had; `restarting`: another one is on its way."""
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+        """The engine is gone with every request it had.
+
+        Args:
+            restarting: another one is on its way.
+            blame: a request may be why.
+        """
+
+    def blocked(self, reason: str) -> None:
+        """No engine can be started before the model's files change; one line, without paths."""
 
 
 class EngineLink(Protocol):

@@ -13,6 +13,7 @@ from realizar.engine.async_stream import AsyncStream
 from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.process_messages import Abort, Add
+from realizar.engine.suspects import Suspects
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
@@ -26,12 +27,15 @@ class _Open:
     """`accepted` is done once the engine has queued or refused the request."""
 
     stream: AsyncStream
-    num_choices: int
+    request: Request
     accepted: asyncio.Future[None]
 
 
 class OpenRequests:
     """Owner of every open request on the side that asks.
+
+    Attributes:
+        suspects: requests that were open when an engine died.
 
     Args:
         new_text: makes the text of a choice from the request's sampling parameters.
@@ -48,6 +52,7 @@ class OpenRequests:
         self._processor = OutputProcessor(new_text)
         self._send, self._on_empty = send, on_empty
         self._open: dict[str, _Open] = {}
+        self.suspects = Suspects()
         self._num_choices = 0
         self._last_end_s: float | None = None
         self._end_interval_s = 0.0
@@ -72,7 +77,7 @@ class OpenRequests:
         stream = AsyncStream(request_id, lambda: self._abort(request_id), keep_pieces=keep_pieces)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor.add(request, prompt)
-        self._open[request_id] = _Open(stream, request.sampling.n, accepted)
+        self._open[request_id] = _Open(stream, request, accepted)
         self._num_choices += request.sampling.n
         try:
             self._send(Add(request))
@@ -104,6 +109,10 @@ class OpenRequests:
                 _LOG.exception("the text of %s failed", output.request_id)
                 self._abort(output.request_id, RealizarError(f"the tokens could not be turned into text: {error}"))
 
+    def suspect_all(self) -> None:
+        """The engine died, and an open request may be why."""
+        self.suspects.note_death([entry.request for entry in self._open.values()])
+
     def fail(self, error: RealizarError) -> None:
         """End every open request."""
         for request_id in list(self._open):
@@ -112,6 +121,7 @@ class OpenRequests:
     def _deliver(self, output: TokenOutput, stream: AsyncStream) -> None:
         error = error_of(output)
         if error is not None:
+            self.suspects.clear(self._open[output.request_id].request)
             self._end(output.request_id, error)
             return
         delta = self._processor.process(output)
@@ -125,6 +135,7 @@ class OpenRequests:
         self._note_end()
         whole = self._processor.finished(delta.request_id, output.produced_s)
         if whole is not None:
+            self.suspects.clear(self._open[delta.request_id].request)
             self._forget(delta.request_id)
             stream.end(whole)
 
@@ -142,7 +153,7 @@ class OpenRequests:
             entry.accepted.set_exception(error)
 
     def _forget(self, request_id: str) -> None:
-        self._num_choices -= self._open.pop(request_id).num_choices
+        self._num_choices -= self._open.pop(request_id).request.sampling.n
         if not self._open:
             self._on_empty()
 

@@ -55,6 +55,10 @@ class AsyncStream:
         """Wait for the whole request. Raises what iterating does."""
         return await asyncio.shield(self._end)
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call once nothing more will come."""
+        self._end.add_done_callback(lambda _: call())
+
     def close(self) -> None:
         """Abort the request if it has not ended; its blocks are free after the step that is running. Idempotent."""
         if not self.done:

@@ -90,6 +90,7 @@ class EngineProcess:
         if isinstance(command, Ping):
             self._tell(Pong(command.ticket, self._loop.step_age_s))
         elif isinstance(command, Load):
+            logging.getLogger("realizar").setLevel(command.log_level)  # numba would drown all else
             self._load_command = command
             self._may_load.set()
         else:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from realizar.engine.process_messages import Command, Event, Failed, Ping, Pong, Ready, Shutdown, restore_error
@@ -19,6 +20,7 @@ from realizar.engine.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import EngineDeadError, RealizarError
 
 _LOG = logging.getLogger(__name__)
+_LEVELS = logging.getLevelNamesMapping()
 _LAST_WORDS_S = 0.5  # a dead process's status comes at once; one that only closed its socket is not waited for
 
 
@@ -29,22 +31,26 @@ class Vigilance:
     Attributes:
         ping_interval_s: between questions whether it lives.
         max_missed_pings: questions in a row that may stay open.
+        max_stopped_pings: the same, of a process that the system says is stopped, as by SIGSTOP: a long step answers.
         start_limit_s: time to give the first sign of life in.
         step_limit_s: longest step.
         first_delay_s: before a second engine; doubled for each one after it, up to `longest_delay_s`.
         steady_s: an engine that was ready for so long starts the count of crashes anew.
-        max_crashes: crashes in a row after which no other engine is started.
+        max_crashes: crashes in a row, while no request was open, after which no other engine is started.
+        file_poll_s: between looks at the model's files while they are why none can be started.
         shutdown_s: time to end in when told to.
     """
 
     ping_interval_s: float = 1.0
     max_missed_pings: int = 30
+    max_stopped_pings: int = 5
     start_limit_s: float = 120.0
     step_limit_s: float = 900.0
     first_delay_s: float = 0.25
     longest_delay_s: float = 30.0
     steady_s: float = 60.0
     max_crashes: int = 5
+    file_poll_s: float = 1.0
     shutdown_s: float = 5.0
 
 
@@ -193,11 +199,23 @@ class EngineChild(asyncio.Protocol):
             most = vigilance.max_missed_pings if self._heard else vigilance.start_limit_s / interval_s
             if self._missed_pings >= most:
                 self._end(EngineDeadError(f"the engine has not answered {self._missed_pings} questions in a row"))
+            if self._missed_pings >= min(most, vigilance.max_stopped_pings) and self._is_stopped():
+                self._end(EngineDeadError("the engine's process is stopped"))
             if self._step_s > vigilance.step_limit_s:
                 self._end(EngineDeadError(f"a step of the engine has run for {self._step_s:.0f} s"))
             self._missed_pings += 1
             self.send(Ping(next(self._tickets)))
             await asyncio.sleep(interval_s)
+
+    def _is_stopped(self) -> bool:
+        """Whether a signal has stopped the process; not by a debugger, who means to go on. Known on Linux alone."""
+        if self._process is None:
+            return False
+        try:
+            status = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return False
+        return status.rpartition(")")[2].split()[:1] == ["T"]
 
     async def _last_words(self) -> str:
         if self._process is None:
@@ -220,9 +238,20 @@ class EngineChild(asyncio.Protocol):
             if len(rest) > 1 << 16:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                _LOG.warning("engine: %s", line.decode(errors="replace").rstrip())
+                _log_line(line)
         if rest:
-            _LOG.warning("engine: %s", rest.decode(errors="replace").rstrip())
+            _log_line(rest)
+
+
+def _log_line(line: bytes) -> None:
+    """Log what an engine said, at the level that it says; what a library prints is a warning."""
+    text = line.decode(errors="replace").rstrip()
+    first, _, rest = text.partition(" ")
+    level = _LEVELS.get(first)
+    if level is None:
+        _LOG.warning("engine: %s", text)
+    else:
+        _LOG.log(level, "engine: %s", rest)
 
 
 def _signal_name(number: int) -> str:

@@ -49,12 +49,14 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     `fit_context`: where the model's own context does not fit into memory, take half of it, or half of that.
     `fit_running`: take as many rows as suit the device, whatever the configuration says.
+    `log_level`: of this program's log there, a name of `logging`'s in capitals.
     """
 
     model: str
     config: EngineConfig
     fit_context: bool = False
     fit_running: bool = False
+    log_level: str = "WARNING"
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

@@ -33,6 +33,9 @@ _LOG = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"\s*(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 _INTERNAL_PATH = re.compile(r"(?:/[\w.+-]+)+/[\w.+-]+\.(?:py|so|gguf|safetensors|json)\b")
 _MAX_MESSAGE = 2_000
+_DIED = (
+    "the engine stopped while the request was open; it is started again, and what ends it again and again is refused"
+)
 
 
 class ApiError(Exception):
@@ -139,7 +142,7 @@ def _known(error: BaseException) -> ApiError | None:
         case EngineUnavailableError():
             return _later(503, message, "server_error", "engine_unavailable", error.retry_after_s)
         case EngineDeadError():
-            return _later(503, "the engine stopped while the request was open", "server_error", "engine_died", 1.0)
+            return _later(503, _DIED, "server_error", "engine_died", 5.0)
         case RecursionError():
             return refused("the request is nested too deeply", None, "invalid_json")
         case TokenizerError():

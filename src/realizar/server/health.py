@@ -18,9 +18,9 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 once requests are taken; 503 before, while draining, and after."""
-    state = api_of(request).engine.state
-    return _state(state, 200 if state == "ready" else 503)
+    """200 once requests are taken; 503 before, while draining, and after, with the reason where one is known."""
+    engine = api_of(request).engine
+    return _state(engine.state, 200 if engine.state == "ready" else 503, engine.fault)
 
 
 async def metrics(request: Request) -> Response:
@@ -34,6 +34,7 @@ async def version(request: Request) -> Response:
     return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
 
 
-def _state(state: str, status: int) -> Response:
+def _state(state: str, status: int, reason: str | None = None) -> Response:
     headers = {"retry-after": "1"} if status == 503 else None
-    return Response(msgspec.json.encode({"status": state}), status, headers, "application/json")
+    told = {"status": state} if status == 200 or reason is None else {"status": state, "reason": reason}
+    return Response(msgspec.json.encode(told), status, headers, "application/json")

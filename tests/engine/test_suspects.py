@@ -1,0 +1,157 @@
+"""Requests that were open when engines died: told apart by which deaths they were in, by their content."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from realizar.engine.suspects import Suspects, fingerprint
+from realizar.errors import InvalidRequestError, QueueFullError
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams, StructuredOutput
+
+POISON = Request("poison", (1, 77), SamplingParams(), 8)
+OTHERS = [Request(str(number), (number,), SamplingParams(), 8) for number in range(3)]
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def admitted(suspects: Suspects, request: Request) -> bool:
+    """Whether it runs at once; it ends at once too."""
+    try:
+        (await asyncio.wait_for(suspects.admit(request), 0.01))()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_content_is_what_counts() -> None:
+    again = replace(POISON, request_id="x", arrival_s=0.0, priority=3, client="y", sampling=SamplingParams(seed=5))
+    assert fingerprint(again) == fingerprint(POISON)
+    grammar = StructuredOutput("regex", "a")
+    changes = [
+        replace(POISON, prompt_token_ids=(1, 78)),
+        replace(POISON, max_tokens=9),
+        replace(POISON, pooling="last", max_tokens=0),
+        replace(POISON, sampling=SamplingParams(top_k=3)),
+        replace(POISON, sampling=SamplingParams(logit_bias={3: 1.0})),
+        replace(POISON, sampling=SamplingParams(structured=grammar)),
+    ]
+    assert len({fingerprint(each) for each in (POISON, *changes)}) == 7
+
+
+def test_one_shared_death_keeps_nobody_out() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.note_death([POISON, *OTHERS])
+        leaving = [await suspects.admit(each) for each in (POISON, *OTHERS)]
+        assert len(leaving) == 4
+
+    asyncio.run(main())
+
+
+def test_after_two_deaths_each_runs_apart_and_the_third_tells() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.note_death([POISON, *OTHERS])
+        suspects.note_death([POISON, *OTHERS[:2]])
+        leave = await suspects.admit(OTHERS[0])
+        assert not await admitted(suspects, POISON)
+        assert await admitted(suspects, OTHERS[2])  # was in one alone
+        leave()
+        suspects.clear(OTHERS[0])
+        assert await admitted(suspects, OTHERS[0])
+        leave = await suspects.admit(POISON)
+        waiting = asyncio.ensure_future(suspects.admit(OTHERS[1]))
+        await asyncio.sleep(0)
+        suspects.note_death([POISON, OTHERS[2]])
+        leave()
+        (await waiting)()
+        with pytest.raises(InvalidRequestError, match="stopped each time"):
+            await suspects.admit(POISON)
+        assert await admitted(suspects, OTHERS[2])
+
+    asyncio.run(main())
+
+
+def test_alone_in_a_death_counts_twice() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.note_death([POISON])
+        assert await admitted(suspects, POISON)
+        suspects.note_death([POISON])
+        with pytest.raises(InvalidRequestError):
+            await suspects.admit(POISON)
+
+    asyncio.run(main())
+
+
+def test_a_suspect_that_waits_while_its_like_kills_is_refused() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.note_death([POISON])
+        leave = await suspects.admit(POISON)
+        waiting = asyncio.ensure_future(suspects.admit(replace(POISON, request_id="twin")))
+        await asyncio.sleep(0)
+        suspects.note_death([POISON])
+        leave()
+        with pytest.raises(InvalidRequestError):
+            await waiting
+        suspects.note_death([OTHERS[0]])
+        assert await admitted(suspects, OTHERS[0])  # nobody holds the turn
+
+    asyncio.run(main())
+
+
+def test_one_who_leaves_while_it_waits_holds_up_nobody() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        for each in OTHERS:
+            suspects.note_death([each])
+        leave = await suspects.admit(OTHERS[0])
+        waiting = asyncio.ensure_future(suspects.admit(OTHERS[1]))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        leave()
+        assert await admitted(suspects, OTHERS[2])
+
+    asyncio.run(main())
+
+
+def test_few_wait() -> None:
+    async def main() -> None:
+        suspects = Suspects()
+        suspects.note_death([POISON])
+        leave = await suspects.admit(POISON)
+        waiting = [asyncio.ensure_future(suspects.admit(POISON)) for _ in range(64)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await suspects.admit(POISON)
+        for each in waiting:
+            each.cancel()
+        leave()
+
+    asyncio.run(main())
+
+
+def test_all_is_forgotten_in_the_end() -> None:
+    async def main() -> None:
+        clock = Clock()
+        suspects = Suspects(clock)
+        for _ in range(2):
+            suspects.note_death([POISON])
+        with pytest.raises(InvalidRequestError):
+            await suspects.admit(POISON)
+        clock.now_s += 601
+        assert await admitted(suspects, POISON)
+        suspects.note_death([replace(POISON, prompt_token_ids=(n,)) for n in range(5000)])
+        assert len(suspects) == 4096
+
+    asyncio.run(main())
