@@ -51,14 +51,17 @@ def build_gemma3(settings: Settings) -> ModelSpec:
     """The text model of Gemma 3: five windowed layers, with a rope base of their own, to each full one."""
     sizes = read_dimensions(settings, defaults=_GEMMA3_DEFAULTS)
     decoder = Decoder(settings, sizes, norm_weight_offset=1.0, norm_after_attention=True, prefix=_find_prefix(settings))
-    period = settings.integer(None, "sliding_window_pattern", high=sizes.num_layers + 1024, default=6)
+    highest = sizes.num_layers + 1024
+    period = settings.integer(None, "_sliding_window_pattern", high=highest, default=6)  # as transformers 5 writes it
+    period = settings.integer(None, "sliding_window_pattern", high=highest, default=period)
     is_local = decoder.windowed_layers(lambda index: (index + 1) % period != 0)
     windows = decoder.windows(lambda index: is_local[index], default=None if settings.is_gguf else 4096)
     everywhere = read_rope(settings, sizes, default_base=1_000_000.0)
     local = _read_local_rope(settings, sizes)
     scale = _read_scale(settings, sizes, is_scaled_by_width=sizes.num_layers == 62)
     # Attention has no cap: norms of Q and K took its place. transformers knows the configuration's key and does not
-    # apply it; converters to GGUF refuse it.
+    # apply it, so it is read here and not used; converters to GGUF refuse it.
+    settings.raw(None, "attn_logit_softcapping")
     layers = _layers(decoder, [local if flag else everywhere for flag in is_local], windows, scale, None, "head")
     final_soft_cap = _read_soft_cap(settings, "final_logit_softcapping", None)
     return decoder.spec(

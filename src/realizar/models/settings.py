@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.known_keys import CONFIG_NEUTRAL, CONFIG_WITHOUT_EFFECT, GGUF_WITHOUT_EFFECT, ROPE_WITHOUT_EFFECT
 
 
 class _Required(Enum):
@@ -28,27 +29,8 @@ T = TypeVar("T")
 # No model's number lies outside; inside, float32 arithmetic with a few of them neither overflows nor vanishes.
 MIN_NUMBER, MAX_NUMBER = 1e-15, 1e12
 
-# GGUF keys in these groups change what a layer computes. One that nobody read is refused unless its value is neutral.
-_EFFECTIVE_GROUPS = ("attention.", "rope.", "expert", "ssm.", "use_parallel_residual")
-_EFFECTIVE_ENDINGS = ("_scale", "softcapping", "_multiplier")
-_WITHOUT_EFFECT = frozenset(
-    {
-        "attention.layer_norm_epsilon",
-        "attention.layer_norm_rms_epsilon",
-        "rope.scaling.finetuned",
-        "rope.scaling.original_context_length",
-    }
-)
-# The same for config.json, whose other keys are too many and too varied to be refused when unknown.
-_REFUSED_CONFIG_KEYS = (
-    "quantization_config",
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "clip_qkv",
-    "alibi",
-    "use_bidirectional_attention",
-)
+# Where these end a key's name, 1 says "nothing" too.
+_FACTOR_ENDINGS = ("_scale", "_multiplier", "_scaling")
 
 
 class Settings:
@@ -75,11 +57,13 @@ class Settings:
         self._values: Mapping[str, Any] = checkpoint.metadata if self.is_gguf else (config or {})
         self._parent = ""
         self._read: set[str] = set()
+        self._nested: list[Settings] = []
 
     def nested(self, hf: str, values: Mapping[str, Any]) -> Settings:
         """Settings over a dictionary found under the `config.json` key `hf`; errors name both keys."""
         inner = Settings(self.checkpoint, self.architecture, values, self.requested_context_length)
         inner._parent = f"{self._parent}{hf}."
+        self._nested.append(inner)
         return inner
 
     @property
@@ -181,26 +165,33 @@ class Settings:
         return value
 
     def refuse_unread(self) -> None:
-        """Refuse keys that change the result and that the architecture's file did not read.
+        """Refuse keys that nobody read, unless they are known to leave the result alone or their value says "nothing".
 
         Raises:
             UnsupportedModelError: names the first such key.
         """
-        if not self.is_gguf:
-            for key in _REFUSED_CONFIG_KEYS:
-                value = self._values.get(key)
-                if key not in self._read and not _is_neutral(value):
-                    raise self.unsupported(None, key, value)
-            return
-        prefix = f"{self.architecture}."
-        for key in self._values:
+        prefix = f"{self.architecture}." if self.is_gguf else ""
+        for key, value in self._values.items():
             name = key.removeprefix(prefix)
-            if key in self._read or name == key or name in _WITHOUT_EFFECT:
+            if key in self._read or not key.startswith(prefix) or self._is_without_effect(name, value):
                 continue
-            if name.startswith(_EFFECTIVE_GROUPS) or name.endswith(_EFFECTIVE_ENDINGS):
-                value = self._values[key]
-                if not _is_neutral(value) and not (name.endswith(_EFFECTIVE_ENDINGS) and value == 1):
-                    raise self.unsupported(name, None, value)
+            raise UnsupportedModelError(
+                f"{self.path}: key '{self._parent}{key}': unsupported value {_shorten(value)}: no reader of this"
+                " architecture knows the key, and it may change the result"
+            )
+        for inner in self._nested:
+            inner.refuse_unread()
+
+    def _is_without_effect(self, name: str, value: Any) -> bool:
+        if _is_neutral(value) or (name.endswith(_FACTOR_ENDINGS) and value == 1):
+            return True
+        if self.is_gguf:
+            return name in GGUF_WITHOUT_EFFECT
+        if self._parent:  # of rope: a dictionary for each kind of layer, or one
+            return name in ROPE_WITHOUT_EFFECT or isinstance(value, Mapping)
+        if name.startswith("_") or name in CONFIG_WITHOUT_EFFECT:
+            return True
+        return any(value == neutral for neutral in CONFIG_NEUTRAL.get(name, ()))
 
     def _default(self, gguf: str | None, hf: str | None, default: T | _Required) -> T:
         if isinstance(default, _Required):
@@ -229,7 +220,7 @@ def _is_sequence(value: object) -> bool:
 
 def _is_neutral(value: Any) -> bool:
     """Whether a value says "nothing": null, false, zero, none or empty."""
-    if _is_sequence(value) and not isinstance(value, str):
+    if isinstance(value, Mapping) or (_is_sequence(value) and not isinstance(value, str)):
         return len(value) == 0
     return value in (None, False, 0, "", "none")
 
