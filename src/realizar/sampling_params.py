@@ -26,9 +26,9 @@ class StructuredOutput:
 
     Attributes:
         kind: `json_object` is any JSON object; `choice` is one of some strings.
-        value: the schema as JSON text, the regular expression (of the whole output, in Rust's syntax: `\\d` is any
-            digit of Unicode), the Lark grammar (as llguidance reads it), the choices as a JSON list of strings; "" for
-            `json_object`.
+        value: the schema as JSON text, the regular expression (of the whole output, in Rust's syntax, with `\\d`,
+            `\\w` and `\\s` of ASCII alone, as in a schema's `pattern`), the Lark grammar (as llguidance reads it), the
+            choices as a JSON list of strings; "" for `json_object`.
     """
 
     kind: StructuredKind

@@ -53,6 +53,11 @@ def deep(levels: int) -> dict[str, Any]:
         ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
         ({"type": "string", "pattern": r"(a)\1"}, "backreferences"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
+        ({"format": "email", "pattern": "a", "allOf": 5}, "allOf"),
+        ({"format": "time", "pattern": "a", "allOf": {"a": 1}}, "allOf"),
+        ({"minimum": 10**400, "maximum": 1.5}, "minimum is beyond"),
+        ({"exclusiveMinimum": 0.5, "exclusiveMaximum": 10**400}, "exclusiveMaximum is beyond"),
+        ({"minimum": -(10**400)}, "minimum is beyond"),
         # Schemas that nothing satisfies.
         ({"enum": []}, "empty"),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
@@ -94,6 +99,9 @@ def deep(levels: int) -> dict[str, Any]:
         ({"type": "string", "pattern": r"[\x00-!#-~]"}, "control characters"),
         ({"type": "string", "pattern": r"[\S&&[^a]]"}, "set operation"),
         ({"type": "string", "pattern": r"[^]-a]"}, "range from"),
+        ({"type": "string", "pattern": r"[]\x00-~]"}, "control characters"),
+        ({"type": "string", "pattern": r"[+-\d]"}, r"ends with \\d"),
+        ({"type": "string", "pattern": "(?x) a # b"}, "flag x"),
         ({"type": "object", "patternProperties": {r"[\x00-!]": {}}}, "control characters"),
     ],
 )
@@ -119,6 +127,8 @@ def test_texts_that_are_no_schemas(text: str, words: str) -> None:
         ("a" * 70_000, "characters"),
         ("(" * 5000 + "a" + ")" * 5000, "regular expression"),
         ("[a&&b]", "can't be honoured"),
+        (r"[a-\w]", r"ends with \\w"),
+        ("(?x) a # b", "flag x"),
     ],
 )
 def test_regular_expressions(text: str, words: str) -> None:

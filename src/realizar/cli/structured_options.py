@@ -16,12 +16,12 @@ from realizar.sampling_params import StructuredOutput
 @Parameter(name="*", group="Structured output", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOptions:
-    """At most one grammar that the answer follows to its end.
+    r"""At most one grammar that the answer follows to its end.
 
     Attributes:
         json_object: any JSON object.
         json_schema: JSON of this schema; @FILE reads it from a file.
-        regex: text that matches all of this expression.
+        regex: text that matches all of this expression; \d, \w and \s are digits, letters and spaces of ASCII.
         grammar: text of this Lark grammar; @FILE reads it from a file.
         choice: one of some texts; repeat the option for each.
     """

@@ -9,6 +9,7 @@ from llguidance import LLMatcher
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.ascii_classes import ascii_classes
 from realizar.structured.json_schema import read_schema
 
 MAX_REGEX_CHARACTERS = 64 << 10
@@ -16,8 +17,8 @@ MAX_LARK_CHARACTERS = 512 << 10  # the schemas of many tools
 MAX_LARK_ALTERNATIVES = 8192  # compiling takes time quadratic in these: 0.2 s
 MAX_CHOICES_CHARACTERS = 512 << 10
 
-# Between JSON tokens: at most one line break and an indentation. Without a bound small models write spaces for ever.
-_WHITESPACE = r"\n?[ \t]{1,64}|\n"
+# Between JSON tokens: a line break with an indentation, or one space. Small models would write spaces for ever.
+_WHITESPACE = r"\n {0,32}|\n\t{1,8}| "
 
 
 def grammar_text(structured: StructuredOutput) -> str:
@@ -25,6 +26,7 @@ def grammar_text(structured: StructuredOutput) -> str:
 
     Raises:
         InvalidRequestError: too large or too deep, no JSON where that is wanted.
+        ValueError: a regular expression that can't be read; one line.
     """
     if structured.kind == "json_object":
         return _schema_text({"type": "object"})
@@ -34,7 +36,7 @@ def grammar_text(structured: StructuredOutput) -> str:
         return str(LLMatcher.grammar_from_lark(_choices(structured.value)))
     if structured.kind == "regex":
         _check_size("the regular expression", len(structured.value), MAX_REGEX_CHARACTERS, "characters")
-        return str(LLMatcher.grammar_from_regex(structured.value))
+        return str(LLMatcher.grammar_from_regex(ascii_classes(structured.value)))
     _check_size("the Lark grammar", len(structured.value), MAX_LARK_CHARACTERS, "characters")
     _check_size("the Lark grammar", structured.value.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
     return str(LLMatcher.grammar_from_lark(structured.value))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+from realizar.structured.schema_refusal import refuse_schema
 
 # RFC 3339 has second 60 only where a leap second was: none is written.
 _SECONDS = {"time": "^.{6}[0-5]", "date-time": "^.{17}[0-5]"}
@@ -48,12 +51,20 @@ def _rounded(value: float) -> float:
 
 
 def _number(schema: dict[str, Any], keyword: str) -> float | None:
+    """A bound; None where there is none. JSON knows no limits, the arithmetic here and in llguidance does."""
     value = schema.get(keyword)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not -sys.float_info.max <= value <= sys.float_info.max:
+        refuse_schema(f"{keyword} is beyond the range of a double")
+    return value
 
 
 def _add_pattern(schema: dict[str, Any], pattern: str) -> None:
     if "pattern" in schema:
-        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": pattern}]
+        others = schema.get("allOf", [])
+        if not isinstance(others, list):
+            refuse_schema("allOf must be a list")
+        schema["allOf"] = [*others, {"pattern": pattern}]
     else:
         schema["pattern"] = pattern

@@ -10,22 +10,27 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from realizar.errors import InvalidRequestError
+from realizar.structured.ascii_classes import ascii_classes, set_start_length
+from realizar.structured.schema_refusal import refuse_schema
 
 _LEFT_OUT = r"\x01"
 _CONTROL_RANGE = re.compile(
     r"(\\x[01]|\\x\{0*1?[0-9a-fA-F]\}|\\[uU]\{?0*[01][0-9a-fA-F]\b|\\[0-7atnvfrc]|[\x00-\x1f]).{0,2}-"
 )
-_PROPERTY = re.compile(r"\\([pP])(\{[^}]*\}|.)", re.DOTALL)
+_PROPERTY = re.compile(r"\\([pP])(\{[^}]{0,100}\}|.)", re.DOTALL)
 _SET_OPERATIONS = ("&&", "--", "~~")
 
 
 def safe_pattern(pattern: str) -> str:
-    """The same expression with negated sets that leave U+0001 out.
+    r"""The same expression with negated sets that leave U+0001 out, and with `\d`, `\w` and `\s` as sets of ASCII.
 
     Raises:
         InvalidRequestError: it has a set that can't be made safe.
     """
+    try:
+        pattern = ascii_classes(pattern)
+    except ValueError as error:
+        refuse_schema(f"pattern {pattern[:100]!r}: {error}")
     written: list[str] = []
     depth = at = 0
     while at < len(pattern):
@@ -60,20 +65,12 @@ def _set_start(pattern: str, at: int) -> tuple[str, int]:
     """The start of a set, with U+0001 where it is negated; and its length in the pattern."""
     if pattern.startswith("[:", at):
         _refuse(pattern, "named set [:")
-    if not pattern.startswith("[^", at):
-        return "[", 1
-    end = at + 2
-    while pattern.startswith("-", end):  # at the start it stands for itself
-        end += 1
-    if end == at + 2 and pattern.startswith("]", end):  # so does this
-        end += 1
-        if pattern.startswith("-", end):
-            _refuse(pattern, "range from ]")
-    return pattern[at:end] + _LEFT_OUT, end - at
+    length = set_start_length(pattern, at)
+    start = pattern[at : at + length]
+    if start.endswith("]") and pattern.startswith("-", at + length):
+        _refuse(pattern, "range from ]")
+    return start + (_LEFT_OUT if start.startswith("[^") else ""), length
 
 
 def _refuse(pattern: str, what: str) -> NoReturn:
-    raise InvalidRequestError(
-        f"the JSON schema can't be honoured: pattern {pattern[:100]!r} has a {what}, which is not supported",
-        "structured",
-    )
+    refuse_schema(f"pattern {pattern[:100]!r} has a {what}, which is not supported")

@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from realizar.errors import InvalidRequestError
 from realizar.structured.json_format import narrow_bounds, narrow_format
 from realizar.structured.json_pattern import safe_pattern
+from realizar.structured.schema_ends import can_end
+from realizar.structured.schema_refusal import refuse_schema
 
 MAX_SCHEMA_CHARACTERS = 512 << 10
 MAX_DEPTH = 64
 MAX_PROPERTIES = 4096  # in all objects together
 MAX_OBJECT_PROPERTIES = 1024  # compiling takes time quadratic in these: 0.2 s
-_PASSES = 64  # over the references of a schema, to find those that lead to an end
 
 # Keywords by what their value holds. All others hold no schema, or refer to one (`$ref`).
 _ONE_SCHEMA = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
@@ -51,14 +51,9 @@ def read_schema(text: str) -> dict[str, Any]:
     _check_depth(schema)
     _check_properties(schema)
     _prepare(schema)
-    if not _Ends(schema).can_end(schema):
+    if not can_end(schema):
         refuse_schema("no finite value satisfies it: what it requires contains itself ($ref)")
     return schema
-
-
-def refuse_schema(reason: str) -> NoReturn:
-    """Raise InvalidRequestError for a schema."""
-    raise InvalidRequestError(f"the JSON schema can't be honoured: {reason}", "structured")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -127,88 +122,3 @@ def _prepare(schema: Any) -> None:
     narrow_format(schema)
     if schema.get("type") != "integer":
         narrow_bounds(schema)
-
-
-class _Ends:
-    """Which references of a schema lead to some finite value: a least fixed point.
-
-    Only what must be there is followed: required properties, the items of an array that can't be empty, and some way
-    of every `anyOf` and `oneOf`.
-    """
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._found: set[str] = set()
-        waiting = sorted(_references(root))
-        for _ in range(_PASSES):
-            left = [reference for reference in waiting if not self._try(reference)]
-            if len(left) == len(waiting):
-                return
-            waiting = left[::-1]  # chains come in either order
-        self._found.update(waiting)  # not settled: the compiler will see
-
-    def _try(self, reference: str) -> bool:
-        ends = self.can_end(self._resolve(reference))
-        if ends:
-            self._found.add(reference)
-        return ends
-
-    def can_end(self, schema: Any) -> bool:
-        """Whether a schema has a finite value, by the references found so far."""
-        if not isinstance(schema, dict):
-            return True
-        reference = schema.get("$ref")
-        return (
-            (not isinstance(reference, str) or reference in self._found)
-            and all(self.can_end(each) for each in _listed(schema, "allOf"))
-            and all(
-                any(self.can_end(way) for way in _listed(schema, keyword))
-                for keyword in ("anyOf", "oneOf")
-                if _listed(schema, keyword)
-            )
-            and (not _must_be(schema, "object") or self._required_end(schema))
-            and (not _must_be(schema, "array") or self._items_end(schema))
-        )
-
-    def _resolve(self, reference: str) -> Any:
-        """What a reference into the schema itself points to; None for others, which the compiler judges."""
-        if not reference.startswith("#"):
-            return None
-        found: Any = self._root
-        for part in reference.removeprefix("#").split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
-
-    def _required_end(self, schema: Mapping[str, Any]) -> bool:
-        properties, required = schema.get("properties"), schema.get("required")
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            return True
-        return all(self.can_end(properties.get(name)) for name in required if isinstance(name, str))
-
-    def _items_end(self, schema: Mapping[str, Any]) -> bool:
-        least = schema.get("minItems", 0)
-        if not isinstance(least, int) or least < 1:
-            return True
-        items = _listed(schema, "prefixItems")[:least]
-        rest = [schema.get("items")] if least > len(items) else []
-        return all(self.can_end(each) for each in (*items, *rest))
-
-
-def _references(value: Any) -> set[str]:
-    """Every `$ref` within a value."""
-    found = {each for child in _children(value) for each in _references(child)}
-    if isinstance(value, dict) and isinstance(value.get("$ref"), str):
-        found.add(value["$ref"])
-    return found
-
-
-def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, list) else []
-
-
-def _must_be(schema: Mapping[str, Any], kind: str) -> bool:
-    """Whether every value of the schema is of this type."""
-    named = schema.get("type")
-    return named == kind or named == [kind]
