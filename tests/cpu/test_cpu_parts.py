@@ -51,6 +51,17 @@ def test_parts_in_float32(name: str) -> None:
     assert relative_error(*run_both(RECIPES[name])) <= FLOAT_TOLERANCE
 
 
+def test_biases_are_the_heads_too() -> None:
+    """What the recipes above compare; without the head's bias the logits would be far off."""
+    spec, checkpoint = random_model(RECIPES["sinks-window"])
+    tensors = load_tensors(spec, checkpoint)
+    assert spec.head.bias is not None
+    ids = random_tokens(RECIPES["sinks-window"], 8)
+    with_bias = ReferenceModel(spec, tensors, np.float64).logits(ids)
+    without = ReferenceModel(spec, {**tensors, spec.head.bias: 0 * tensors[spec.head.bias]}, np.float64).logits(ids)
+    assert relative_error(without, with_bias) > 100 * FLOAT_TOLERANCE
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("instruction_set", ["avx_vnni", "avx2", "portable"])
 @pytest.mark.parametrize("name", RECIPES)

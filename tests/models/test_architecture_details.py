@@ -10,7 +10,7 @@ import pytest
 
 from handmade_checkpoint import HEADS, HIDDEN, LAYERS, VOCABULARY, config_checkpoint, gguf_checkpoint, stored
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import UnsupportedModelError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec, Rope
@@ -252,3 +252,31 @@ def test_gguf_biases_show_in_the_first_layer() -> None:
     assert spec.layers[1].attention.k.bias == "model.layers.1.self_attn.k_proj.bias"
     assert spec.layers[1].attention.o.bias is None
     assert spec.tensors[spec.embedding].shape == (VOCABULARY, HIDDEN)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_phi_names_the_bias_of_the_head(tied: bool) -> None:
+    """`lm_head_bias` of a configuration; a GGUF file shows it by the tensor."""
+    config = {"model_type": "phi3", "lm_head_bias": True, "tie_word_embeddings": tied}
+    checkpoint = config_checkpoint(config)
+    with pytest.raises(CheckpointError, match=r"lm_head\.bias"):
+        check_tensors(build_spec(checkpoint), checkpoint)
+    tensors = {**checkpoint.tensors, "lm_head.bias": stored("lm_head.bias", (VOCABULARY,))}
+    spec = build_spec(dataclasses.replace(checkpoint, tensors=tensors))
+    check_tensors(spec, dataclasses.replace(checkpoint, tensors=tensors))
+    assert spec.head.bias == "lm_head.bias"
+    assert spec.tied is tied
+    plain = config_checkpoint({**config, "lm_head_bias": False})
+    assert build_spec(plain).head.bias is None
+    extra = dataclasses.replace(plain, tensors=tensors)
+    with pytest.raises(CheckpointError, match=r"unexpected lm_head\.bias"):
+        check_tensors(build_spec(plain), extra)
+
+
+def test_phis_bias_of_the_head_in_a_gguf_file() -> None:
+    checkpoint = gguf_checkpoint(architecture="phi3")
+    assert build_spec(checkpoint).head.bias is None
+    tensors = {**checkpoint.tensors, "output.bias": stored("output.bias", (VOCABULARY,))}
+    spec = build_spec(dataclasses.replace(checkpoint, tensors=tensors))
+    assert spec.head.bias == "lm_head.bias"
+    assert spec.tensors["lm_head.bias"].name == "output.bias"

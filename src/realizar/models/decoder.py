@@ -89,9 +89,15 @@ class Decoder:
         return _ACTIVATIONS[name]
 
     def bias(self, hf_key: str | None, projection: str, *, default: bool = False) -> bool:
-        """Whether a projection has a bias: `config.json` says so; a GGUF file shows it in its first layer."""
+        """Whether a projection has a bias: `config.json` says so; a GGUF file shows it in its first layer.
+
+        Args:
+            hf_key: None where a configuration can't say it.
+            projection: in a layer, or `lm_head`.
+            default: where neither says so.
+        """
         if self.settings.is_gguf:
-            return self.has(f"model.layers.0.{projection}.bias") or default
+            return self.has(f"{'' if projection == 'lm_head' else 'model.layers.0.'}{projection}.bias") or default
         return default if hf_key is None else self.settings.boolean(None, hf_key, default=default)
 
     def norm(self, base: str, size: int | None = None) -> Norm:
@@ -216,6 +222,7 @@ class Decoder:
         layers: Sequence[Layer],
         *,
         tied_by_default: bool,
+        head_bias: bool = False,
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         logit_soft_cap: float | None = None,
@@ -226,6 +233,7 @@ class Decoder:
         Args:
             tied_by_default: whether the head is the embedding where `config.json` does not say. A GGUF file is tied
                 when it has no `output.weight`.
+            head_bias: whether logits have a bias, tied or not.
             is_ignored: checkpoint names that are known and not needed.
         """
         sizes, settings = self.sizes, self.settings
@@ -236,10 +244,11 @@ class Decoder:
             tied = settings.boolean(None, "tie_word_embeddings", default=tied_by_default)
         ignored = {name for name in settings.checkpoint.tensors if is_ignored(name)}
         if tied:
-            head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, split="rows")
+            bias = self._note("lm_head.bias", (sizes.vocab_size,)) if head_bias else None
+            head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias, split="rows")
             ignored.add(self.stored_name(HEAD))
         else:
-            head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=False, split="rows")
+            head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias, split="rows")
         final_norm = self.norm(FINAL_NORM)
         if not settings.boolean("attention.causal", "is_causal", default=True):
             raise settings.unsupported("attention.causal", "is_causal", False)

@@ -25,4 +25,4 @@ def build(settings: Settings) -> ModelSpec:
         )
         for index in range(sizes.num_layers)
     ]
-    return decoder.spec(layers, tied_by_default=False)
+    return decoder.spec(layers, tied_by_default=False, head_bias=decoder.bias("lm_head_bias", "lm_head"))
