@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,63 @@ def test_a_closed_model_says_so(smollm2_path: Path) -> None:
         model.generate("x", GREEDY)
 
 
-def test_unknown_options_are_errors(smollm2_path: Path) -> None:
-    with pytest.raises(TypeError, match="max_runing"):
-        LLM(smollm2_path, max_runing=3)
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, alone: list[str]) -> None:
+    short = SamplingParams(temperature=0.0, max_tokens=3)
+    first, second = llm.generate(PROMPTS[:2], [GREEDY, short])
+    assert first.outputs[0].text == alone[0]
+    assert len(second.outputs[0].token_ids) == 3
+    assert alone[1].startswith(second.outputs[0].text)
+    talks = llm.chat([GREETING, GREETING], [short, SamplingParams(temperature=0.0, max_tokens=5)])
+    assert [len(talk.outputs[0].token_ids) for talk in talks] == [3, 5]
+    assert llm.generate([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([GREEDY], "1 sampling parameters were given for 2 prompts: one for all, or one for each"),
+        ([], "0 sampling parameters were given for 2 prompts"),
+        ([GREEDY, {"temperature": 0}], "sampling_params must be SamplingParams, not dict"),
+        ({"temperature": 0}, "sampling_params must be SamplingParams, not dict"),
+        ("greedy", "sampling_params must be SamplingParams, not str"),
+    ],
+)
+def test_parameters_that_do_not_match_are_refused(llm: LLM, given: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate(PROMPTS[:2], given)
+
+
+def test_progress_of_many_prompts(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realizar.engine.prompt_progress._INTERVAL_S", 0.0)
+    told: list[tuple[int, int]] = []
+    params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (1, 4, 7)]
+    llm.generate(PROMPTS[:3], params, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert {(1, 3), (2, 3)} <= set(told)
+    assert told.count((3, 3)) == 1
+    assert told[-1] == (3, 3)
+    llm.generate(PROMPTS[:3], params)
+    assert capsys.readouterr().err == "", "stderr is no terminal"
+    llm.generate(PROMPTS[:3], params, progress=True)
+    shown = capsys.readouterr().err
+    assert "1 of 3 prompts" in shown
+    assert shown.endswith("\n")
+    assert "3 of 3 prompts" in shown.splitlines()[-1]
+
+
+def test_a_terminal_shows_progress_of_several_prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    short = SamplingParams(temperature=0.0, max_tokens=2)
+    for wanted, prompts, is_shown in ((None, 2, True), (None, 1, False), (False, 2, False)):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stderr", terminal)
+        llm.generate(PROMPTS[:prompts], short, progress=wanted)
+        assert bool(terminal.getvalue()) == is_shown
 
 
 def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -16,7 +15,9 @@ from realizar.backends.select import ChosenDevice
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.client import EngineClient, RequestStream
+from realizar.engine.llm_options import with_options
 from realizar.engine.loading import find_checkpoint, load_core
+from realizar.engine.prompt_progress import ProgressReporter, PromptProgress
 from realizar.errors import InvalidRequestError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec
@@ -39,12 +40,15 @@ class LLM:
 
     Args:
         model: a path, a pulled name (`smollm2:135m`), a Hugging Face name (`user/repo:Q4_K_M`), or an open checkpoint.
-        config: how to run it; keyword arguments named like its fields override it.
+        config: how to run it.
         chat_template: text of a Jinja template to use in place of the model's own.
         fetch_progress: told of downloads.
         load_progress: told of loading: what is being done, and the share done, 0 to 1.
+        options: fields of `EngineConfig` by name, over `config`; vLLM's `max_model_len`, `max_num_seqs`,
+            `max_num_batched_tokens`, `num_speculative_tokens` and `enable_prefix_caching` are known too.
 
     Raises:
+        TypeError: an option that is none; the nearest is named.
         HubError: the model can't be found or fetched.
         CheckpointError: a malformed file.
         UnsupportedModelError, TokenizerError: a model that can't run here.
@@ -59,9 +63,9 @@ class LLM:
         chat_template: str | None = None,
         fetch_progress: Progress = ignore_progress,
         load_progress: Callable[[str, float], None] | None = None,
-        **overrides: Any,
+        **options: Any,
     ) -> None:
-        self._config = replace(config or EngineConfig(), **overrides)
+        self._config = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))
         self._chat_template = chat_template
         self._checkpoint = model if isinstance(model, Checkpoint) else find_checkpoint(model, fetch_progress)
         self._tokenizer = load_tokenizer(self._checkpoint)
@@ -74,6 +78,7 @@ class LLM:
             tokenizer=self._tokenizer,
         )
         self._spec, self._capacity, self._device = core.spec, core.capacity, core.device
+        self._max_request_tokens = core.max_request_tokens
         self._client = EngineClient(core, self._new_text, self._tokenizer.eos_ids)
 
     @property
@@ -99,6 +104,11 @@ class LLM:
         return self._device
 
     @property
+    def max_request_tokens(self) -> int:
+        """Tokens that a request may hold, prompt and output: the context, or less for lack of KV cache."""
+        return self._max_request_tokens
+
+    @property
     def default_sampling(self) -> SamplingParams:
         """Sampling of requests that bring no parameters: the files' advice, then temperature 0.8, top_k 40, top_p 0.95,
         min_p 0.05. Use `dataclasses.replace` to change some of it; `SamplingParams()` by itself is neutral.
@@ -106,38 +116,46 @@ class LLM:
         return self._default_sampling
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: PromptProgress | bool | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, together, in their order.
 
         Args:
             prompts: a text, token ids, or a sequence of such.
-            sampling_params: of all; None takes `default_sampling`.
+            sampling_params: of all, or a sequence with those of each; None takes `default_sampling`.
+            progress: told how many prompts are done and how many there are; True for a line on stderr, False for none;
+                None for a line where stderr is a terminal and there are several prompts.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run; none is then run.
+            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run; none is then run. Or there are
+                not as many parameters as prompts.
             EngineDeadError: the engine stopped.
         """
-        return self._run_all([self._tokens_of(prompt) for prompt in _listed(prompts)], sampling_params)
+        return self._run_all([self._tokens_of(prompt) for prompt in _listed(prompts)], sampling_params, progress)
 
     def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
         """Complete one prompt piece by piece: iterate the stream, then read its `result`. Errors as of `generate`."""
         text, token_ids = self._tokens_of(prompt)
-        return self._client.submit(token_ids, sampling_params or self._default_sampling, prompt=text)
+        return self._client.submit(token_ids, self._sampling_of_each(sampling_params, 1)[0], prompt=text)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        progress: PromptProgress | bool | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answer conversations, together, in their order, through the model's own chat template.
 
         Args:
             messages: a conversation, or a sequence of such: messages as OpenAI's API has them.
-            sampling_params: of all; None takes `default_sampling`.
+            sampling_params, progress: as of `generate`.
             tools: function descriptions, as OpenAI's API has them.
             variables: others that the template knows, such as `enable_thinking`.
 
@@ -149,8 +167,8 @@ class LLM:
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        prompts = [(None, self._template.encode(each, tools, **variables)) for each in conversations]
-        return self._run_all(prompts, sampling_params)
+        prompts = [(None, self.chat_tokens(each, tools=tools, **variables)) for each in conversations]
+        return self._run_all(prompts, sampling_params, progress)
 
     def chat_stream(
         self,
@@ -161,8 +179,18 @@ class LLM:
         **variables: Any,
     ) -> RequestStream:
         """Answer one conversation piece by piece: iterate the stream, then read its `result`. Errors as of `chat`."""
-        token_ids = self._template.encode(messages, tools, **variables)
-        return self._client.submit(token_ids, sampling_params or self._default_sampling)
+        token_ids = self.chat_tokens(messages, tools=tools, **variables)
+        return self._client.submit(token_ids, self._sampling_of_each(sampling_params, 1)[0])
+
+    def chat_tokens(
+        self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> list[int]:
+        """Token ids of the prompt that `chat` makes of a conversation.
+
+        Raises:
+            ChatTemplateError, InvalidRequestError: as of `chat`.
+        """
+        return self._template.encode(messages, tools, **variables)
 
     def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
         """Log-probabilities of a text as it stands: entry i for token i given those before it; the first is None.
@@ -192,15 +220,47 @@ class LLM:
         self.close()
 
     def _run_all(
-        self, prompts: Sequence[tuple[str | None, list[int]]], sampling_params: SamplingParams | None
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: PromptProgress | bool | None,
     ) -> list[RequestOutput]:
-        sampling = sampling_params or self._default_sampling
+        wanted = self._sampling_of_each(sampling_params, len(prompts))
         with ExitStack() as open_streams:
             streams = [
                 open_streams.enter_context(self._client.submit(ids, sampling, prompt=text, keep_pieces=False))
-                for text, ids in prompts
+                for (text, ids), sampling in zip(prompts, wanted, strict=True)
             ]
+            reporter = ProgressReporter(progress, streams)
+            for stream in streams:
+                while not stream.done:
+                    self._client.drive(stream, until_done=True)
+                    reporter.step()
+            reporter.end()
             return [stream.result() for stream in streams]
+
+    def _sampling_of_each(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        """Parameters of each prompt.
+
+        Raises:
+            InvalidRequestError: not as many as prompts, or something else.
+        """
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self._default_sampling] * count
+        several: Any = given  # callers need not check types
+        listed: list[Any] = list(several) if isinstance(several, Sequence) else [several]
+        for each in listed:
+            if not isinstance(each, SamplingParams):
+                found = type(each).__name__
+                raise InvalidRequestError(f"sampling_params must be SamplingParams, not {found}", "sampling_params")
+        if len(listed) != count:
+            raise InvalidRequestError(
+                f"{len(listed)} sampling parameters were given for {count} prompts: one for all, or one for each",
+                "sampling_params",
+            )
+        return listed
 
     @functools.cached_property
     def _template(self) -> ChatTemplate:
