@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from realizar.cli.chat_session import ChatSession, Message
+from realizar.cli.chat_session import ChatSession
+from realizar.cli.chat_window import Message
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from realizar.cli.arguments import Model, checked_text
-from realizar.cli.chat_session import ChatSession, Message
+from realizar.cli.chat_session import ChatSession
 from realizar.cli.chat_template import ChatTemplateFile, read_chat_template
+from realizar.cli.chat_window import ContextWindow, Message
 from realizar.cli.loading import EngineOptions, ForChat, load_model
 from realizar.cli.printable import error_line
 from realizar.cli.run import show, statistics
 from realizar.cli.sampling_options import SamplingOptions
+from realizar.cli.terminal import LineHistory, history_path, keys_unseen
 from realizar.errors import EngineDeadError, RealizarError
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ def chat_command(
     system: Annotated[str | None, Parameter(help="System message.")] = None,
     chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
+    no_history: Annotated[
+        bool, Parameter(negative=(), help="Keep what is typed out of the file that the arrow keys read.")
+    ] = False,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
@@ -40,18 +45,29 @@ def chat_command(
     chat = ForChat(read_chat_template(chat_template))
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:
         speaker = _Speaker(llm)
-        session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system)
+        window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _tell)
+        session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
+        history = None
         if sys.stdin.isatty():
-            with suppress(ImportError):
-                importlib.import_module("readline")  # line editing and history for input()
-            print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
-        for line in _lines():
-            _show(session, line)
-            if speaker.last is not None and not quiet:
-                print(statistics(llm, speaker.last), file=sys.stderr)
+            history = LineHistory(None if no_history else history_path())
+            history.load()
+            _tell("/help lists the commands, Ctrl-D leaves.")
+        for line in _lines(history):
+            with keys_unseen():
+                _show(session, line)
+            if speaker.last is not None:
+                if _hit_the_end(llm, speaker.last):
+                    _tell(f"(cut off: the context of {llm.max_request_tokens} tokens is full)")
+                if not quiet:
+                    _tell(statistics(speaker.last))
             speaker.last = None
             if session.finished:
                 return
+
+
+def _tell(line: str) -> None:
+    shown = fill(line, get_terminal_size().columns) if sys.stderr.isatty() else line
+    print(shown, file=sys.stderr, flush=True)
 
 
 class _Speaker:
@@ -71,6 +87,11 @@ class _Speaker:
             self.last = stream.result()
 
 
+def _hit_the_end(llm: LLM, output: RequestOutput) -> bool:
+    used = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
+    return output.outputs[0].finish_reason == "length" and used >= llm.max_request_tokens
+
+
 def _show(session: ChatSession, line: str) -> None:
     """Show what a line brings. What is wrong with one line does not end the conversation."""
     try:
@@ -83,7 +104,7 @@ def _show(session: ChatSession, line: str) -> None:
         print("\n(stopped)", file=sys.stderr)
 
 
-def _lines() -> Iterator[str]:
+def _lines(history: LineHistory | None) -> Iterator[str]:
     """What the user types; a line that ends with a backslash goes on with the next. Ends at end of file."""
     kept = ""
     while True:
@@ -100,6 +121,8 @@ def _lines() -> Iterator[str]:
             kept = ""
             print(file=sys.stderr)
             continue
+        if history is not None:
+            history.add(line)
         if line.endswith("\\"):
             kept += line[:-1] + "\n"
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from realizar.cli.chat_window import ContextWindow, Message
 from realizar.cli.sampling_options import describe, parse_assignments
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
@@ -22,7 +23,6 @@ HELP = """\
 /quit            leave (also Ctrl-D)
 A line that ends with a backslash goes on. Ctrl-C stops an answer."""
 
-Message = dict[str, str]
 Answer = Callable[[list[Message], SamplingParams], Iterator[str]]
 
 
@@ -35,19 +35,20 @@ class ChatSession:
         params: sampling parameters of the next answer.
         system: system message, or None.
         finished: whether the user has left.
+        window: what of the conversation the model still sees; None is all of it.
     """
 
     answer: Answer
     params: SamplingParams
     system: str | None = None
     finished: bool = False
+    window: ContextWindow | None = None
     _messages: list[Message] = field(default_factory=list)
 
     @property
     def messages(self) -> list[Message]:
         """The system message, if there is one, and the conversation."""
-        start = [{"role": "system", "content": self.system}] if self.system else []
-        return [*start, *self._messages]
+        return [*self._system_messages(), *self._messages]
 
     def handle(self, line: str) -> Iterator[str]:
         """What to show for a line: pieces of an answer, or a command's result.
@@ -74,7 +75,10 @@ class ChatSession:
         """Answer the last message; the conversation is `before` again if nothing is said."""
         said: list[str] = []
         try:
-            for piece in self.answer(self.messages, self.params):
+            shown, params = self.messages, self.params
+            if self.window is not None:
+                shown, params = self.window.shown(self._system_messages(), self._messages, params)
+            for piece in self.answer(shown, params):
                 said.append(piece)
                 yield piece
         finally:
@@ -83,16 +87,24 @@ class ChatSession:
             else:
                 self._messages[:] = before
 
+    def _system_messages(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    def _start_over(self) -> None:
+        self._messages.clear()
+        if self.window is not None:
+            self.window.clear()
+
     def _command_help(self, _rest: str) -> Iterator[str]:
         yield HELP
 
     def _command_clear(self, _rest: str) -> Iterator[str]:
-        self._messages.clear()
+        self._start_over()
         yield "(the conversation starts over)"
 
     def _command_system(self, rest: str) -> Iterator[str]:
         self.system = rest or None
-        self._messages.clear()
+        self._start_over()
         yield "(system message set)" if rest else "(no system message)"
 
     def _command_regen(self, _rest: str) -> Iterator[str]:

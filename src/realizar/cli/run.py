@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -17,6 +18,7 @@ from realizar.cli.printable import json_line, shown_answer
 from realizar.cli.prompt import read_prompt
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.structured_options import StructuredOptions
+from realizar.cli.word_wrap import WordWrapper
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -69,12 +71,12 @@ def run_command(
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
         with _start(llm, text, params, system=system, raw=raw) as stream:
             if not as_json:
-                show(piece.text for piece in stream)
+                show((piece.text for piece in stream), wrap=not raw)
             output = stream.result()
         if as_json:
             print(json_line(record(output)))
         elif not quiet:
-            print(statistics(llm, output), file=sys.stderr)
+            print(f"{statistics(output)}, loaded in {llm.capacity.load_s:.2f} s", file=sys.stderr)
 
 
 def _start(llm: LLM, prompt: str, params: SamplingParams, *, system: str | None, raw: bool) -> RequestStream:
@@ -86,23 +88,32 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
     return [*start, {"role": "user", "content": prompt}]
 
 
-def show(pieces: Iterator[str]) -> None:
-    """Print pieces as they come, and end the line if they did not."""
+def show(pieces: Iterator[str], *, wrap: bool = True) -> None:
+    """Print pieces as they come, and end the line if they did not.
+
+    Args:
+        wrap: whether a terminal gets its lines broken between words; a file or a pipe has the text as it is.
+    """
+    wrapper = WordWrapper(lambda: get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     last = "\n"
-    for piece in pieces:
-        if piece:
-            print(shown_answer(piece), end="", flush=True)
-            last = piece[-1]
+    try:
+        for piece in pieces:
+            if piece:
+                shown = shown_answer(piece)
+                print(shown if wrapper is None else wrapper.feed(shown), end="", flush=True)
+                last = piece[-1]
+    finally:
+        if wrapper is not None:
+            print(wrapper.flush(), end="", flush=True)
     if last != "\n":
         print(flush=True)
 
 
-def statistics(llm: LLM, output: RequestOutput) -> str:
+def statistics(output: RequestOutput) -> str:
     """One line: what was generated and read, and how fast."""
     return (
         f"{output.num_generated_tokens} tokens at {output.decode_tokens_per_s:.1f} tok/s"
-        f" (prompt: {len(output.prompt_token_ids)} tokens at {output.prompt_tokens_per_s:.1f} tok/s,"
-        f" loaded in {llm.capacity.load_s:.2f} s)"
+        f" (prompt: {len(output.prompt_token_ids)} tokens at {output.prompt_tokens_per_s:.1f} tok/s)"
     )
 
 

@@ -1,0 +1,95 @@
+"""The terminal while an answer is written to it, and what was typed into it on other days. Standard library only."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+
+_KEPT_LINES = 1000
+_MOST_BYTES = 1 << 20
+
+
+@contextmanager
+def keys_unseen() -> Iterator[None]:
+    """Keep keys that are typed in the context from landing inside what is written; the next prompt gets them.
+
+    Ctrl-C goes on working. Nothing happens where stdin is no terminal.
+    """
+    try:
+        import termios
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (ImportError, OSError, ValueError, termios.error):  # Windows; a stdin that is closed, a file or a pipe
+        yield
+        return
+    changed = [*before]
+    changed[3] &= ~(termios.ECHO | termios.ICANON)  # half a line, too, is to be there for the prompt
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def history_path() -> Path | None:
+    """`$XDG_STATE_HOME/realizar/chat_history`, or below `~/.local/state`; None for a user without a home."""
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        folder = base if base.is_absolute() else Path.home() / ".local/state"
+    except RuntimeError:
+        return None
+    return folder / "realizar" / "chat_history"
+
+
+class LineHistory:
+    """Lines that were typed, for the arrow keys; kept in a file that only its owner can read.
+
+    A history that can't be read or written is none, which ends no conversation. Lines are appended as they are typed,
+    so that conversations in two terminals keep each other's.
+
+    Args:
+        path: None keeps nothing beyond this process.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._readline: ModuleType | None = None
+        with suppress(ImportError):
+            self._readline = importlib.import_module("readline")  # line editing for input()
+
+    def load(self) -> None:
+        """Hand the lines of earlier conversations to the arrow keys, and forget the oldest beyond a thousand."""
+        if self._path is None or self._readline is None:
+            return
+        with suppress(OSError, ValueError):
+            if not self._path.is_file() or self._path.stat().st_size > 4 * _MOST_BYTES:
+                return
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
+            for line in lines[-_KEPT_LINES:]:
+                self._readline.add_history(line)
+            if len(lines) > 2 * _KEPT_LINES:
+                _rewrite(self._path, lines[-_KEPT_LINES:])
+
+    def add(self, line: str) -> None:
+        """Keep a line that was typed."""
+        if self._path is None or not line.strip() or len(line) > _MOST_BYTES:
+            return
+        with suppress(OSError, ValueError):
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                file.write(f"{line}\n")
+
+
+def _rewrite(path: Path, lines: list[str]) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+    partial.replace(path)
