@@ -196,9 +196,9 @@ def test_the_server_serves(options: tuple[str, ...], tmp_path: Path) -> None:
         [*command, "--kv-cache-bytes", "64M", *options], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )  # fmt: skip
+    assert process.stderr is not None
     lines: list[str] = []
     try:
-        assert process.stderr is not None
         for line in process.stderr:
             lines.append(line)
             if line.startswith("ready: "):
@@ -213,6 +213,7 @@ def test_the_server_serves(options: tuple[str, ...], tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+        process.stderr.close()
     warned = [line for line in lines if "without a graph" in line]
     assert len(warned) == (0 if options else 1)
     assert all(re.search(r"steps of 2 rows run without a graph", line) for line in warned)

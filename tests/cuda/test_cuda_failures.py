@@ -17,6 +17,7 @@ from cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
 from realizar.backends.cuda import runner as runner_module  # noqa: E402
+from realizar.backends.cuda import weights as weights_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -37,7 +38,7 @@ def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.Monke
     """Without the garbage collector: the next, smaller load finds the memory free."""
     kept: list[weakref.ref[Any]] = []
 
-    def no_memory(_spec: object, _config: object, _context: object, _automatic: object, _device: object) -> None:
+    def no_memory(*_arguments: object) -> None:
         raise torch.OutOfMemoryError(str(OUT_OF_MEMORY))
 
     class Weights(runner_module.Weights):
@@ -63,6 +64,43 @@ def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.Monke
     monkeypatch.undo()
     backend.load(spec, checkpoint, CONFIG)
     backend.shutdown()
+    backend.shutdown()
+
+
+def test_an_upload_that_fails_names_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix alone, two that are one product, the embedding, a norm."""
+    spec, checkpoint = random_model(RECIPE)
+    layer = spec.layers[0]
+    gate, up, down = (each.weight for each in (layer.feed_forward.gate, layer.feed_forward.up, layer.feed_forward.down))  # type: ignore[union-attr]
+    pack = weights_module.Weights._pack_plain
+
+    def expect(failing: str, named: str) -> None:
+        wanted = checkpoint.tensors[spec.tensors[failing].name].data
+
+        def fails(self: Any, data: Any, *arguments: Any) -> Any:
+            if np.shares_memory(data, wanted):
+                raise OUT_OF_MEMORY
+            return pack(self, data, *arguments)
+
+        monkeypatch.setattr(weights_module.Weights, "_pack_plain", fails)
+        backend = CUDABackend(device=interpreter_device())
+        with pytest.raises(CapacityError, match=f"^{named}: the GPU is out of memory: CUDA out of memory"):
+            backend.load(spec, checkpoint, CONFIG)
+        backend.shutdown()
+
+    expect(down, f"tensor {down}")
+    expect(up, f"tensors {gate}, {up}")
+    expect(spec.embedding, f"tensor {spec.embedding}")
+    monkeypatch.undo()
+
+    def no_vector(*_arguments: object) -> None:
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(weights_module.Weights, "_send", no_vector)
+    backend = CUDABackend(device=interpreter_device())
+    assert layer.input_norm is not None
+    with pytest.raises(CapacityError, match=f"^tensor {layer.input_norm.weight}: the GPU is out of memory"):
+        backend.load(spec, checkpoint, CONFIG)
     backend.shutdown()
 
 

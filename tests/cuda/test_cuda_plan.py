@@ -59,7 +59,7 @@ def test_command_without_a_gpu(smollm2_path: Path, capsys: pytest.CaptureFixture
     assert run_app(app, [*arguments, "--memory", "1GiB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["kv_dtype"] == "bf16"
-    taken = plan["weight_bytes"] + plan["embedding_bytes"] + plan["workspace_bytes"]
+    taken = plan["weight_bytes"] + plan["embedding_bytes"] + plan["workspace_bytes"] + plan["reserved_bytes"]
     assert plan["kv_limit_bytes"] == int(0.9 * ((1 << 30) - taken))
     assert run_app(app, [*arguments, "--memory", "64M"]) == 1
     captured = capsys.readouterr()

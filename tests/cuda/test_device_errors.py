@@ -19,6 +19,10 @@ from realizar.errors import CapacityError, DeviceLostError, InvalidRequestError,
 ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other API call"
 CASES: dict[str, tuple[Exception, type[Exception], str]] = {
     "memory": (torch.OutOfMemoryError(f"CUDA out of memory. Tried 2 GiB.{ADVICE}"), CapacityError, "2 GiB."),
+    "memory that others hold": (
+        torch.OutOfMemoryError("CUDA out of memory. Tried 2 MiB. GPU 0 has 1 MiB free. Process 10 has 690.00 MiB."),
+        CapacityError, "1 MiB free.",
+    ),
     "pinned memory": (RuntimeError(f"CUDA error: out of memory{ADVICE}"), CapacityError, "CUDA error: out of memory"),
     "cuBLAS": (
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),

@@ -74,7 +74,9 @@ def test_a_step_without_memory_ends_its_requests_alone() -> None:
         while core.has_work:
             outputs += core.step()
             core.audit()
-        return [token for output in outputs for token in output.token_ids], outputs[-1].error
+        return [token for output in outputs for token in output.token_ids], outputs[-1].error and outputs[
+            -1
+        ].error.message
 
     before = answer("before")
     assert before[1] is None

@@ -11,7 +11,13 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from realizar.backends.cpu.sampler import RowSampler  # noqa: E402
 from realizar.backends.cpu.sampler_logprobs import token_logprobs  # noqa: E402
-from realizar.backends.cuda.sampler import NONE_ALLOWED, DeviceSampler  # noqa: E402
+from realizar.backends.cuda.sampler import (  # noqa: E402
+    NONE_ALLOWED,
+    SCRATCH_BYTES_PER_ID,
+    DeviceSampler,
+    reserved_bytes,
+    scratch_bytes,
+)
 from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, start_logprobs  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
@@ -46,13 +52,17 @@ def logits_of(rng: np.random.Generator, rows: int) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("top_k", [0, 3, 30])
-def test_choices_are_the_cpu_samplers(top_k: int) -> None:
-    """As listed, and with a top-k in every row but mirostat's, so that only candidates are looked at."""
+@pytest.mark.parametrize(("top_k", "at_once"), [(0, 100), (3, 100), (30, 2)])
+def test_choices_are_the_cpu_samplers(top_k: int, at_once: int) -> None:
+    """As listed, and with a top-k in every row but mirostat's, so that only candidates are looked at.
+
+    All rows at once, or in the groups that little memory allows.
+    """
     rng = np.random.default_rng(3)
     listed = [{"top_k": top_k, **options} for options in ROWS if not (top_k and "top_n_sigma" in options)]
     samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate(listed)]
-    device = DeviceSampler(len(listed), VOCAB, 64, CPU)
+    device = DeviceSampler(len(listed), VOCAB, 64, CPU, at_once * SCRATCH_BYTES_PER_ID * VOCAB)
+    assert device.rows_at_once == at_once
     rows, lengths = [], []
     for row, sampling in enumerate(samplings):
         history = rng.integers(0, 12, 9).tolist()
@@ -132,3 +142,19 @@ def test_logprobs() -> None:
         assert found.logprob == pytest.approx(expected.logprob, abs=1e-6)
         assert [i for i, _ in found.top] == [i for i, _ in expected.top]
         assert [p for _, p in found.top] == pytest.approx([p for _, p in expected.top], abs=1e-6)
+
+
+def test_a_row_without_tables_takes_nothing_and_what_is_reserved_is_bounded() -> None:
+    """256 rows of 131,072 tokens each: repetition penalties took 1 GB for all of them as soon as one asked for it."""
+    device = DeviceSampler(256, VOCAB, 131_072, CPU)
+    device.open(0, SamplingParams(dry_multiplier=0.8), [1, 2, 3], 3, 0)
+    device.open(1, SamplingParams(), [1, 2, 3], 3, 0)
+    (table,) = device._dry._active.values()
+    assert table.tokens.nbytes + table.lengths.nbytes <= 1.1 * 8 * 131_072
+    device.close(0)
+    assert not device._dry._active
+    small, large = (reserved_bytes(256, 152_064, 131_072, size) for size in (24 << 30, 140 << 30))
+    assert small <= 1.1e9
+    assert large <= 2.9e9
+    assert reserved_bytes(2, 512, 256, 24 << 30) <= 1 << 20
+    assert scratch_bytes(1, 152_064, 24 << 30) == 152_064 * SCRATCH_BYTES_PER_ID

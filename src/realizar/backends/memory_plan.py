@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import CapacityError
 from realizar.models.spec import ModelSpec, TensorName
 
 _SHORTEST_CONTEXT = 512
@@ -35,6 +36,7 @@ class MemoryPlan:
         weight_bytes: of all matrices, packed. copy_bytes: of their copies in FP8, where those are asked for.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step.
+        reserved_bytes: kept free for sampling, partial sums and graphs.
         kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
         kv_limit_bytes: what the KV cache takes: as configured, or by default; 0 where weights and workspace leave none.
         kv_most_bytes: what it could take if configured so, without leaving too little to others; on a GPU the same.
@@ -53,12 +55,49 @@ class MemoryPlan:
     contexts: tuple[ContextPlan, ...]
     copy_bytes: int = 0
     kv_most_bytes: int | None = None
+    reserved_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:
         """Of the device's memory, before any request: the embedding stays in its file on the CPU."""
         embedding = self.embedding_bytes if self.device == "cuda" else 0
         return self.weight_bytes + self.copy_bytes + self.workspace_bytes + embedding
+
+    def check_weights_fit(self) -> None:
+        """Refuse, before any weight is read, what can't be loaded with any context.
+
+        Raises:
+            CapacityError: weights and workspace alone take more than is free.
+        """
+        if self.needed_bytes > self.free_bytes:
+            raise CapacityError(
+                f"the model does not fit: weights and workspace take {self.needed_bytes >> 20} MiB,"
+                f" and {self.free_bytes >> 20} MiB are free"
+            )
+
+    def check_one_fits(self) -> None:
+        """Refuse where not even one request of the whole context fits.
+
+        Raises:
+            CapacityError: that is so.
+        """
+        longest = self.contexts[-1]
+        fixed = self.needed_bytes + self.reserved_bytes
+        left = self.free_bytes - fixed
+        if longest.request_bytes > min(left, self.kv_limit_bytes):
+            weights, work, request, free = (
+                f"{size >> 20} MiB"
+                for size in (
+                    self.weight_bytes + self.copy_bytes,
+                    fixed - self.weight_bytes - self.copy_bytes,
+                    longest.request_bytes,
+                    self.free_bytes,
+                )
+            )
+            raise CapacityError(
+                f"the model does not fit: {weights} of weights, {work} to work in, and a KV cache of {request} for one"
+                f" request of {longest.context_length} tokens, with {free} free: lower the context length"
+            )
 
 
 def planned_lengths(context_length: int) -> list[int]:

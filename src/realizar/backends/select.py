@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from realizar.backends.base import Backend
+from realizar.backends.memory_plan import MemoryPlan
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
 from realizar.errors import CapacityError, UnsupportedModelError
+from realizar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from realizar.backends.cuda.cards import Card
@@ -119,6 +123,26 @@ def make_backend(device: ChosenDevice, progress: Callable[[str, float], None] | 
         from realizar.backends.cpu.runner import CPUBackend  # some kernels are compiled with their modules
 
     return CPUBackend(progress)
+
+
+def plan_memory(device: ChosenDevice, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
+    """What a model will take of the memory that is free now, from its header alone.
+
+    Raises:
+        CheckpointError: a tensor is missing, left over or of the wrong shape.
+        UnsupportedModelError: a tensor's type does not run.
+        CapacityError: the block size does not suit the device.
+    """
+    if device.kind == "cuda":
+        from realizar.backends.cuda import plan as cuda_plan
+        from realizar.backends.cuda.device import free_bytes, open_device
+
+        return cuda_plan.plan_memory(spec, checkpoint, config, free_bytes(open_device(device.index)))
+    from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
+
+    before = plan_for_cpu(spec, checkpoint, config)
+    after = plan_for_cpu(spec, checkpoint, config, max(before.free_bytes - before.needed_bytes, 0))
+    return replace(after, free_bytes=before.free_bytes)  # the cache is cut from what loading leaves
 
 
 def _choose_any(missing: list[str]) -> ChosenDevice:

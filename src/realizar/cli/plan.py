@@ -106,10 +106,11 @@ def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
     more = f", up to {format_bytes(most)} with --kv-cache-bytes" if most > plan.kv_limit_bytes else ""
     cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
     short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
+    reserved = f", and {format_bytes(plan.reserved_bytes)} for sampling and graphs" if plan.reserved_bytes else ""
     lines = [
         f"file         {format_bytes(file_bytes)}",
         f"weights      {format_bytes(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
-        f"workspace    {format_bytes(plan.workspace_bytes)}",
+        f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         f"free memory  {format_bytes(plan.free_bytes)}{short}",
         "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from realizar.backends.select import STEPS_IN_FLIGHT, choose_device, make_backend
+from realizar.backends.select import STEPS_IN_FLIGHT, choose_device, make_backend, plan_memory
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -92,11 +92,25 @@ def load_fitting_core(
 
     Raises what `load_core` does; CapacityError where not even the shortest context worth having fits.
     """
-    context_length = build_spec(checkpoint).context_length
+    fitting = replace(config, context_length=fitting_context(checkpoint, config))
+    return load_core(checkpoint, fitting, progress=progress)
+
+
+def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """The model's own context, or the largest half, quarter and so on that fits, planned from the header alone.
+
+    Raises:
+        CapacityError: not even the shortest context worth having fits, beside what is free now.
+    """
+    device, length = choose_device(config.device), build_spec(checkpoint).context_length
     while True:
+        spec = build_spec(checkpoint, length)
+        plan = plan_memory(device, spec, checkpoint, replace(config, context_length=length))
         try:
-            return load_core(checkpoint, replace(config, context_length=context_length), progress=progress)
+            plan.check_one_fits()
         except CapacityError:
-            context_length //= 2
-            if context_length < _SHORTEST_CONTEXT:
+            if length // 2 < _SHORTEST_CONTEXT:
                 raise
+            length //= 2
+        else:
+            return length

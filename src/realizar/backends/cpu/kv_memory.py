@@ -9,7 +9,7 @@ import numpy as np
 from realizar.backends.cpu.kv_layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
-from realizar.backends.machine import memory_bytes
+from realizar.backends.machine import memory_bytes, read_machine
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
@@ -19,7 +19,10 @@ _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by defa
 
 
 def free_memory_bytes() -> int:
-    """Memory that the system can give without swapping."""
+    """Memory that the system can give without swapping, what it keeps of files among it."""
+    available = read_machine().available_bytes
+    if available:
+        return available
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -11,12 +11,16 @@ import torch
 from realizar.backends.cuda.device_errors import CaptureError, translate
 from realizar.errors import DeviceLostError
 
+_failed: list[
+    torch.cuda.CUDAGraph
+] = []  # torch's allocator of pinned memory goes on to ask them, and has no end to that
+
 
 class GraphRecorder:
     """Records launches as graphs, on a stream and from a pool of memory that all of them share.
 
     `torch.cuda.graph` would leave the stream of the capture current when the end of a capture fails, and torch's
-    allocator would go on to take that capture for running.
+    allocators would go on to take that capture for running and its pool for taken.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -45,12 +49,15 @@ class GraphRecorder:
                     raise
                 graph.capture_end()
         except BaseException:
+            _failed.append(graph)
             self._recover()
             raise
         return graph
 
     def _recover(self) -> None:
-        """After a failed capture: the allocator gives from the common pool again, and no error is left to be met later.
+        """After a failed capture: memory comes from the common pool again, and no error is left to be met later.
+
+        Later graphs get a pool of their own, as the allocator of pinned memory does not let go of this one.
 
         Raises:
             DeviceLostError: nothing can run any more.
@@ -58,6 +65,7 @@ class GraphRecorder:
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         with suppress(RuntimeError):  # raised where torch has ended it
             torch._C._cuda_endAllocateToPool(index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
         for attempt in range(2):  # an error that the capture left is reported once, by whatever comes next
             try:
                 torch.zeros(1, device=self._device)

@@ -7,6 +7,7 @@ where torch gives one, and else by its text, which is that of `cudaGetErrorStrin
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ _LOST_STATUSES = (  # of the driver, in a KernelError
     "CUDA_ERROR_CONTEXT_IS_DESTROYED",
     "CUDA_ERROR_DEVICE_UNAVAILABLE",
 )
+_OTHERS = re.compile(r" Process \d+ has| Including non-PyTorch")  # torch lists every process on the card
 _OF_THE_DEVICE = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]", "CUBLAS_STATUS", "HIP error")
 _TOOLCHAIN = ("Failed to find C compiler", "PassManager::run failed", "libcuda.so cannot found")
 
@@ -141,7 +143,8 @@ def _is_of_the_device(error: Exception) -> bool:
 
 
 def _no_memory(error: Exception) -> CapacityError:
-    return CapacityError(f"the GPU is out of memory: {_first_line(error)}")
+    text = _OTHERS.split(_first_line(error), 1)[0]
+    return CapacityError(f"the GPU is out of memory: {text}")
 
 
 def _has(text: str, parts: tuple[str, ...]) -> bool:

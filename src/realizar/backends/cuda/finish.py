@@ -55,9 +55,7 @@ class StepFinisher:
             if first:
                 self.logits([step.wanted[i].token for i in part])
             asked = part.stop > count or self._sampler.wants_logprobs
-            found = self._start_logprobs(step, part) if asked else None
-            if found is not None:
-                logprobs.append(found)
+            logprobs += self._start_logprobs(step, part) if asked else []
         pooled = {
             index: vector.to("cpu", non_blocking=True)
             for index, row in enumerate(step.forward_input.rows)
@@ -177,8 +175,8 @@ class StepFinisher:
         row = step.forward_input.rows[want.row_index]
         return row.num_computed_tokens + want.token - row.query_start + 1
 
-    def _start_logprobs(self, step: CUDAStep, part: range) -> tuple[Sequence[int], PendingLogprobs] | None:
-        """Of the wanted tokens in `part`, whose logits and choices are there now."""
+    def _start_logprobs(self, step: CUDAStep, part: range) -> list[tuple[Sequence[int], PendingLogprobs]]:
+        """Of the wanted tokens in `part`, whose logits and choices are there now; in groups, as sampling has them."""
         asked: list[LogprobsAsked] = []
         places: list[int] = []
         for index in part:
@@ -191,10 +189,14 @@ class StepFinisher:
             elif (top_n := self._sampler.sampling_of(row.row).logprobs) is not None:
                 asked.append(LogprobsAsked(None, top_n))
                 places.append(index)
-        if not places:
-            return None
-        these = torch.tensor(places, device=self._space.logits.device) - part.start
-        return places, start_logprobs(self._space.logits[these], asked, self._space.choices[these].long())
+        found: list[tuple[Sequence[int], PendingLogprobs]] = []
+        at_once = self._sampler.rows_at_once
+        for first in range(0, len(places), at_once):
+            group = places[first : first + at_once]
+            these = torch.tensor(group, device=self._space.logits.device) - part.start
+            logits, choices = self._space.logits[these], self._space.choices[these].long()
+            found.append((group, start_logprobs(logits, asked[first : first + at_once], choices)))
+        return found
 
     def _pooled(self, row: RowInput) -> torch.Tensor | None:
         """The pooled hidden state that a row wants, float32 [hidden_size]."""

@@ -87,16 +87,18 @@ class GraphRunner:
             return
         self._space.arrays.clear()
         ordered = sorted(shapes, key=lambda shape: (shape.tiles > 0, -shape.tokens, -shape.decodes))
-        failed: dict[str, list[StepShape]] = {}
+        failed: dict[StepShape, str] = {}
         for done, shape in enumerate(ordered):
             self.run_eagerly(shape, _captured_tail(shape))
             torch.cuda.synchronize(self._device.torch_device)
             reason = self._try_capture(shape) if capture else None
             if reason is not None:
-                failed.setdefault(reason, []).append(shape)
+                failed[shape] = reason
             progress((done + 1) / len(ordered))
-        for reason, without in failed.items():
-            _LOG.warning("%s run without a graph: %s", "; ".join(map(_described, without)), reason)
+        for shape, reason in failed.items():
+            _LOG.debug("%s have no graph: %s", _described(shape), reason)
+        if failed:
+            _LOG.warning("%s run without a graph: %s", "; ".join(map(_described, failed)), next(iter(failed.values())))
         _LOG.info("%d of %d shapes of steps have a graph", len(self._graphs), len(ordered))
 
     def close(self) -> None:

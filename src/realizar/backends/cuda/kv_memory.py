@@ -38,14 +38,17 @@ class KVMemory:
     Args:
         context_length: tokens that one request may hold.
         automatic: the element type that `auto` means.
+        reserved: bytes of the device that must stay free beside the cache.
 
     Raises:
-        CapacityError: not even one request fits, or the block size is no power of two from 16 on.
+        CapacityError: not even one request fits, what is configured does not, or the block size is no power of two
+            from 16 on.
     """
 
     def __init__(
-        self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str, device: DeviceProfile
-    ) -> None:
+        self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str, device: DeviceProfile,
+        reserved: int = 0,
+    ) -> None:  # fmt: skip
         size = config.block_size
         if size < 16 or size & (size - 1):
             raise CapacityError(f"blocks of {size} tokens: the GPU takes powers of two from 16 on")
@@ -56,10 +59,14 @@ class KVMemory:
         per_request = blocks_per_request(groups, config, context_length)
         block_bytes = [sum(self._block_bytes(spec.layers[i].attention) for i in group.layers) for group in groups]
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
-        limit = kv_limit_bytes(config, free_bytes(device))
+        free = free_bytes(device)
+        limit = kv_limit_bytes(config, max(free - reserved, 0))
         check_one_fits(request_bytes, limit, context_length)
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
+        taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
+        if device.is_gpu and taken > free:
+            raise CapacityError(f"the KV cache is to take {taken >> 20} MiB, and {free >> 20} MiB of the GPU are free")
         self.layers = [
             self._allocate(layer.attention, self.num_blocks[self._group[index]], device.torch_device)
             for index, layer in enumerate(spec.layers)

@@ -1,8 +1,8 @@
 """What a model will take on an NVIDIA GPU, from its header alone; no GPU is needed.
 
 Weights are counted in fragment order, as cards from Ampere on have them. KV cache and workspace are the backend's own,
-made on torch's `meta` device, which takes no memory. What is not known before kernels run stays out: partial sums of
-products, copies of the sampler's tables, what torch and the driver take for themselves.
+made on torch's `meta` device, which takes no memory. What is not known before kernels are chosen is estimated: partial
+sums of products, inputs of products, graphs. What torch and the driver take for themselves stays out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from realizar.backends.cuda.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.merger import product_groups
+from realizar.backends.cuda.sampler import reserved_bytes
 from realizar.backends.cuda.shapes import step_sizes
+from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
 from realizar.backends.program import Program, Project, build_program
@@ -31,6 +33,7 @@ from realizar.models.spec import ModelSpec, TensorName
 from realizar.quantization import QUANTIZED_TYPES, to_planes
 
 _EVERYTHING = 1 << 60  # bytes: no limit
+_GRAPHS = 128 << 20  # bytes
 _COLS = 256  # of a sample matrix: every type has whole blocks there
 
 
@@ -59,7 +62,8 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
     sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
     workspace = Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     copies = _copy_bytes(program, types) if config.fp8_copies else 0
-    limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace, 0))
+    reserved = reserved_bytes(config.max_running, spec.vocab_size, context, free) + _estimated_bytes(spec, sizes)
+    limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace - reserved, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
     caches = {length: KVMemory(spec, alone, length, automatic, device) for length in planned_lengths(context)}
     two_blocks = KVMemory(spec, alone, config.block_size, automatic, device)  # the second for what starts in the first
@@ -76,7 +80,16 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
             ContextPlan(length, cache.size_bytes, limit // cache.size_bytes) for length, cache in caches.items()
         ),
         copy_bytes=copies,
+        reserved_bytes=reserved,
     )
+
+
+def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
+    """Of partial sums, inputs of products, and graphs, about."""
+    attention = max(layer.attention.num_heads * layer.attention.head_size for layer in spec.layers)
+    widest = max(layer.feed_forward.up.out_features for layer in spec.layers)
+    partials = 4 * max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size)
+    return partials + 4 * sizes.tokens * (spec.hidden_size + attention + widest) + _GRAPHS
 
 
 def _copy_bytes(program: Program, types: Mapping[TensorName, GGMLType]) -> int:

@@ -12,7 +12,7 @@ import torch
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.device import DeviceProfile, open_device
+from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.fp8_copies import check_device, sum_type
@@ -22,9 +22,10 @@ from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.launch import Launch, StepLaunch
 from realizar.backends.cuda.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.merger import Merger, product_groups
+from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
-from realizar.backends.cuda.sampler import DeviceSampler
+from realizar.backends.cuda.sampler import DeviceSampler, reserved_bytes, scratch_bytes
 from realizar.backends.cuda.shapes import chunk_shapes, padded_rows, padded_tokens, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
@@ -81,6 +82,8 @@ class CUDABackend:
         if config.fp8_copies:
             check_device(device)
         self._context = min(config.context_length or spec.context_length, spec.context_length)
+        if device.is_gpu:
+            plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
         program = build_program(spec)
         body, tail = product_groups(program.body), product_groups(program.tail)
         linears = [linear for group in body + tail for linear in group]
@@ -94,7 +97,10 @@ class CUDABackend:
         parts = attention_parts(spec, row_counts(sizes.rows), self._context, device, config.batch_invariant)
         self._space = Workspace(spec, sizes, device, compute, parts)
         self._ropes = RopeTables(spec, self._context, device.torch_device)
-        self._sampler = DeviceSampler(config.max_running, spec.vocab_size, self._context, device.torch_device)
+        rows, vocab = config.max_running, spec.vocab_size
+        scratch = scratch_bytes(rows, vocab, device.memory_bytes)
+        self._sampler = DeviceSampler(rows, vocab, self._context, device.torch_device, scratch)
+        reserved = reserved_bytes(rows, vocab, self._context, device.memory_bytes)
         merger = Merger(program, self._weights, device, products)
         counts = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
         layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
@@ -105,7 +111,7 @@ class CUDABackend:
         head_counts = {*row_counts(sizes.rows), *row_counts(sizes.selected)}
         self._prepare(products, layers, counts, head, head_counts)
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, head_counts)))
-        self._kv = KVMemory(spec, config, self._context, automatic, device)
+        self._kv = KVMemory(spec, config, self._context, automatic, device, reserved)
         self._bind(program, merger, config)
         self._loaded, self._captures = True, config.graphs
         self._warm_up(layers)

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from realizar.backends import philox
 from realizar.backends.cuda import sampler_truncation as truncation
-from realizar.backends.cuda.sampler_dry import DryTable
+from realizar.backends.cuda.sampler_dry import DryTable, table_places
 from realizar.backends.cuda.sampler_penalties import PenaltyTable, add_bias
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
 NONE_ALLOWED = -3  # in place of the choice of a row all of whose ids are forbidden; any other below 0: unusable logits
+SCRATCH_BYTES_PER_ID = 128  # float64 copies of a row's logits, the order of a sort and what sorting takes, at most
+_LEAST_SCRATCH, _MOST_SCRATCH = 256 << 20, 2 << 30
+_MOST_DRY = 128 << 20
 
 
 @dataclass(slots=True)
@@ -49,14 +52,18 @@ class DeviceSampler:
 
     Args:
         max_rows, context_length: sizes of the tables, which are made when a row first needs them.
+        scratch_bytes: what may be taken beside them at once: rows are sampled in groups that keep to it.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, context_length: int, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, vocab_size: int, context_length: int, device: torch.device, scratch_bytes: int = 1 << 30
+    ) -> None:
+        self.rows_at_once = max(1, scratch_bytes // (SCRATCH_BYTES_PER_ID * vocab_size))
         self._vocab_size, self._device = vocab_size, device
         self._rows: dict[int, RowState] = {}
         self._logprob_rows: set[int] = set()
         self._penalties = PenaltyTable(max_rows, vocab_size, device)
-        self._dry = DryTable(max_rows, vocab_size, context_length, device)
+        self._dry = DryTable(vocab_size, context_length, device)
         self._mirostat_mu = torch.zeros(max_rows, dtype=torch.float64, device=device)
 
     def open(
@@ -124,7 +131,19 @@ class DeviceSampler:
             logits: float32 [rows, vocab], left as they are.
             positions: index in its sequence of each token being chosen.
             masks: uint32 [ceil(vocab / 32)] by row.
+
+        Raises:
+            torch.OutOfMemoryError: there is not as much memory as was to be kept free.
         """
+        groups = [slice(first, first + self.rows_at_once) for first in range(0, len(rows), self.rows_at_once)]
+        if len(groups) == 1:
+            return self._sample(logits, rows, positions, masks)
+        return torch.cat([self._sample(logits[each], rows[each], positions[each], masks) for each in groups])
+
+    def _sample(
+        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int],
+        masks: Mapping[int, NDArray[np.uint32]],
+    ) -> torch.Tensor:  # fmt: skip
         forbidding = any(row in masks or self._rows[row].ending_forbidden for row in rows)
         adjusted = self._adjust(logits, rows, masks)
         top = adjusted.max(dim=1, keepdim=True).values
@@ -212,6 +231,24 @@ class DeviceSampler:
             for state, position in zip(states, positions, strict=True)
         ]
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def scratch_bytes(max_rows: int, vocab_size: int, memory_bytes: int) -> int:
+    """What sampling may take at once beside its tables, on a device with so much memory."""
+    most = min(max(memory_bytes // 64, _LEAST_SCRATCH), _MOST_SCRATCH)
+    return min(most, max_rows * vocab_size * SCRATCH_BYTES_PER_ID)
+
+
+def reserved_bytes(max_rows: int, vocab_size: int, context_length: int, memory_bytes: int) -> int:
+    """What the KV cache must leave to sampling: scratch, logits put together, tables of penalties, and some of DRY's.
+
+    DRY's tables of all rows would be a gigabyte where contexts are long, and few rows have one. A row whose table does
+    not fit is refused.
+    """
+    logits = 4 * max_rows * vocab_size
+    penalties = 5 * max_rows * vocab_size
+    dry = min(8 * max_rows * table_places(context_length), _MOST_DRY)
+    return scratch_bytes(max_rows, vocab_size, memory_bytes) + logits + penalties + dry
 
 
 def first_largest(values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:

@@ -17,11 +17,19 @@ from realizar.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class DryRow:
-    """What the host knows of a row: its parameters and how many tokens its table has."""
+    """A row's table and what the host knows of it.
+
+    Attributes:
+        size: tokens in the table.
+        breakers: int64, ascending.
+        tokens: int32 [places]. lengths: match lengths, int32 [places + 1], shifted by one place.
+    """
 
     sampling: SamplingParams
     size: int
     breakers: torch.Tensor
+    tokens: torch.Tensor
+    lengths: torch.Tensor
 
     @property
     def window_start(self) -> int:
@@ -30,13 +38,11 @@ class DryRow:
 
 
 class DryTable:
-    """Tokens [rows, tokens] and match lengths [rows, tokens + 1], the latter shifted by one place; made when needed."""
+    """Tables of the rows that penalise repetitions: made when a row is opened, dropped when it is closed."""
 
-    def __init__(self, max_rows: int, vocab_size: int, context_length: int, device: torch.device) -> None:
-        self._shape, self._vocab_size, self._device = (max_rows, 2 * context_length + 2), vocab_size, device
+    def __init__(self, vocab_size: int, context_length: int, device: torch.device) -> None:
+        self._places, self._vocab_size, self._device = table_places(context_length), vocab_size, device
         self._active: dict[int, DryRow] = {}
-        self._tokens: torch.Tensor | None = None
-        self._lengths: torch.Tensor | None = None
 
     def active(self, row: int) -> bool:
         return row in self._active
@@ -45,17 +51,13 @@ class DryTable:
         window = sampling.dry_penalty_last_n
         if sampling.dry_multiplier <= 0.0 or window == 0:
             return
-        if self._tokens is None or self._lengths is None:
-            rows, places = self._shape
-            self._tokens = torch.zeros((rows, places), dtype=torch.int64, device=self._device)
-            self._lengths = torch.zeros((rows, places + 1), dtype=torch.int64, device=self._device)
         tail = list(history if window < 0 else history[max(0, len(history) - window) :])
         breakers = torch.tensor(sorted(sampling.dry_sequence_breakers), dtype=torch.int64, device=self._device)
-        self._active[row] = DryRow(sampling, len(tail), breakers)
-        self._tokens[row, : len(tail)] = torch.tensor(tail, dtype=torch.int64).to(self._device)
-        self._lengths[row] = 0
-        lengths = suffix_matches(tail, frozenset(sampling.dry_sequence_breakers))
-        self._lengths[row, 1 : len(tail) + 1] = torch.tensor(lengths, dtype=torch.int64).to(self._device)
+        tokens, lengths = (torch.zeros(self._places + more, dtype=torch.int32, device=self._device) for more in (0, 1))
+        tokens[: len(tail)] = torch.tensor(tail, dtype=torch.int32).to(self._device)
+        matches = suffix_matches(tail, frozenset(sampling.dry_sequence_breakers))
+        lengths[1 : len(tail) + 1] = torch.tensor(matches, dtype=torch.int32).to(self._device)
+        self._active[row] = DryRow(sampling, len(tail), breakers, tokens, lengths)
 
     def close(self, row: int) -> None:
         self._active.pop(row, None)
@@ -64,31 +66,31 @@ class DryTable:
         """Append tokens."""
         for index, row in enumerate(rows):
             state = self._active.get(row)
-            if state is None or self._tokens is None or self._lengths is None:
+            if state is None:
                 continue
             last, token = state.size, choices[index]
-            self._tokens[row, last] = token
+            state.tokens[last] = token
             state.size += 1
             start = state.window_start
-            same = self._tokens[row, start:last] == token
-            extended = (self._lengths[row, start:last] + 1) * same
+            same = state.tokens[start:last] == token
+            extended = (state.lengths[start:last] + 1) * same
             extended = torch.where((state.breakers == token).any(), 0, extended)
-            self._lengths[row, start + 1 : last + 1] = extended
-            self._lengths[row, last + 1] = 0
+            state.lengths[start + 1 : last + 1] = extended
+            state.lengths[last + 1] = 0
 
     def apply(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
         """Penalise in place."""
         for index, row in enumerate(rows):
             state = self._active.get(row)
-            if state is not None and self._tokens is not None and self._lengths is not None and state.size > 1:
-                self._apply(logits[index], state, self._tokens[row], self._lengths[row])
+            if state is not None and state.size > 1:
+                self._apply(logits[index], state)
 
-    def _apply(self, logits: torch.Tensor, state: DryRow, tokens: torch.Tensor, shifted: torch.Tensor) -> None:
+    def _apply(self, logits: torch.Tensor, state: DryRow) -> None:
         sampling, start, last = state.sampling, state.window_start, state.size - 1
-        lengths = shifted[start + 1 : last + 1]
+        lengths = state.lengths[start + 1 : last + 1].long()
         if start > 0:  # a match does not reach back beyond the window
             lengths = torch.minimum(lengths, torch.arange(1, last - start + 1, device=self._device))
-        following = tokens[start + 1 : last + 1]
+        following = state.tokens[start + 1 : last + 1].long()
         usable = (following >= 0) & (following < self._vocab_size) & ~torch.isin(following, state.breakers)
         found = torch.where(usable, lengths, 0)
         longest = torch.zeros(self._vocab_size, dtype=torch.int64, device=self._device)
@@ -104,6 +106,11 @@ class DryTable:
             seen.scatter_reduce_(0, torch.where(usable, following, 0), usable.long(), "amax")
             hit = seen > 0
         logits.copy_(torch.where(hit, bounded(logits.double() - penalty, logits), logits))
+
+
+def table_places(context_length: int) -> int:
+    """Tokens that a row's table has room for: a whole request, and what steps on their way choose after its end."""
+    return context_length + 16
 
 
 def suffix_matches(tokens: Sequence[int], breakers: frozenset[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -12,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_raw import Packer, RawMatrix, memory_bytes
 from realizar.backends.cuda.plain_matrix import PlainMatrix, pack_plain
 from realizar.backends.cuda.store import Store, linears_of, vectors_of
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.errors import UnsupportedModelError
+from realizar.errors import CapacityError, DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import QUANTIZED_TYPES, dequantize
 
@@ -58,8 +60,9 @@ class Weights:
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
-                self._make_store(key[0])
-                self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
+                with naming(*key):
+                    self._make_store(key[0])
+                    self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
                 for name in key:
                     self._checkpoint.release(self._stored(name))
                     progress(self.stored_rows(name)[0].size)
@@ -69,7 +72,8 @@ class Weights:
         if own and not isinstance(own[0], PackedMatrix):
             self.embedding = own[0]
         else:
-            self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
+            with naming(embedding):
+                self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
         self._packer = None
 
     def are_float32(self, linears: list[Linear]) -> bool:
@@ -80,7 +84,8 @@ class Weights:
         """float32 values plus `offset`."""
         key = name, offset
         if key not in self._vectors:
-            self._vectors[key] = self._send(self.vector_values(name) + np.float32(offset), self._stores.get(name))
+            with naming(name):
+                self._vectors[key] = self._send(self.vector_values(name) + np.float32(offset), self._stores.get(name))
         return self._vectors[key]
 
     def vector_values(self, name: TensorName) -> NDArray[np.float32]:
@@ -190,6 +195,21 @@ class Weights:
         """uint8 [size in bytes] on the device."""
         host = torch.from_numpy(np.array(data, copy=True))
         return host.to(self._device.torch_device) if store is None else store.take(data.size).copy_(host)
+
+
+@contextmanager
+def naming(*names: TensorName) -> Iterator[None]:
+    """Within, an error of the device is raised as one of ours that names the tensors which are uploaded."""
+    try:
+        yield
+    except Exception as error:
+        ours = translate(error) or error
+        if not isinstance(ours, CapacityError | KernelError | DeviceLostError):
+            raise
+        try:
+            raise type(ours)(f"{'tensor' if len(names) == 1 else 'tensors'} {', '.join(names)}: {ours}") from error
+        finally:
+            del ours
 
 
 def matrix_bytes(matrix: Matrix) -> int:
