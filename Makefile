@@ -8,7 +8,7 @@ PEERS_ARGS ?=
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo lint format test test-full test-gpu sanitize fuzz bench-peers clean
+.PHONY: help install dev demo lint format test test-full test-gpu parity sanitize fuzz bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,11 @@ test: lint  ## lint, then the test suite; tests that need torch or Chromium skip
 
 test-full: lint  ## the wider matrices too
 	$(BIN)/pytest -n $(WORKERS) --full $(PYTEST_ARGS)
+
+parity: .venv/.dev  ## install torch and transformers (1 GB), compare every architecture with transformers, note which agree
+	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'
+	$(BIN)/pytest --no-skips --record-parity tests/models/test_architecture_parity.py $(PYTEST_ARGS)
+	$(BIN)/pytest --no-skips -n $(WORKERS) tests/models/test_parity_rows.py tests/cpu/test_cpu_parity.py $(PYTEST_ARGS)
 
 test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs the device for itself
 	$(BIN)/pytest -m gpu -n $(WORKERS) tests/cuda $(PYTEST_ARGS)

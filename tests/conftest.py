@@ -16,6 +16,9 @@ _skipped_for_lack: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the wider matrices, marked `full`")
     parser.addoption(
+        "--record-parity", action="store_true", help="note the rows that agree with transformers in tests/data"
+    )
+    parser.addoption(
         "--no-skips", action="store_true", help="fail on a skip for lack of torch, transformers or Chromium"
     )
 

@@ -1,0 +1,30 @@
+"""An architecture that was never compared with transformers does not look green, with or without torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from architectures import CASES, ROWS, Form
+from parity_rows import digest, recorded
+from realizar.models import registry
+
+FORMS_OF_FAMILIES = [
+    (registry._MODEL_TYPE_BY_CLASS[f"{case.family}ForCausalLM"], case.forms) for case in CASES.values()
+]
+IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3"}
+WRAPPERS = {"gemma3": "gemma3_text"}  # a multi-modal configuration around the other's
+
+
+def test_every_architecture_has_a_row() -> None:
+    folders = {model_type for model_type, forms in FORMS_OF_FAMILIES if "safetensors" in forms}
+    assert {WRAPPERS.get(name, name) for name in registry._BY_MODEL_TYPE} == folders
+    files = {IN_GGUF.get(model_type, model_type) for model_type, forms in FORMS_OF_FAMILIES if "gguf" in forms}
+    assert set(registry._BY_GGUF_ARCHITECTURE) == files
+
+
+@pytest.mark.parametrize(("name", "form"), ROWS)
+def test_every_row_was_compared_with_transformers(name: str, form: Form) -> None:
+    assert recorded().get(f"{name} {form}") == digest(name), (
+        f"the row {name} was never compared with transformers as it stands: run `make parity`, which installs torch and"
+        " transformers, compares, and notes the rows that agree in tests/data/parity_rows.json"
+    )
