@@ -28,6 +28,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.policy import Policy
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.server_handle import ServerHandle
 from realizar.structured.workers.service import GrammarService
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
@@ -308,6 +309,30 @@ def test_compiling_holds_up_nobody_else() -> None:
     assert accepted == ["plain", "good"]
     (refused,) = (event for event in events if isinstance(event, Refused))
     assert (refused.request_id, refused.error.param) == ("bad", "structured")
+
+
+def test_a_request_waits_in_the_line_of_its_client() -> None:
+    lines: list[str] = []
+
+    class Service(GrammarService):
+        def prepare_later(self, structured: StructuredOutput, client: str, on_done: Report) -> Ticket:
+            lines.append(client)
+            return super().prepare_later(structured, client, on_done)
+
+    events: list[Event] = []
+    service = Service(TOKENS, (95,), (END,), VOCAB_SIZE)
+    loop = EngineLoop(events.append)
+    thread = threading.Thread(
+        target=loop.run, args=(lambda: make_core(ScriptedBackend(), new_grammars=lambda: service),)
+    )
+    thread.start()
+    for client, grammar in (("somebody", "choice"), ("", "schema")):
+        request = structured_request(client or "nobody", [1], SamplingParams(structured=GRAMMARS[grammar][0]))
+        loop.post(Add(replace(request, client=client)))
+    wait_for(lambda: finished(events) == {"somebody", "nobody"})
+    loop.post(Shutdown())
+    thread.join(20)
+    assert lines == ["somebody", ""]
 
 
 def finished(events: Sequence[Event]) -> set[str]:

@@ -30,9 +30,9 @@ FACTORY = GrammarFactory(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
 LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
 DIGITS = StructuredOutput("regex", "[0-9]{3,40}x")
 # Compiling takes time quadratic in these: ten seconds.
-ENDLESS = StructuredOutput(
-    "lark", "start: %json " + json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}})
-)
+_MANY = {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}, "x-guidance": {"lenient": True}}
+ENDLESS = StructuredOutput("lark", "start: %json " + json.dumps(_MANY))
+BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}
 PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
 
 
@@ -250,6 +250,43 @@ def test_the_fork_server_is_replaced() -> None:
     for _ in range(2):
         step(service, row)
     service.close()
+
+
+def test_without_a_fork_server_grammars_are_refused_for_now() -> None:
+    """As a full queue is: nothing is wrong with the request."""
+    for command in (("/nowhere/python",), (sys.executable, "-c", "import sys; sys.exit(3)")):
+        service = GrammarService(TOKENS, (), (END,), VOCAB_SIZE, server_command=command)
+        with pytest.raises(QueueFullError, match="not possible now"):
+            service.prepare(LETTERS)
+        service.close()
+
+
+def _pairs(text: str) -> list[int]:
+    """Ids of a text that no greedy walk would choose."""
+    return [BYTES[bytes((byte,))] for byte in text.encode()]
+
+
+def test_forced_text_is_cut_as_the_tokenizer_does() -> None:
+    """The engine's process has the tokenizer, and is asked; where that fails, the longest tokens are taken."""
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return _pairs(text)
+
+    def fails(_text: str) -> list[int]:
+        raise ValueError("no such text")
+
+    forced = StructuredOutput("choice", '["name value"]')
+    whole = TOKENS.index(b"name")
+    for encoder, first in ((encode, BYTES[b"n"]), (fails, whole), (None, whole)):
+        service = GrammarService(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, encoder)
+        service.prepare(forced)
+        rows = [service.open_row(forced, ()) for _ in range(6)]
+        for mask in service.masks([(row, ()) for row in rows]):
+            assert allowed_ids(mask[0]).tolist() == [first]
+        service.close()
+    assert "name value" in asked
 
 
 def test_what_nobody_waits_for_is_ended() -> None:

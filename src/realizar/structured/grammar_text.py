@@ -11,6 +11,7 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.ascii_classes import ascii_classes
 from realizar.structured.json_schema import read_schema
+from realizar.structured.lark_schemas import prepare_lark_schemas
 
 MAX_REGEX_CHARACTERS = 64 << 10
 MAX_LARK_CHARACTERS = 512 << 10  # the schemas of many tools
@@ -39,7 +40,7 @@ def grammar_text(structured: StructuredOutput) -> str:
         return str(LLMatcher.grammar_from_regex(ascii_classes(structured.value)))
     _check_size("the Lark grammar", len(structured.value), MAX_LARK_CHARACTERS, "characters")
     _check_size("the Lark grammar", structured.value.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
-    return str(LLMatcher.grammar_from_lark(structured.value))
+    return str(LLMatcher.grammar_from_lark(prepare_lark_schemas(structured.value, _WHITESPACE)))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:

@@ -48,12 +48,21 @@ def read_schema(text: str) -> dict[str, Any]:
         refuse_schema("a schema is an object or a boolean")
     if "x-guidance" in schema:
         refuse_schema("x-guidance is not supported")
+    prepare_schema(schema)
+    return schema
+
+
+def prepare_schema(schema: dict[str, Any]) -> None:
+    """Make a schema safe to compile, in place.
+
+    Raises:
+        InvalidRequestError: it is too deep, has too many properties, or is one that no value can satisfy.
+    """
     _check_depth(schema)
     _check_properties(schema)
     _prepare(schema)
     if not can_end(schema):
         refuse_schema("no finite value satisfies it: what it requires contains itself ($ref)")
-    return schema
 
 
 def _no_constant(name: str) -> NoReturn:

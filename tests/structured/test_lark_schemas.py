@@ -1,0 +1,81 @@
+"""Schemas within Lark grammars, as tools' are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from grammar_walks import TOKENS, small_factory
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.lark_schemas import prepare_lark_schemas
+
+FACTORY = small_factory()
+BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}
+
+
+def accepts(lark: str, text: str) -> bool:
+    matcher = FACTORY.compile(StructuredOutput("lark", lark)).start()
+    matcher.advance([BYTES[bytes((byte,))] for byte in text.encode()])
+    if matcher.error is not None:
+        return False
+    (mask,) = FACTORY.masks([(matcher, ())])
+    return bool(mask[0][0] & 1)  # the end
+
+
+def string_of(pattern: str, **options: Any) -> str:
+    schema = {"type": "string", "pattern": pattern, **({"x-guidance": options} if options else {})}
+    return f'start: "<" arguments ">"\narguments: %json {json.dumps(schema)}'
+
+
+@pytest.mark.parametrize("options", [{}, {"lenient": True}, {"whitespace_flexible": False}])
+def test_patterns_are_those_of_schemas(options: dict[str, Any]) -> None:
+    """Digits are ASCII's, and a negated set does not let a string end where it should not."""
+    digits = string_of(r"^\d+$", **options)
+    assert accepts(digits, '<"19">')
+    assert not accepts(digits, '<"٣">')
+    assert not accepts(string_of('^[^"]*$', **options), r'<"a\"b">')
+
+
+def test_white_space_is_bounded_where_a_grammar_leaves_it_open() -> None:
+    lark = 'start: %json {"type": "array", "items": {"type": "integer"}}'
+    assert accepts(lark, "[1, 2]")
+    assert accepts(lark, "[\n  1\n]")
+    assert not accepts(lark, "[1,  2]")
+    own = lark.replace('{"type": "array"', '{"x-guidance": {"whitespace_pattern": " {2}"}, "type": "array"')
+    assert accepts(own, "[1,  2]")
+
+
+def test_what_is_lenient_is_passed_over() -> None:
+    refused = "[[:alpha:]]"
+    with pytest.raises(InvalidRequestError, match="named set"):
+        FACTORY.compile(StructuredOutput("lark", string_of(refused)))
+    assert accepts(string_of(refused, lenient=True), '<"a">')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'start: "%json {\\"type\\": 5}"',
+        'start: "a" // %json {"type":   5}\n',
+        'start: /%json {"a":   1}/',
+        "start: %json [1,   2]",
+        'start: %json {"type":   ',
+        'start: "a" "\\"%json {\\"b\\":   1}"',
+        "start: %json " + "[" * 5000,
+    ],
+)
+def test_what_is_no_schema_stays(text: str) -> None:
+    assert prepare_lark_schemas(text, " ") == text
+
+
+def test_several_schemas() -> None:
+    text = 'start: a b\na: %json {"pattern": "\\\\d"}\nb: "x" %json{"items": {}}  "y"\n'
+    found = prepare_lark_schemas(text, "WS")
+    options = '"x-guidance": {"whitespace_pattern": "WS"}'
+    assert (
+        found
+        == f'start: a b\na: %json {{"pattern": "[0-9]", {options}}}\nb: "x" %json{{"items": {{}}, {options}}}  "y"\n'
+    )
