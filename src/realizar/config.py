@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from realizar.errors import InvalidRequestError
 
+InstructionSetName = Literal["avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _LEAST = {
@@ -24,7 +25,7 @@ _LEAST = {
     "prompt_lookup_max": 1,
     "prompt_lookup_min": 1,
 }
-_MOST = {"max_running": 65_536, "max_step_tokens": 1 << 20, "speculative_tokens": 16}
+_MOST = {"threads": 1024, "max_running": 65_536, "max_step_tokens": 1 << 20, "speculative_tokens": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class EngineConfig:
             product, far outside of the fidelity that is held otherwise. Not together with batch_invariant.
         graphs: on a GPU, whether the steps of a fixed shape are captured as graphs at load: without, each of a step's
             kernels is launched by the host, which small steps wait for.
-        threads: CPU threads; None takes the physical cores.
+        threads: CPU threads, at most 1,024: they wait for each other in loops, and a number mistyped would stop the
+            machine. None takes the physical cores.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
         context_length: tokens a request may hold, prompt and output; None takes the model's.
@@ -89,8 +91,9 @@ class EngineConfig:
             if value is not None and value < least:
                 raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
         for name, most in _MOST.items():
-            if getattr(self, name) > most:
-                raise InvalidRequestError(f"{name} must be at most {most}, not {getattr(self, name)}", name)
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise InvalidRequestError(f"{name} must be at most {most}, not {value}", name)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise InvalidRequestError(
                 f"prompt_lookup_min is {self.prompt_lookup_min}, above prompt_lookup_max {self.prompt_lookup_max}",
@@ -104,6 +107,11 @@ class EngineConfig:
             known = ", ".join(get_args(KVCacheDType))
             raise InvalidRequestError(
                 f"kv_cache_dtype must be one of {known}, not {self.kv_cache_dtype}", "kv_cache_dtype"
+            )
+        if self.instruction_set is not None and self.instruction_set not in get_args(InstructionSetName):
+            known = ", ".join(get_args(InstructionSetName))
+            raise InvalidRequestError(
+                f"instruction_set must be one of {known}, not {self.instruction_set}", "instruction_set"
             )
         if not is_device(self.device):
             raise InvalidRequestError(f"device must be auto, cpu, cuda or cuda:N, not {self.device}", "device")

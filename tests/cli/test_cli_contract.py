@@ -93,6 +93,47 @@ def test_a_missing_file_is_status_1(realizar: Callable[..., Any], tmp_path: Path
     assert (result.status, result.stderr) == (1, f"realizar: {path}: no such file or folder\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "--max-running", "0"),
+        ("serve", "--max-queued", "-1"),
+        ("serve", "--threads", "5000"),
+        ("serve", "--instruction-set", "mmx"),
+        ("serve", "--temp", "1000"),
+        ("serve", "--chat-template", "nonesuch"),
+        ("run", "hello", "--top-p", "3"),
+        ("run", "hello", "--threads", "0"),
+        ("chat", "--instruction-set", "mmx"),
+        ("chat", "--max-tokens", "0"),
+        ("bench", "--threads", "0"),
+        ("bench", "--gen-tokens", "0"),
+        ("profile", "--threads", "0"),
+        ("perplexity", "text", "--window", "0"),
+        ("score", "--top-logprobs", "-1"),
+        ("plan", "--max-running", "0"),
+    ],
+)
+def test_wrong_numbers_are_refused_before_a_model_is_looked_for(
+    realizar: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("realizar.hub.pull.resolve", lambda *_: pytest.fail("the model was looked for"))
+    result = realizar(words[0], "smollm2:135m", *words[1:])
+    assert (result.status, result.stdout) == (1, "")
+    assert len(result.error_lines) == 1
+    assert words[-2].lstrip("-").replace("-", "_")[:4] in result.error_lines[0].replace("-", "_")
+
+
+def test_a_wrong_option_of_serve_is_refused_before_the_server_is_imported() -> None:
+    code = (
+        "import sys; from realizar.cli.main import app, run_app;"
+        "status = run_app(app, ['serve', 'smollm2:135m', '--max-running', '0']);"
+        'sys.exit(f\'{status} {set(sys.modules) & {"starlette", "uvicorn", "numpy"}}\')'
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr.splitlines() == ["realizar: max_running must be at least 1, not 0", "1 set()"]
+
+
 def raising(error: BaseException) -> App:
     application = App(result_action="return_value", suppress_keyboard_interrupt=False)
 

@@ -10,6 +10,7 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from realizar.backends.base import Capacity
+from realizar.cli.chat_template import read_chat_template
 from realizar.cli.loading import EngineOptions
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.serve import _prepare, describe
@@ -180,7 +181,7 @@ def test_sampling_of_requests_that_name_none(
     smollm2_path: Path, words: tuple[str, ...], sampling: SamplingOptions, wanted: SamplingParams
 ) -> None:
     server, batching, _ = parsed(*words)
-    served, _ = _prepare(str(smollm2_path), server, batching, BASE, sampling)
+    served, _ = _prepare(str(smollm2_path), server, batching, BASE, sampling, None)
     assert served.default_sampling == wanted
 
 
@@ -188,6 +189,7 @@ def test_a_template_of_a_file_is_served(tiny_path: Path, tmp_path: Path) -> None
     file = tmp_path / "own.jinja"
     file.write_text("<{{ messages[-1].content }}>")
     server, batching, _ = parsed("--chat-template", str(file))
-    served, _ = _prepare(str(tiny_path), server, batching, BASE, SamplingOptions())
+    template = read_chat_template(server.chat_template)
+    served, _ = _prepare(str(tiny_path), server, batching, BASE, SamplingOptions(), template)
     assert served.template is not None
     assert served.template.source() == "<{{ messages[-1].content }}>"

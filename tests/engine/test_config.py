@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 
@@ -28,7 +29,14 @@ def test_unknown_cache_type_lists_the_known() -> None:
         EngineConfig(kv_cache_dtype="fp8")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_running", 65_537), ("speculative_tokens", 17)])
+@pytest.mark.parametrize(("name", "value"), [("max_running", 65_537), ("speculative_tokens", 17), ("threads", 1025)])
 def test_numbers_that_no_machine_could_serve(name: str, value: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{name} must be at most {value - 1}, not {value}$"):
         EngineConfig(**{name: value})
+
+
+def test_instruction_sets_are_those_of_the_cpu_backend() -> None:
+    known = [each.name for each in INSTRUCTION_SETS]
+    assert [EngineConfig(instruction_set=name).instruction_set for name in known] == known
+    with pytest.raises(InvalidRequestError, match=f"instruction_set must be one of {', '.join(known)}, not mmx"):
+        EngineConfig(instruction_set="mmx")

@@ -14,6 +14,7 @@ from realizar.backends.memory_plan import MemoryPlan
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError, UnsupportedModelError
+from realizar.extras import how_to_install
 from realizar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def choose_device(wanted: str) -> ChosenDevice:
     if wanted == "auto":
         return _choose_any(missing)
     if missing:
-        raise UnsupportedModelError(f"--device cuda needs {' and '.join(missing)}: pip install 'realizar[cuda]'")
+        raise UnsupportedModelError(f"--device cuda needs {' and '.join(missing)}: {how_to_install('cuda')}")
     cards, reason = _find_cards()
     if not cards:
         raise CapacityError(f"no GPU can be used: {reason or 'torch finds none'} (--device cpu runs without one)")

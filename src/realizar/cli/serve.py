@@ -38,25 +38,27 @@ def serve_command(
     sampling: SamplingOptions | None = None,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
-    from realizar.cli.file_limit import fit_connections
+    server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
+    config = batching.config((engine or EngineOptions()).config(max_running=EngineConfig().max_running))
+    sampling.checked()
+    settings = server.settings()
+    template = read_chat_template(server.chat_template)
+    from realizar.cli.file_limit import fit_connections  # what follows is slow to import: wrong options are said first
     from realizar.cli.serving import open_port, run_server
     from realizar.server.app import create_app
     from realizar.server.clients import is_loopback
 
-    server, batching = server or ServerOptions(), batching or BatchingOptions()
     logging.basicConfig(
         level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    config = batching.config((engine or EngineOptions()).config(max_running=EngineConfig().max_running))
-    settings = server.settings()
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
         _tell(f"warning: {fitting} connections at most, as this process may open few files (ulimit -n)")
         settings = replace(settings, max_connections=fitting)
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
         url = _url(server.host, listener.getsockname()[1])
-        served, running = _prepare(model, server, batching, config, sampling or SamplingOptions())
+        served, running = _prepare(model, server, batching, config, sampling, template)
         _tell(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
             _tell(f"chat is refused: {NO_CHAT}")
@@ -86,6 +88,7 @@ def _prepare(
     batching: BatchingOptions,
     config: EngineConfig,
     sampling: SamplingOptions,
+    template: str | None,
 ) -> tuple[ServedModel, AsyncEngine]:
     """What the API knows of the model, and an engine that is not started yet."""
     from realizar.checkpoint.model_files import ModelFiles
@@ -106,7 +109,7 @@ def _prepare(
         server.served_model_name or (_default_name(model),),
         config.context_length or build_spec(checkpoint).context_length,
         sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint)),
-        read_chat_template(server.chat_template),
+        template,
     )
     load = Load(
         str(checkpoint.path),

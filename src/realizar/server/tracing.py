@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realizar import __version__
 from realizar.errors import RealizarError
+from realizar.extras import how_to_install
 
 _ATTRIBUTES: Mapping[str, str] = {
     "model": "gen_ai.request.model",
@@ -39,7 +40,7 @@ def make_tracer(endpoint: str) -> Any:
         sdk = importlib.import_module("opentelemetry.sdk.trace")
         export = importlib.import_module("opentelemetry.sdk.trace.export")
     except ModuleNotFoundError:
-        raise RealizarError("traces need OpenTelemetry: pip install 'realizar[otel]'") from None
+        raise RealizarError(f"traces need OpenTelemetry: {how_to_install('otel')}") from None
     provider = sdk.TracerProvider(resource=resources.Resource.create({"service.name": "realizar"}))
     provider.add_span_processor(export.BatchSpanProcessor(exporter.OTLPSpanExporter(endpoint=endpoint)))
     return provider.get_tracer("realizar", __version__)

@@ -44,7 +44,6 @@ from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
 MAX_SELECTED = 32  # rows of logits that exist at once
-MAX_THREADS = 1024  # they wait for each other in loops: a number mistyped would stop the machine
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 
 
@@ -105,8 +104,6 @@ class CPUBackend:
         instructions = select(config.instruction_set)
         context = min(config.context_length or spec.context_length, spec.context_length)
         threads = config.threads or physical_cores()
-        if threads > MAX_THREADS:
-            raise InvalidRequestError(f"threads must be at most {MAX_THREADS}, not {threads}", "threads")
         program = build_program(spec)
         linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
         blocks = -(-context // config.block_size) + 1

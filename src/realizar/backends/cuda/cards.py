@@ -8,6 +8,8 @@ from functools import cache
 
 import torch
 
+from realizar.extras import how_to_install
+
 _LEAST_CAPABILITY = (8, 0)  # Ampere: what the CUDA C++ kernels and bfloat16 in Triton's need
 
 
@@ -65,11 +67,11 @@ def _missing_library() -> str | None:
     try:
         from cuda.bindings import driver as _driver  # noqa: F401
     except ImportError:
-        return "cuda-bindings is not installed: pip install 'realizar[cuda]'"
+        return f"cuda-bindings is not installed: {how_to_install('cuda')}"
     from realizar.backends.cuda.native import nvrtc
 
     try:
         nvrtc.version()
     except (ImportError, RuntimeError) as error:
-        return f"NVRTC is not installed ({error}): pip install 'realizar[cuda]'"
+        return f"NVRTC is not installed ({error}): {how_to_install('cuda')}"
     return None

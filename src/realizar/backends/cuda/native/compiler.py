@@ -18,6 +18,7 @@ from pathlib import Path
 
 from realizar.backends.cuda.native import nvrtc
 from realizar.errors import KernelError
+from realizar.extras import how_to_install
 from realizar.hub.folders import user_cache
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def _version() -> str:
     try:
         return nvrtc.version()
     except (ImportError, RuntimeError) as error:
-        raise KernelError(f"NVRTC is not installed ({error}): pip install 'realizar[cuda]'") from error
+        raise KernelError(f"NVRTC is not installed ({error}): {how_to_install('cuda')}") from error
 
 
 def _compile_here(source: Source, arch: str) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from realizar.errors import KernelError
+from realizar.extras import how_to_install
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise KernelError(f"cuda-bindings is not installed ({error}): pip install 'realizar[cuda]'") from error
+        raise KernelError(f"cuda-bindings is not installed ({error}): {how_to_install('cuda')}") from error
     return driver
 
 
