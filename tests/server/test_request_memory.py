@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,6 +17,7 @@ import pytest
 from http_door import SETTINGS, Door, at_the_door
 from realizar.errors import ContextLengthError
 from realizar.server.errors import ApiError
+from realizar.server.leaving import unless_left
 from realizar.server.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.request_memory import FREE_BYTES, RequestMemory
 from realizar.server.strict_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
@@ -139,7 +143,8 @@ def test_prompts_have_a_bound_together() -> None:
 
 def test_a_text_to_count_has_a_bound_of_its_own() -> None:
     async def main(door: Door) -> None:
-        large = json.dumps({"prompt": "\u00e9" * (MAX_BYTES // 2 + 1)}).encode()
+        most = max(MAX_BYTES, 8 * door.app.state.api.max_model_len)
+        large = json.dumps({"prompt": "\u00e9" * (most // 2 + 1)}, ensure_ascii=False).encode()
         answer = await door.exchange(post("/tokenize", large, "connection: close"))
         assert b"string_too_long" in answer
 
@@ -212,3 +217,40 @@ def test_log_probabilities_are_held_too(stream: bool) -> None:
                 assert b"--request-memory" not in answer
 
     at_the_door(main, replace(SETTINGS, request_memory_bytes=8 << 20))
+
+
+def test_a_refused_request_is_let_go_at_once() -> None:
+    """Frames that an error's traceback holds would keep the text until the next collection of garbage."""
+
+    class Text:
+        """A body that can be watched."""
+
+    alive = weakref.WeakSet[Text]()
+
+    async def main(door: Door) -> None:
+        work = door.app.state.api.work
+
+        def refuse(text: Text) -> None:
+            del text
+            raise ApiError(400, "no")
+
+        def make() -> Callable[[Stop], None]:
+            text = Text()
+            alive.add(text)
+            return lambda _: refuse(text)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(60)
+            return {}
+
+        for size in (1, 1 << 20):
+            with pytest.raises(ApiError):
+                await unless_left(receive, work.run("a", size, make()))
+        await asyncio.sleep(0.05)
+        assert not alive
+
+    gc.disable()
+    try:
+        at_the_door(main)
+    finally:
+        gc.enable()

@@ -16,6 +16,7 @@ from realizar.engine.async_engine import AsyncEngine
 from realizar.engine.process_messages import EngineInfo
 from realizar.errors import RealizarError
 from realizar.server.listen import uvicorn_config
+from realizar.server.memory_return import keep_little_memory
 from realizar.server.settings import ServerSettings
 
 _POLL_S = 0.1
@@ -97,6 +98,7 @@ def run_server(
     Raises:
         RealizarError: the engine could not load, or is gone for good.
     """
+    keep_little_memory()
     config = uvicorn_config(app, settings, timeout_graceful_shutdown=_LAST_ANSWERS_S)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(_Server(config), engine, listener, loading, ready, draining))

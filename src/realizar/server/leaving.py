@@ -38,3 +38,4 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         leaving.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
+        del task  # or an error, its traceback and this frame would hold each other, and the request

@@ -9,10 +9,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar.server.clients import client_of
 from realizar.server.errors import ApiError
+from realizar.server.memory_return import return_memory
 
 FREE_BYTES = 32 << 10
 """A body up to this size costs nothing: connections are bounded too."""
 _RETRY_AFTER_S = 1
+_WORTH_RETURNING_BYTES = 1 << 20
 _BYTES_PER_LOGPROB = 500  # measured: records, names and the answer's objects
 _BYTES_PER_TOP_LOGPROB = 150
 
@@ -109,6 +111,8 @@ class RequestLease:
         """Give all back."""
         if self._held:
             self._memory.give(self.client, self._held)
+            if self._held >= _WORTH_RETURNING_BYTES:
+                return_memory()
             self._held = 0
 
 

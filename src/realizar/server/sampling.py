@@ -19,7 +19,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 MAX_DRY_BREAKERS = 64
 MAX_PRIORITY = 100
-MAX_LISTED_IDS = 1 << 18
+MAX_LISTED_IDS = 1 << 16
 """Entries of stop_token_ids, and of logit_bias, times the prompts that they are told to the engine with."""
 _DRY_BREAKERS = ("\n", ":", '"', "*")  # what DRY's author recommends, where a request turns it on and names none
 _SAME_NAME = (

@@ -54,6 +54,7 @@ class EventStream(Response):
             for task in (sending, leaving, pinging):
                 task.cancel()
             await asyncio.gather(sending, leaving, pinging, return_exceptions=True)
+            del sending  # or an error, its traceback and this frame would hold each other
 
     async def _send_all(self, scope: Scope, receive: Receive) -> None:
         try:

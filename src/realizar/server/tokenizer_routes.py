@@ -16,8 +16,9 @@ from realizar.server.openai.tools import check_tools, shown_tools
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
-MAX_BYTES = 1 << 20
-"""Of a text in UTF-8. A library that tokenizes one takes some hundred times as much memory."""
+MAX_BYTES = 1 << 19
+"""Of a text in UTF-8, where the context does not ask for more. Tokenizing takes some hundred times as much memory."""
+_BYTES_PER_TOKEN = 8
 
 
 async def tokenize(request: Request) -> Response:
@@ -70,9 +71,10 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
     messages = check_messages(record.messages) if record.messages is not None else []
     text = record.prompt if record.prompt is not None else text_of(messages)
     size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
+    most = max(MAX_BYTES, _BYTES_PER_TOKEN * api.max_model_len)
+    if size > most:
         param = "messages" if messages else "prompt"
-        raise refused(f"{param} has {size} bytes; at most {MAX_BYTES} are tokenized at once", param, "string_too_long")
+        raise refused(f"{param} has {size} bytes; at most {most} are tokenized at once", param, "string_too_long")
     if record.prompt is not None:
         with about("prompt"):
             return api.model.tokenizer.encode(record.prompt, add_special=record.add_special_tokens is not False)

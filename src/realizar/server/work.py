@@ -7,12 +7,15 @@ texts of another, and what nobody waits for any more is not begun.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from realizar.errors import RealizarError
+from realizar.server.errors import ApiError
+from realizar.server.memory_return import return_memory
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ class WorkPool:
 
     def __init__(self) -> None:
         self._small = _Lane(_SMALL_THREADS, "small-work")
-        self._large = _Lane(_LARGE_THREADS, "large-work", after=_return_memory)
+        self._large = _Lane(_LARGE_THREADS, "large-work", after=return_memory)
 
     async def run(self, client: str, size_bytes: int, function: Callable[[Stop], T]) -> T:
         """The result of `function` on a thread. If the caller is cancelled it is not begun, or told to stop.
@@ -81,8 +84,10 @@ class _Job(Generic[T]):
         error = done.exception()
         if error is None:
             self.result.set_result(done.result())
-        else:
-            self.result.set_exception(error)
+            return
+        if isinstance(error, ApiError | RealizarError):  # foreseen: nobody reads where it came from
+            error.__traceback__ = error.__context__ = None  # whose frames hold the text until the next collection
+        self.result.set_exception(error)
 
 
 class _Lane:
@@ -104,6 +109,7 @@ class _Lane:
             if not job.result.done() or job.result.cancelled():
                 job.stop.set()
                 self._forget(client, job)  # type: ignore[arg-type]
+            del job  # or an error, its traceback and this frame would hold each other
 
     def _forget(self, client: str, job: _Job[object]) -> None:
         queue = self._waiting.get(client)
@@ -137,18 +143,3 @@ class _Lane:
         self._num_free += 1
         job.end(done)
         self._start()
-
-
-@functools.cache
-def _trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):  # not glibc
-        return None
-
-
-def _return_memory() -> None:
-    """Give the machine back what a large text took; glibc keeps it for each thread otherwise."""
-    trim = _trim()
-    if trim is not None:
-        trim(0)
