@@ -60,6 +60,6 @@ def at_the_door(
 ) -> None:
     async def run() -> None:
         async with Door(settings, **engine) as door:
-            await asyncio.wait_for(main(door), 30)
+            await asyncio.wait_for(main(door), 120)
 
     asyncio.run(run())

@@ -39,6 +39,15 @@ class Script:
     whole: bool = True
 
 
+@dataclass
+class Span:
+    """When an answer began, sent each of its pieces, and had sent all but its end; seconds of `time.perf_counter`."""
+
+    begun_s: float
+    pieces_s: list[float] = field(default_factory=list)
+    ended_s: float | None = None
+
+
 def words(text: str, wait_s: float = 0.0, first_s: float | None = None) -> Script:
     """A text in pieces of a few characters, each after a pause."""
     pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
@@ -61,14 +70,14 @@ class ScriptedApi:
         key: that it wants, if any.
         routes: served besides the API.
         left: requests whose client went away before the end.
-        spans: start and end of each answer, in seconds of `time.monotonic`.
+        spans: times of each answer, in the order of their beginnings.
     """
 
     script: Callable[[dict[str, Any]], Script] = lambda body: words("Hello")
     key: str | None = None
     routes: Sequence[BaseRoute] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
-    spans: list[tuple[float, float]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     left: int = 0
     url: str = ""
 
@@ -122,7 +131,7 @@ class ScriptedApi:
         return StreamingResponse(self._chunks(script, body, chat=chat), media_type="text/event-stream")
 
     async def _chunks(self, script: Script, body: dict[str, Any], *, chat: bool) -> AsyncIterator[str]:
-        start = time.monotonic()
+        self.spans.append(span := Span(time.perf_counter()))
         base = {"id": "x", "created": 1, "model": "scripted-1b"}
         done = False
         try:
@@ -130,6 +139,7 @@ class ScriptedApi:
                 await asyncio.sleep(piece.wait_s)
                 while piece.after is not None and not piece.after.is_set():  # noqa: ASYNC110 - it is another thread's
                     await asyncio.sleep(0.01)
+                span.pieces_s.append(time.perf_counter())
                 delta = {"delta": piece.delta} if chat else {"text": piece.delta["content"]}
                 yield _event({**base, "choices": [{"index": 0, "finish_reason": None, **delta}]})
             if script.error is not None:
@@ -141,10 +151,11 @@ class ScriptedApi:
                     count = len(script.pieces)
                     usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
                     yield _event({**base, "choices": [], "usage": usage})
+                span.ended_s = time.perf_counter()
                 yield "data: [DONE]\n\n"
             done = True
         finally:
-            self.spans.append((start, time.monotonic()))
+            span.ended_s = span.ended_s or time.perf_counter()
             self.left += not done
 
 

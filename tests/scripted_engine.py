@@ -33,7 +33,7 @@ class ScriptedEngine:
         pieces: texts, each a token; an error among them is raised there; None waits for ever.
         refusal: what `generate` and `embed` raise.
         num_cached: tokens of every prompt that were in the cache.
-        num_closed: streams that were closed before their end.
+        num_asked: requests so far. num_closed: streams that were closed before their end.
     """
 
     pieces: Sequence[str | RealizarError | None] = ("Hel", "lo")
@@ -43,6 +43,7 @@ class ScriptedEngine:
     pooling: str | None = None
     num_cached: int = 0
     asked: list[tuple[tuple[int, ...], SamplingParams, dict[str, Any]]] = field(default_factory=list)
+    num_asked: int = 0
     num_closed: int = 0
 
     @property
@@ -62,6 +63,7 @@ class ScriptedEngine:
         _ = self.info
         if self.refusal is not None:
             raise self.refusal
+        self.num_asked += 1
         self.asked.append((tuple(prompt_token_ids), sampling, options))
         stream = AsyncStream(request_id, lambda: self._close(stream))
         asyncio.get_running_loop().call_soon(self._play, stream, tuple(prompt_token_ids), sampling)
@@ -71,6 +73,7 @@ class ScriptedEngine:
         _ = self.info
         if self.refusal is not None:
             raise self.refusal
+        self.num_asked += 1
         if None in self.pieces:
             try:
                 await asyncio.sleep(3600)

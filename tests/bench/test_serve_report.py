@@ -199,7 +199,7 @@ def test_a_started_server_is_ended(tmp_path: Path) -> None:
         "        self.end_headers()\n"
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Handler).serve_forever()\n",
     )
-    with llama_server(stand_in, tmp_path / "m.gguf", ServerSize(4, 256, threads=2, start_timeout_s=30)) as url:
+    with llama_server(stand_in, tmp_path / "m.gguf", ServerSize(4, 256, threads=2, start_timeout_s=120)) as url:
         pid, arguments = json.loads(told.read_text())
         os.kill(pid, 0)
         assert url.endswith(arguments[-1])
@@ -210,7 +210,7 @@ def test_a_started_server_is_ended(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     ends = program(tmp_path / "llama-server", "import sys\nprint('first')\nsys.exit('cannot map the file')\n")
-    size = ServerSize(1, 256, start_timeout_s=30)
+    size = ServerSize(1, 256, start_timeout_s=120)
     with pytest.raises(CapacityError, match="status 1: cannot map the file"), llama_server(ends, tmp_path, size):
         pass
     with pytest.raises(HubError, match="not found"), llama_server(tmp_path / "none", tmp_path, size):

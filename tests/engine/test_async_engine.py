@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,20 +31,28 @@ from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, mak
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
+HANG_S = 60.0
 
 
 class GatedBackend(ScriptedBackend):
-    """A scripted backend whose steps wait while `gate` is closed, and take `step_s` seconds more."""
+    """A scripted backend whose steps wait while `gate` is closed, and say so by `waits`.
 
-    def __init__(self, step_s: float = 0.0, **limits: Any) -> None:
+    Args:
+        closes_after: steps after which the gate closes by itself.
+    """
+
+    def __init__(self, closes_after: int | None = None, **limits: Any) -> None:
         super().__init__(**limits)
-        self.step_s = step_s
-        self.gate = threading.Event()
+        self.closes_after = closes_after
+        self.gate, self.waits = threading.Event(), threading.Event()
         self.gate.set()
 
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
-        assert self.gate.wait(10)
-        time.sleep(self.step_s)
+        if self.num_steps == self.closes_after:
+            self.gate.clear()
+        if not self.gate.is_set():
+            self.waits.set()
+        assert self.gate.wait(HANG_S)
         return super().submit(forward_input)
 
 
@@ -62,7 +69,7 @@ async def running(backend: ScriptedBackend, max_queued: int | None = None) -> As
     engine = AsyncEngine(ThreadLink(loader(backend)), NumberText, max_queued=max_queued)
     await engine.start()
     try:
-        await asyncio.wait_for(engine.wait_ready(), 10)
+        await asyncio.wait_for(engine.wait_ready(), HANG_S)
         yield engine
     finally:
         await engine.close()
@@ -70,8 +77,8 @@ async def running(backend: ScriptedBackend, max_queued: int | None = None) -> As
 
 
 async def settled(engine: AsyncEngine) -> None:
-    """Wait, at most a second, until nothing is open in the engine; then its books are in order."""
-    async with asyncio.timeout(1):
+    """Wait until nothing is open in the engine; then its books are in order."""
+    async with asyncio.timeout(HANG_S):
         while (stats := await engine.stats()).num_running or stats.num_waiting:
             pass
     assert await engine.audit() is None
@@ -129,8 +136,11 @@ def test_a_slow_reader_gets_joined_pieces() -> None:
 
 @pytest.mark.parametrize("how", ["close", "leave", "cancel"])
 def test_a_reader_that_goes_frees_its_blocks(how: str) -> None:
+    """It goes while the engine is in the fourth of 200 steps."""
+
     async def main() -> None:
-        async with running(GatedBackend(step_s=0.005)) as engine:
+        backend = GatedBackend(closes_after=3)
+        async with running(backend) as engine:
             stream = await engine.generate([1, 2], LONG)
             await anext(aiter(stream))
             if how == "close":
@@ -141,9 +151,11 @@ def test_a_reader_that_goes_frees_its_blocks(how: str) -> None:
                     pass
             else:
                 task = asyncio.create_task(_read(engine))
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0)
                 task.cancel()
                 stream.close()
+            backend.closes_after = None
+            backend.gate.set()
             with pytest.raises(RealizarError, match="closed"):
                 await stream.result()
             await settled(engine)
@@ -162,9 +174,9 @@ def test_cancelled_before_it_is_accepted() -> None:
         async with running(backend) as engine:
             backend.gate.clear()
             first = await engine.generate([1, 2], GREEDY)
-            await asyncio.sleep(0.05)  # the engine is in a step now, and reads nothing
+            await asyncio.to_thread(backend.waits.wait, HANG_S)  # the engine is in a step now, and reads nothing
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(engine.generate([3, 4], LONG), 0.05)
+                await asyncio.wait_for(engine.generate([3, 4], LONG), 0.02)
             backend.gate.set()
             assert (await first.result()).num_generated_tokens == 8
             await settled(engine)
@@ -214,7 +226,7 @@ def test_the_queue_is_bounded() -> None:
         async with running(backend, max_queued=3) as engine:
             backend.gate.clear()
             tasks = [asyncio.create_task(engine.generate([number], GREEDY)) for number in range(5)]
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # all have asked
             with pytest.raises(QueueFullError) as caught:
                 await engine.generate([1], GREEDY)
             assert 1 <= caught.value.retry_after_s <= 60
@@ -234,7 +246,7 @@ def test_a_dead_engine_reaches_every_waiter() -> None:
 
     async def main() -> None:
         async with running(ScriptedBackend(fail_at=5)) as engine:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_S):
                 ends = await asyncio.gather(*(one(engine, number) for number in range(5)), return_exceptions=True)
             assert [type(end) for end in ends] == [EngineDeadError] * 5
             assert {str(end) for end in ends} == {"the engine stopped: RuntimeError: the device fell off the bus"}
@@ -256,7 +268,7 @@ def test_an_engine_that_can_not_load_says_why() -> None:
             await engine.generate([1], GREEDY)
         await engine.start()
         with pytest.raises(CapacityError, match="do not fit"):
-            await asyncio.wait_for(engine.wait_ready(), 5)
+            await asyncio.wait_for(engine.wait_ready(), HANG_S)
         with pytest.raises(EngineDeadError, match="do not fit"):
             await engine.generate([1], GREEDY)
         await engine.close()
@@ -276,7 +288,7 @@ def test_draining_ends_what_is_open_and_takes_no_more() -> None:
                 await engine.generate([1], GREEDY)
             assert not draining.done()
             backend.gate.set()
-            await asyncio.wait_for(draining, 5)
+            await asyncio.wait_for(draining, HANG_S)
             assert (await stream.result()).num_generated_tokens == 8
 
     asyncio.run(main())
@@ -284,8 +296,15 @@ def test_draining_ends_what_is_open_and_takes_no_more() -> None:
 
 def test_closing_ends_what_is_open() -> None:
     async def main() -> None:
-        async with running(GatedBackend(step_s=0.005)) as engine:
+        backend = GatedBackend(closes_after=3)
+        async with running(backend) as engine:
             stream = await engine.generate([1, 2], LONG)
+            await asyncio.to_thread(backend.waits.wait, HANG_S)
+            closing = asyncio.create_task(engine.close())
+            await asyncio.sleep(0)
+            backend.closes_after = None
+            backend.gate.set()
+            await closing
         with pytest.raises(EngineDeadError, match="closed"):
             await stream.result()
 

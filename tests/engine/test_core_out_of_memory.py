@@ -177,7 +177,7 @@ def test_a_stream_of_the_server_hears_of_it() -> None:
         engine = AsyncEngine(ThreadLink(lambda _progress: make_core(backend, 1)), NumberText)
         await engine.start()
         try:
-            await asyncio.wait_for(engine.wait_ready(), 10)
+            await asyncio.wait_for(engine.wait_ready(), 60)
             with pytest.raises(StepMemoryError, match="the GPU is out of memory"):
                 await (await engine.generate([1, 2], sampling)).result()
             assert engine.state == "ready"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -147,14 +148,15 @@ def test_a_waiting_thread_is_told_that_the_engine_closed() -> None:
         try:
             for _ in client.submit([1], SamplingParams(temperature=0.0)):
                 started.set()
+                time.sleep(0.02)  # so that it lasts for more than a minute
         except RealizarError as error:
             caught.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     client.close()
-    thread.join(10)
+    thread.join(60)
     assert [str(error) for error in caught] == ["the engine was closed"]
     assert isinstance(caught[0], EngineDeadError)
 
@@ -172,7 +174,7 @@ def test_threads_share_one_engine() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert texts == {index: spelled(expected_tokens([index], (None,), GREEDY, 30)) for index in range(8)}
 
 

@@ -17,7 +17,7 @@ from server_thread import CONTEXT, RunningServer, ServerThread
 @pytest.fixture(scope="session")
 def server(smollm2_path: Path) -> Iterator[RunningServer]:
     """Open to all, embeddings on."""
-    settings = ServerSettings(embeddings="last", body_timeout_s=1.0, header_timeout_s=2.0, max_body_bytes=4 << 20)
+    settings = ServerSettings(embeddings="last", max_body_bytes=4 << 20)
     thread = ServerThread(smollm2_path, settings, EngineConfig(context_length=CONTEXT, max_running=16))
     yield thread.start()
     thread.stop()
@@ -33,5 +33,5 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     """A plain client."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=120) as client:
         yield client
