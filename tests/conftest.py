@@ -1,4 +1,4 @@
-"""What every test may use: the two real models, and the rules for skipping."""
+"""What every test may use: the two real models, the rules for skipping, and no deadlines for generated examples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Hypothesis counts seconds, and a busy machine has few of them.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _LACKS = re.compile(
     r"torch|transformers|triton|cuda-bindings|chromium|lm_eval|langchain|schemathesis|opentelemetry", re.IGNORECASE

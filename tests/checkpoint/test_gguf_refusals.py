@@ -18,7 +18,7 @@ from realizar.checkpoint.gguf import read_gguf
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CheckpointError
 
-MAX_SECONDS = 1.0
+MAX_SECONDS = 60.0  # against a loop as long as a count in the file says
 MAX_BYTES = 64 << 20
 MAX_RSS = MAX_BYTES // (1 if sys.platform == "darwin" else 1024)  # ru_maxrss counts bytes there, KiB here
 

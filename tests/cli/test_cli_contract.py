@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         "sys.exit(f'{status} {heavy}' if status or heavy else 0)"
     )
     command = [sys.executable, "-c", code, *arguments, "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     assert "Usage: realizar" in result.stdout
 
@@ -174,7 +174,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(weights_only: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "realizar", "inspect", str(weights_only)]
-    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=60, check=False)
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=600, check=False)
     os.close(write_end)
     assert (result.returncode, result.stderr) == (141, b"")
 
@@ -194,7 +194,7 @@ def test_list_names_the_two_small_models(realizar: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault(vocabulary_only: Path, closed: str) -> None:
     command = f'exec "{sys.executable}" -m realizar tokenize "{vocabulary_only}" he {closed}'
-    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=600, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == ("" if ">&-" in closed.split() else "256\n")
 

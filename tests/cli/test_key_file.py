@@ -23,4 +23,4 @@ def test_keys_from_a_pipe(tmp_path: Path) -> None:
     writer = threading.Thread(target=pipe.write_text, args=("# ours\nfirst\n\nsecond\n",))
     writer.start()
     assert read_keys(pipe) == ("first", "second")
-    writer.join(10)
+    writer.join(60)

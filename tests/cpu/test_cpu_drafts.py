@@ -39,7 +39,7 @@ def runner() -> Iterator[Runner]:
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_same_text_with_any_drafts(runner: Runner, name: str, data: st.DataObject) -> None:
     """Some drafts are what will be chosen, some are wrong at some place; another row runs beside."""

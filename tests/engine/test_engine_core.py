@@ -73,7 +73,7 @@ def test_one_request(steps_in_flight: int) -> None:
     assert [output.finish_reason for output in outputs] == [None] * 8 + ["length"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     windows=st.sampled_from([(None,), (5,), (None, 6), (3, None), (4, 9)]),
     block_size=st.integers(1, 6),

@@ -115,7 +115,7 @@ def realizar(tmp_path: Path, endpoint: Endpoint, *arguments: str, **variables: s
         capture_output=True,
         text=True,
         env=environment | variables,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 

@@ -62,7 +62,7 @@ def _build(checkpoint: Any) -> None:
         assert isinstance(build_spec(checkpoint), ModelSpec)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(ARCHITECTURES), st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds), max_size=4)
 )
@@ -71,7 +71,7 @@ def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
     _build(gguf_checkpoint(keys, architecture))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from((*ARCHITECTURES, "mistral", "gemma3_text")),
     st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=4),

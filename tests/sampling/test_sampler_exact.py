@@ -47,7 +47,7 @@ TRUNCATIONS["all"] = st.tuples(*TRUNCATIONS.values()).map(
 
 @pytest.mark.parametrize("name", TRUNCATIONS)
 def test_choice_equals_twin(name: str, twin: Any) -> None:
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(logit_rows(), TRUNCATIONS[name], st.floats(0.05, 5), st.integers(0, 2**64 - 1), st.integers(0, 100_000))
     def check(row: list[float], options: dict[str, Any], temperature: float, seed: int, position: int) -> None:
         sampling = SamplingParams(temperature=temperature, seed=seed, **options)
@@ -64,7 +64,7 @@ def test_choice_equals_twin(name: str, twin: Any) -> None:
 
 @pytest.mark.parametrize("name", ["top_n_sigma", "top_k", "typical", "top_p", "min_p"])
 def test_support_and_probabilities_equal_twin(name: str, twin: Any) -> None:
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(logit_rows(), TRUNCATIONS[name], st.floats(0.05, 5))
     def check(row: list[float], options: dict[str, Any], temperature: float) -> None:
         sampling = SamplingParams(temperature=temperature, **options)
@@ -144,7 +144,7 @@ def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) ->
         assert count == 1 or cumulated[count - 2] < target * (1 + 1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logit_rows())
 def test_greedy_takes_the_largest_and_lowest(row: list[float]) -> None:
     sampler = RowSampler(SamplingParams(temperature=0, top_k=3, mirostat=2), [], 0, 0, len(row))

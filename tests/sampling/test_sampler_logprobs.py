@@ -19,7 +19,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(VALUES, min_size=1, max_size=50), st.integers(0, 49), st.integers(0, 60))
 def test_equal_to_a_float64_log_softmax(row: list[float], token_id: int, top_n: int) -> None:
     assume(max(row) > -math.inf)

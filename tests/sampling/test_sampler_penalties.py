@@ -41,7 +41,7 @@ def adjusted(sampler: RowSampler, logits: list[float], mask: NDArray[np.uint32] 
     return result
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     LOGITS,
     TOKENS,
@@ -104,7 +104,7 @@ def test_bias_of_100_forces_and_of_minus_100_bans(temperature: float) -> None:
         assert banned.sample(row, position).token_id != best
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(FEW_TOKENS, FEW_TOKENS, st.sampled_from([-1, -1, 0, 1, 2, 7, 20]), st.sets(st.integers(0, 3), max_size=2))
 def test_dry_matches_equal_brute_force(
     twin: Any, prompt: list[int], output: list[int], window: int, breakers: set[int]

@@ -29,7 +29,6 @@ def drive(server: RunningServer, path: str, mode: GenerationMode, examples: int)
 
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate],

@@ -13,7 +13,7 @@ from realizar.server.work import LARGE_BYTES, Stop, WorkCancelledError, WorkPool
 
 
 def with_pool(main: Callable[[WorkPool], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(WorkPool()), 30))
+    asyncio.run(asyncio.wait_for(main(WorkPool()), 120))
 
 
 class Held:
@@ -24,7 +24,7 @@ class Held:
 
     def __call__(self, stop: Stop) -> str:
         self.began.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(60)
         stop.check()
         return "done"
 

@@ -173,7 +173,7 @@ GRAMMARS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(number=st.integers(0, len(GRAMMARS) - 1), seed=st.integers(0, 1000), data=st.data())
 def test_drafts_are_taken_back(number: int, seed: int, data: st.DataObject) -> None:
     """Masks after drafts are those of a row that took them in, and leave the row where it was."""
@@ -205,7 +205,7 @@ def test_drafts_are_taken_back(number: int, seed: int, data: st.DataObject) -> N
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds=st.lists(st.integers(0, 100), min_size=2, max_size=6))
 def test_rows_together_are_as_alone(seeds: list[int]) -> None:
     """Rows of one grammar share what is learned of it, and nothing else."""

@@ -204,7 +204,7 @@ def test_heavy_grammars_take_bounded_time(name: str) -> None:
         if matcher.error is not None or matcher.ended:
             break
         matcher.advance([int(index) for index in _allowed(mask)][:1])
-    assert time.monotonic() - start_s < 5.0
+    assert time.monotonic() - start_s < 60.0
 
 
 def _allowed(mask: Any) -> list[int]:

@@ -246,7 +246,7 @@ def test_parts_do_not_join_to_a_token() -> None:
     assert model.decode(ids) == "<|im_start|>"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.sampled_from(["<", "|", "im_", "start", "<|im_start|>", "<|im_end|>", "|>", "a", "<unk>", "\ue000"]),

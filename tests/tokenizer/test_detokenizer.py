@@ -62,7 +62,7 @@ def test_characters_are_never_split(text: str) -> None:
     assert all(len(piece) <= 1 for piece in pieces)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 32063), max_size=30))
 def test_real_vocabulary(tokenizer_of: Callable[[str], Tokenizer], ids: list[int]) -> None:
     tokenizer = tokenizer_of("phi-3")

@@ -158,7 +158,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int, 
     folder = tmp_path_factory.mktemp("hostile")
     for name, (change, _) in REFUSED.items():
         (folder / f"{name}.json").write_text(json.dumps({**copy.deepcopy(GOOD), **change}))
-    done = subprocess.run([sys.executable, "-c", READ_EACH, str(folder)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", READ_EACH, str(folder)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return {name: (said, grown, size) for name, said, grown, size in map(json.loads, done.stdout.splitlines())}
 

@@ -76,7 +76,7 @@ def test_library_json_and_gguf_agree(pre: str, tmp_path: Path) -> None:
     assert (from_json.bos_id, from_json.eos_id, from_json.add_bos, from_json.add_eos) == (0, 1, True, False)
     assert from_json.eos_ids == from_gguf.eos_ids == {1, 2}
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(
         st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*SPECIAL, "<tool>", " the", "cat's"]))).map("".join)
     )

@@ -118,8 +118,8 @@ def test_linear_digits_cut_like_the_original(pre: str, text: str) -> None:
 def test_long_digits_take_no_time() -> None:
     start = time.process_time()
     for pre in ("tiny_aya", "superbpe", "afmoe"):
-        assert "".join(cut(pre_tokenizer(pre).patterns, "1" * 100_000)) == "1" * 100_000
-    assert time.process_time() - start < 3
+        assert "".join(cut(pre_tokenizer(pre).patterns, "1" * 500_000)) == "1" * 500_000
+    assert time.process_time() - start < 60  # 0.7 where this was written, and 150 with the original expressions
 
 
 def test_mmbert_words(tmp_path: Path) -> None:
