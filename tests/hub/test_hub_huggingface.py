@@ -133,13 +133,18 @@ def test_one_quantization_is_pulled_listed_and_found_again_offline(tmp_path: Pat
     assert not any("Q8_0" in request or "README" in request for request in endpoint.requests)
 
     listed = json.loads(realizar(tmp_path, endpoint, "list", "--json").stdout)["models"]
-    assert {"name": "user/quants:Q4_K_M", "path": str(path), "size_bytes": 14_000, "source": "hugging face"} in listed
+    found = next(model for model in listed if model["name"] == "user/quants:Q4_K_M")
+    assert (found["path"], found["size_bytes"], found["source"]) == (str(path), 14_000, "hugging face")
 
     offline = realizar(tmp_path, endpoint, "pull", "user/quants:Q4_K_M", HF_HUB_OFFLINE="1")
     assert pulled_path(offline) == path
     endpoint.requests.clear()
     realizar(tmp_path, endpoint, "inspect", "user/quants:Q4_K_M")  # resolves, then refuses the file
     assert endpoint.requests == []
+    removed = realizar(tmp_path, endpoint, "remove", "user/quants:Q4_K_M", "--yes")
+    assert (removed.returncode, removed.stdout) == (0, "removed user/quants:Q4_K_M (14.0 kB)\n")
+    assert not path.exists()
+    assert not any((tmp_path / "hf" / "hub").glob("models--user--quants/blobs/*"))
 
 
 def test_parts_of_a_split_file_lie_side_by_side(tmp_path: Path, endpoint: Endpoint) -> None:

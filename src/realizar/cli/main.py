@@ -24,6 +24,7 @@ from realizar.cli.plan import plan_command
 from realizar.cli.printable import error_line
 from realizar.cli.profile import profile_command
 from realizar.cli.pull import pull_command
+from realizar.cli.remove import remove_command
 from realizar.cli.run import run_command
 from realizar.cli.score import score_command
 from realizar.cli.serve import serve_command
@@ -44,6 +45,7 @@ app.command(chat_command, name="chat")
 app.command(serve_command, name="serve")
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
+app.command(remove_command, name="remove")
 app.command(inspect_model, name="inspect")
 app.command(plan_command, name="plan")
 app.command(tokenize_command, name="tokenize")

@@ -14,7 +14,8 @@ from realizar.hub.cache import locked, models_dir
 from realizar.hub.huggingface import RepositoryName, parse_name
 from realizar.hub.progress import Progress, ignore_progress
 
-_RECORD = "pulled.json"
+RECORD_FILE = "pulled.json"
+"""In a model's folder: the name, path and files of one pulled from Hugging Face."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def list_models() -> tuple[ListedModel, ...]:
         )
         for model in BUILTIN_MODELS.values()
     ]
-    for record in sorted(models_dir().glob(f"*/{_RECORD}")):
+    for record in sorted(models_dir().glob(f"*/{RECORD_FILE}")):
         model = _recorded(record.parent)
         if model is not None:
             listed.append(model)
@@ -132,16 +133,16 @@ def _pull_repository(name: RepositoryName, progress: Progress) -> Path:
     download = huggingface.fetch(name, progress)
     record = {"name": str(name), "path": str(download.path), "files": [str(path) for path in download.files]}
     with locked(name.folder_name) as folder:
-        partial = folder / f"{_RECORD}.{os.getpid()}"
+        partial = folder / f"{RECORD_FILE}.{os.getpid()}"
         partial.write_text(json.dumps(record), encoding="utf-8")
-        partial.replace(folder / _RECORD)
+        partial.replace(folder / RECORD_FILE)
     return download.path
 
 
 def _recorded(folder: Path) -> ListedModel | None:
     """The Hugging Face model that the folder's record tells of, if its files are all still there."""
     try:
-        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
         size = sum(Path(file).stat().st_size for file in record["files"])
         return ListedModel(record["name"], Path(record["path"]), size, "hugging face")
     except (OSError, ValueError, KeyError, TypeError):

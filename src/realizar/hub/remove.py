@@ -1,0 +1,126 @@
+"""Deleting a pulled model: its files and nothing else's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from realizar.errors import HubError
+from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel
+from realizar.hub.cache import locked, models_dir
+from realizar.hub.huggingface import parse_name
+from realizar.hub.pull import RECORD_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What would be deleted.
+
+    Attributes:
+        name: of the model.
+        files: of it alone; what another pulled model needs too is not among them.
+        size_bytes: that become free.
+        shared_folder: the folder of Hugging Face's cache, where the files lie in it: other programs read them too.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    size_bytes: int
+    shared_folder: Path | None = None
+
+
+def plan_removal(name: str) -> Removal:
+    """Look for a pulled model and what it consists of; deletes nothing.
+
+    Raises:
+        HubError: no pulled model has the name; or it is a path, whose file is its owner's to delete.
+    """
+    builtin = BUILTIN_MODELS.get(name.lower())
+    if builtin is not None:
+        if not builtin.path.is_file():
+            raise HubError(f"{name} is not pulled: there is nothing to remove")
+        return Removal(builtin.name, (builtin.path,), builtin.path.stat().st_size)
+    repository = parse_name(name)
+    if repository is None:
+        raise HubError(
+            f"{name}: not the name of a pulled model (realizar list shows them); delete other files yourself"
+        )
+    folder = models_dir() / repository.folder_name
+    if not (folder / RECORD_FILE).is_file():
+        raise HubError(f"{name} is not pulled: there is nothing to remove")
+    others = {
+        file for record in models_dir().glob(f"*/{RECORD_FILE}") if record.parent != folder for file in _files(record)
+    }
+    root = _shared_root()
+    files = [file for file in _files(folder / RECORD_FILE) if file not in others and _lies_in(file, root)]
+    there = tuple(file for file in files if file.is_file())
+    return Removal(str(repository), there, sum(file.stat().st_size for file in there), root)
+
+
+def remove(removal: Removal) -> None:
+    """Delete what was planned. A process that has the model open goes on with it.
+
+    Raises:
+        HubError: the cache can't be written.
+    """
+    builtin = BUILTIN_MODELS.get(removal.name)
+    if builtin is not None:
+        _remove_builtin(builtin)
+        return
+    repository = parse_name(removal.name)
+    if repository is None or removal.shared_folder is None:
+        raise HubError(f"{removal.name}: not the name of a pulled model")
+    with locked(repository.folder_name) as folder:
+        try:
+            for file in removal.files:
+                _unlink_cached(file, removal.shared_folder)
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise HubError(f"{error.filename or removal.name} can't be deleted: {error.strerror or error}") from error
+
+
+def _remove_builtin(model: BuiltinModel) -> None:
+    with locked(model.folder_name) as folder:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise HubError(f"{error.filename or folder} can't be deleted: {error.strerror or error}") from error
+
+
+def _files(record: Path) -> list[Path]:
+    """The files that a record lists; none where it can't be read."""
+    try:
+        return [Path(file) for file in json.loads(record.read_text(encoding="utf-8"))["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _shared_root() -> Path:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE)
+
+
+def _lies_in(file: Path, root: Path) -> bool:
+    """Whether a record's file is one of a repository in the cache: a record is not trusted with other paths."""
+    parts = file.relative_to(root).parts if file.is_relative_to(root) else ()
+    return len(parts) >= 4 and parts[0].startswith("models--") and parts[1] == "snapshots" and ".." not in parts
+
+
+def _unlink_cached(file: Path, root: Path) -> None:
+    """Delete a snapshot's file, its content where no other snapshot has it, and folders that are left empty."""
+    repository = root / file.relative_to(root).parts[0]
+    content = file.resolve()
+    file.unlink()
+    if content.parent == (repository / "blobs").resolve():
+        linked = {link.resolve() for link in (repository / "snapshots").rglob("*") if link.is_symlink()}
+        if content not in linked:
+            content.unlink(missing_ok=True)
+    for parent in file.parents:
+        if parent == repository or any(parent.iterdir()):
+            break
+        parent.rmdir()
+    if not (repository / "snapshots").is_dir():
+        shutil.rmtree(repository)
