@@ -34,6 +34,7 @@ from realizar.structured.workers.messages import (
 )
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 
 
 class ForkServer:
@@ -87,6 +88,7 @@ class ForkServer:
         try:
             if sys.platform == "linux":
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                self._libc.prctl(_PR_SET_DUMPABLE, 0)  # a crash is nothing that a core collector should look at
                 if os.getppid() != server:
                     os._exit(1)
             self._channel.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from realizar.errors import RealizarError
@@ -116,7 +116,7 @@ class GrammarProcess:
 def _limit(memory_bytes: int) -> None:
     """Bound the memory, leave no core files, and say nothing: a library's panic would quote what a user wrote."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
+    with suppress(OSError):  # of systems without /proc, which have no such limit either
         data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
         most = data_pages * resource.getpagesize() + memory_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

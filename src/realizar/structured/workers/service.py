@@ -238,9 +238,9 @@ class GrammarService:
             except WorkerDiedError as death:
                 if job is not None and not job.wanted:
                     return None
-                _LOG.warning("compiling a grammar %s", death)
                 tries -= 1
                 if death.out_of_time or not tries:
+                    _LOG.warning("compiling a grammar %s; its request is refused", death)
                     raise refusal(structured, f"compiling it {death}") from death
             finally:
                 if job is not None:
