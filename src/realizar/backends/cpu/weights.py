@@ -14,12 +14,14 @@ from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
 from realizar.backends.cpu.pack import PackedMatrix, pack
 from realizar.backends.cpu.pack_floats import FloatMatrix, pack_floats
 from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.finite_weights import check_finite, check_vectors
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import dequantize
 
 Matrix = PackedMatrix | FloatMatrix
+_CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 
 
 class Weights:
@@ -40,7 +42,12 @@ class Weights:
         self._embedding = EmbeddingRows(stored.ggml_type, stored.data, spec.vocab_size, spec.hidden_size)
 
     def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
-        """Pack the matrices; `progress` gets the bytes of each as it is done."""
+        """Pack the matrices; `progress` gets the bytes of each as it is done.
+
+        Raises:
+            CheckpointError: a weight is NaN or infinite.
+        """
+        check_vectors(self._spec, self._checkpoint)
         distinct = list({linear.weight: linear for linear in linears}.values())
         with ThreadPoolExecutor(self._threads) as pool:
             for linear, following in zip(distinct, [*distinct[1:], None], strict=True):
@@ -50,6 +57,8 @@ class Weights:
                 self.matrices[linear.weight] = self._pack(data, ggml_type, linear, pool)
                 self._checkpoint.release(self._stored(linear.weight))
                 progress(data.size)
+            if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):
+                self._check_embedding(pool)
 
     def are_float32(self, linears: list[Linear]) -> bool:
         """Whether every matrix is stored in float32."""
@@ -112,10 +121,25 @@ class Weights:
         source, stored = self._spec.tensors[name], self._stored(name)
         return source.first_row * (stored.data.size // stored.shape[0]) if source.fused else 0
 
+    def _check_embedding(self, pool: Executor) -> None:
+        """Look at the embedding's rows, which steps read from the file, for weights that are not finite."""
+        data, _ = self._rows(self._spec.embedding)
+        stored, first = self._stored(self._spec.embedding), self._first_byte(self._spec.embedding)
+        step = max(1, _CHECKED_BYTES // (data.size // self._spec.vocab_size)) * (data.size // self._spec.vocab_size)
+
+        def check(start: int) -> None:
+            rows = data[start : start + step]
+            check_finite(stored, rows, first + start)
+            self._checkpoint.release(replace(stored, data=rows, offset=stored.offset + first + start))
+
+        for _ in pool.map(check, range(0, data.size, step)):
+            pass
+
     def _pack(self, data: NDArray[np.uint8], ggml_type: GGMLType, linear: Linear, pool: Executor) -> Matrix:
         stored, first = self._stored(linear.weight), self._first_byte(linear.weight)
 
         def packed(start: int, stop: int) -> None:
+            check_finite(stored, data[start:stop], first + start)  # read just now, so it costs little
             part = replace(stored, data=data[start:stop], offset=stored.offset + first + start)
             self._checkpoint.release(part)
 

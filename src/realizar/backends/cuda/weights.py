@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -18,6 +20,7 @@ from realizar.backends.cuda.pack import PackedMatrix
 from realizar.backends.cuda.pack_raw import Packer, RawMatrix, memory_bytes
 from realizar.backends.cuda.plain_matrix import PlainMatrix, pack_plain
 from realizar.backends.cuda.store import Store, linears_of, vectors_of
+from realizar.backends.finite_weights import check_finite, check_vectors
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CapacityError, DeviceLostError, KernelError, UnsupportedModelError
@@ -29,6 +32,7 @@ _FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF
 Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
 
+_CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
 _MERGED_ROWS = 64  # matrices lie one below the other at multiples of so many rows
 
 
@@ -55,11 +59,18 @@ class Weights:
         self._stores: dict[TensorName, Store] = {}
 
     def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
-        """Pack the matrices; `progress` gets the bytes of each group as it is done."""
+        """Pack the matrices; `progress` gets the bytes of each group as it is done.
+
+        Raises:
+            CheckpointError: a weight is NaN or infinite.
+        """
+        check_vectors(self._spec, self._checkpoint)
         self._packer = Packer(self._device.torch_device) if self._device.has_cuda_kernels else None
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
+                for name in key:
+                    self._check(name)
                 with naming(*key):
                     self._make_store(key[0])
                     self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
@@ -72,6 +83,8 @@ class Weights:
         if own and not isinstance(own[0], PackedMatrix):
             self.embedding = own[0]
         else:
+            if not own:
+                self._check(embedding)
             with naming(embedding):
                 self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
         self._packer = None
@@ -122,6 +135,16 @@ class Weights:
 
     def _stored(self, name: TensorName) -> StoredTensor:
         return self._checkpoint.tensors[self._spec.tensors[name].name]
+
+    def _check(self, name: TensorName) -> None:
+        """Refuse a matrix with weights that are not finite. Several threads also bring its pages in."""
+        (data, ggml_type), stored = self.stored_rows(name), self._stored(name)
+        step = max(1, _CHECKED_BYTES // ggml_type.type_size) * ggml_type.type_size
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(
+                lambda start: check_finite(stored, data[start : start + step], start), range(0, data.size, step)
+            ):
+                pass
 
     def _make_store(self, weight: TensorName) -> None:
         """Allocate what the layer that has this matrix takes, once; the head is in no layer and has its own."""
