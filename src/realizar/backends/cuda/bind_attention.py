@@ -46,6 +46,10 @@ class AttentionBinder:
         """Compile the CUDA kernels that decodes of these steps need."""
         self._decodes.prepare(shapes)
 
+    def kind(self, shape: StepShape) -> object:
+        """Equal for steps whose decodes start the same kernels."""
+        return self._decodes.kind(shape)
+
     def is_long(self, decodes: int, context: int) -> bool:
         """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
         return self._decodes.is_long(decodes, context)

@@ -70,6 +70,19 @@ class DecodeBinder:
             steps = [shape for shape in shapes if shape.decodes]
             self._native.prepare(self._kernel(decode, shape) for decode in self._bound for shape in steps)
 
+    def kind(self, shape: StepShape) -> object:
+        """Equal for steps whose decodes start the same kernels: Triton's are compiled for what is constant in them."""
+        return tuple(self._kind(decode, shape) for decode in self._bound) if shape.decodes else None
+
+    def _kind(self, decode: BoundDecode, shape: StepShape) -> object:
+        if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
+            return kernel
+        attention = decode.operation.attention
+        turned = self._arguments.turned_constants(decode.rotation, decode.linear, shape)
+        target = self._arguments.direct(attention, decode.reader, shape)
+        form = _FLOAT_ROWS if target is None else target.constants()
+        return self._parts(attention, shape), tuple(turned.items()), tuple(form.items())
+
     def is_long(self, decodes: int, context: int) -> bool:
         """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
         if self._native is None or self._fixed or context <= _SHORT:

@@ -15,7 +15,7 @@ from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.sampler import DeviceSampler
 from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
-from realizar.backends.cuda.shapes import padded_rows
+from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import NOT_REACHED, CUDAStep, PendingResult
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
@@ -66,6 +66,12 @@ class StepFinisher:
             done = torch.cuda.Event()
             done.record()
         return PendingResult(result, logprobs, pooled, self._errors, done)
+
+    def warm(self) -> None:
+        """Compile what pooled rows start, for every number of them."""
+        for rows in row_counts(self._space.arrays.sizes.selected):
+            for launch in self._pool:
+                launch.run(StepShape(rows, 0, 0))
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its choices are lost."""

@@ -26,7 +26,15 @@ from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.products import Products
 from realizar.backends.cuda.rope_tables import RopeTables
 from realizar.backends.cuda.sampler import DeviceSampler, reserved_bytes, scratch_bytes
-from realizar.backends.cuda.shapes import chunk_shapes, padded_rows, padded_tokens, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.shapes import (
+    chunk_shapes,
+    mixed_shapes,
+    padded_rows,
+    padded_tokens,
+    row_counts,
+    step_sizes,
+    token_counts,
+)
 from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
 from realizar.backends.cuda.weights import Weights
@@ -42,8 +50,6 @@ from realizar.models.spec import Linear, ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
-_BESIDE_CHUNKS = (1, 16, 64)  # decodes, few to many, for which attention takes blocks of other sizes
-_MIXED_TOKENS = (16, 192)  # few and many: kernels that start early are compiled apart from those that do not
 
 
 class CUDABackend:
@@ -131,9 +137,7 @@ class CUDABackend:
         self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
         sizes = self._space.arrays.sizes
         self._attention = attention
-        decodes = sorted({min(rows, sizes.rows) for rows in (*_BESIDE_CHUNKS, sizes.rows)})
-        beside = [StepShape(tokens, rows, 1) for tokens in token_counts(sizes.tokens) for rows in decodes]
-        attention.prepare([*self._decode_shapes(), *beside])
+        attention.prepare([*self._decode_shapes(), *mixed_shapes(sizes)])
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
 
     def _prepare(
@@ -153,23 +157,30 @@ class CUDABackend:
         assert self._device is not None
         if not self._device.is_gpu:
             return
-        sizes, seen = self._space.arrays.sizes, set()
+        sizes = self._space.arrays.sizes
         self._space.arrays.clear()
-        counts = token_counts(sizes.tokens)
-        for done, tokens in enumerate(counts):
-            variant = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
-            if variant not in seen:
-                seen.add(variant)
-                self._graphs.run_eagerly(StepShape(tokens, 0, 1), 0)
-            self._progress("compiling chunks", (done + 1) / len(counts))
-        for rows in row_counts(sizes.rows):
-            for tokens in {padded_tokens(max(least, rows), sizes.tokens) for least in _MIXED_TOKENS}:
-                self._graphs.run_eagerly(StepShape(tokens, rows, 1), 0)
+        self._warm_chunks(layers, mixed_shapes(sizes))
         for rows in row_counts(sizes.selected):
             self._graphs.run_eagerly(StepShape(0, 0, 0), rows)
+        self._finisher.warm()
         shapes = self._decode_shapes() + chunk_shapes(sizes)
         stage = "capturing graphs" if self._captures else "compiling steps"
         self._graphs.prepare(shapes, lambda share: self._progress(stage, share), capture=self._captures)
+
+    def _warm_chunks(self, layers: list[MergedLinear], shapes: Sequence[StepShape]) -> None:
+        """Run one step of each kind: of those that start the same kernels, compiled for the same constants."""
+        seen: set[object] = set()
+        of_tokens: dict[int, object] = {}
+        for done, shape in enumerate(shapes):
+            tokens = shape.tokens
+            if tokens not in of_tokens:
+                products = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
+                of_tokens[tokens] = products, tuple(self._space.launching(tokens).items())
+            kind = of_tokens[tokens], self._attention.kind(shape)
+            if kind not in seen:
+                seen.add(kind)
+                self._graphs.run_eagerly(shape, 0)
+            self._progress("compiling chunks", (done + 1) / len(shapes))
 
     def _load_weights(self, checkpoint: Checkpoint, groups: list[list[Linear]]) -> None:
         total, done = max(1, checkpoint.size_bytes), 0

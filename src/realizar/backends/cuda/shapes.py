@@ -53,6 +53,17 @@ def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
     return shapes
 
 
+def mixed_shapes(sizes: StepSizes) -> list[StepShape]:
+    """Every padded number of tokens of a step with chunks, with every number of decodes that it may run with."""
+    counts = {0, *row_counts(sizes.rows)} | {shape.decodes for shape in chunk_shapes(sizes)}
+    return [
+        StepShape(tokens, decodes, 1)
+        for tokens in token_counts(sizes.tokens)
+        for decodes in sorted(counts)
+        if decodes <= tokens
+    ]
+
+
 def least_holding(step: StepShape, shapes: Iterable[StepShape]) -> StepShape | None:
     """Of some shapes with as many tokens as a step with chunks, the one with the fewest decodes that holds it."""
     holding = (
