@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from cuda_runs import GPURunner  # noqa: E402
+from number_text import NumberText  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
 from realizar.backends.cuda import runner as runner_module  # noqa: E402
@@ -21,9 +22,9 @@ from realizar.backends.cuda import weights as weights_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
+from realizar.engine.client import EngineClient  # noqa: E402
 from realizar.engine.core import EngineCore  # noqa: E402
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # noqa: E402
-from realizar.outputs import RowError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 
@@ -141,29 +142,33 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
 
 
 def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the second step's launches, two steps in flight: its request fails, the next one's tokens are as ever."""
+    """At the second step's launches, two steps in flight: smaller ones take their place. At all launches: an error."""
     core = EngineCore(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
-    run, calls = runner.backend._run, 0
+    run, calls, failing = runner.backend._run, 0, {2}
 
     def tight(*arguments: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls == 2:
+        if calls in failing:
             raise OUT_OF_MEMORY
         run(*arguments)
 
-    def answer(name: str) -> tuple[list[int], list[RowError | None]]:
+    def answer(name: str) -> tuple[list[int], list[str | None]]:
         core.add(Request(name, (7, 8, 9), GREEDY, 4))
         outputs = []
         while core.has_work:
             outputs += core.step()
             core.audit()
-        return [token_id for output in outputs for token_id in output.token_ids], [output.error for output in outputs]
+        errors = [output.error.message if output.error else None for output in outputs]
+        return [token_id for output in outputs for token_id in output.token_ids], errors
 
     expected, _ = answer("before")
     monkeypatch.setattr(runner.backend, "_run", tight)
+    assert answer("again") == (expected, [None] * 4)
+    failing = set(range(1000))
     _, errors = answer("fails")
-    assert errors[-1] == RowError("the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.", "memory")
+    assert errors[-1] == "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+    failing = set()
     assert answer("after") == (expected, [None] * 4)
 
 
@@ -181,10 +186,14 @@ def test_a_lost_context_ends_the_engine_and_its_end_raises_nothing(
 
     monkeypatch.setattr(backend, "_run", lost)
     monkeypatch.setattr(backend, "_free", lost)
-    core.add(Request("a", (7, 8, 9), GREEDY, 4))
-    with pytest.raises(EngineDeadError, match="DeviceLostError: the GPU's context is lost: CUDA error: an illegal"):
-        core.step()
-    core.close()
+    client = EngineClient(core, NumberText, ())
+    stream = client.submit([7, 8, 9], GREEDY)
+    says = "DeviceLostError: the GPU's context is lost: CUDA error: an illegal.*make a new LLM in a new process"
+    with pytest.raises(EngineDeadError, match=says):
+        stream.result()
+    with pytest.raises(EngineDeadError, match=says):
+        client.submit([7], GREEDY)
+    client.close()
     assert "left to the end of the process" in caplog.records[-1].message
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -34,7 +32,7 @@ ROWS = 40
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of Triton's kernels as they are compiled for new constants or kinds of arguments."""
     names: list[str] = []
     compile_now = JITFunction._do_compile
@@ -44,7 +42,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return compile_now(function, *arguments, **options)
 
     monkeypatch.setattr(JITFunction, "_do_compile", noted)
-    yield names
+    return names
 
 
 def mixed_steps(runner: GPURunner, recipe: Recipe) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from realizar.scheduler.pace import TILE_TOKENS, Pace
+from realizar.scheduler.pace import Pace
+
+TILE_TOKENS = 12
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def read(pace: Pace, machine: Machine, streams: Callable[[int], int], prompt: in
 
 def started(machine: Machine, streams: int, decodes: int) -> Pace:
     """A pace that has seen the streams' own prompts, and some of their steps."""
-    pace, rng = Pace(2.5), random.Random(2)
+    pace, rng = Pace(2.5, TILE_TOKENS), random.Random(2)
     for _ in range(streams):
         pace.observe(0, 64, machine.step(0, 64, 0, rng))
     for _ in range(decodes):
@@ -93,17 +95,17 @@ def test_streams_that_leave_make_room_smaller() -> None:
 def test_nobody_to_wait_for_is_no_limit() -> None:
     pace = started(SMALL_MODEL, 3, 5)
     assert pace.prompt_tokens(0) is None
-    assert Pace(2.5).prompt_tokens(7) is None
+    assert Pace(2.5, TILE_TOKENS).prompt_tokens(7) is None
 
 
 @pytest.mark.parametrize("streams", range(1, 30))
 def test_a_prompt_always_goes_on(streams: int) -> None:
     """Even where a prompt token costs more than all decodes, or nobody reports times any more."""
-    pace = Pace(2.5)
+    pace = Pace(2.5, TILE_TOKENS)
     pace.observe(0, 10, 5.0)
     pace.observe(streams, 0, 0.001)
     assert pace.prompt_tokens(streams) == 2
-    unseen = Pace(2.5)
+    unseen = Pace(2.5, TILE_TOKENS)
     unseen.observe(0, 10, 5.0)
     asked = [unseen.prompt_tokens(streams) for _ in range(6)]
     assert 0 in asked
@@ -113,7 +115,7 @@ def test_a_prompt_always_goes_on(streams: int) -> None:
 @pytest.mark.parametrize("streams", range(1, 30))
 def test_a_tile_that_lacks_little_is_filled(streams: int) -> None:
     """Time for 25 tokens: up to three more where a tile then is full, which costs no more than not."""
-    pace = Pace(2.5)
+    pace = Pace(2.5, TILE_TOKENS)
     pace.observe(0, 1000, 2.0)
     for _ in range(40):
         pace.observe(streams, 0, 0.05)
@@ -192,7 +194,7 @@ def test_a_machine_that_slows_down_for_good_goes_on_reading() -> None:
 @pytest.mark.parametrize("streams", [1, 4, 16])
 def test_slow_moments_of_the_machine_do_not_set_the_pace(streams: int) -> None:
     """One step in seven takes up to three times what it should: what is asked for would not take longer, nor less."""
-    rng, pace, machine = random.Random(5), Pace(2.5), SMOLLM2
+    rng, pace, machine = random.Random(5), Pace(2.5, TILE_TOKENS), SMOLLM2
     alone = machine.step(streams, 0, 0, rng)
 
     def moment() -> float:
@@ -215,12 +217,29 @@ def test_slow_moments_of_the_machine_do_not_set_the_pace(streams: int) -> None:
 
 def test_steps_in_flight_are_timed_one_by_one() -> None:
     """The second begins when the first ends, however early it was submitted."""
-    pace = Pace(2.5)
+    pace = Pace(2.5, TILE_TOKENS)
     pace.submitted(0.0)
     pace.submitted(0.001)
     pace.ended(0, 100, 1.0)
     pace.ended(1, 0, 1.010)
-    alone = Pace(2.5)
+    alone = Pace(2.5, TILE_TOKENS)
     alone.observe(0, 100, 1.0)
     alone.observe(1, 0, 0.010)
     assert pace.prompt_tokens(1) == alone.prompt_tokens(1)
+
+
+@pytest.mark.parametrize("tile", [12, 64])
+def test_a_chunk_fills_a_tile_of_the_device(tile: int) -> None:
+    """Where little is lacking: a quarter of a tile is free on any device, and no other tile than its own counts."""
+    pace = Pace(2.5, tile)
+    pace.observe(0, 4 * tile, 4e-3)
+    seen = set()
+    for decodes in range(1, tile):
+        pace.observe(decodes, 0, 1e-3)
+        pace._last_chunk = 4 * tile
+        tokens = pace.prompt_tokens(decodes)
+        assert tokens is not None
+        lacking = -(decodes + tokens) % tile
+        seen.add(lacking)
+        assert lacking == 0 or lacking > tile // 4
+    assert {0, tile // 4 + 1} <= seen

@@ -36,7 +36,7 @@ class Run:
             max_running=96,
             max_step_tokens=512,
             context_length=6144,
-            pace=Pace(2.5) if paced else None,
+            pace=Pace(2.5, 12) if paced else None,
             clock=lambda: self.now_s,
         )
         self.tokens_s: dict[str, list[float]] = {}

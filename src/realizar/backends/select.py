@@ -27,6 +27,9 @@ Device = Literal["cuda", "cpu"]
 STEPS_IN_FLIGHT: dict[Device, int] = {"cuda": 2, "cpu": 1}
 """Steps that a backend is given before the first one's result is asked for."""
 
+TILE_TOKENS: dict[Device, int] = {"cuda": 64, "cpu": 12}
+"""Tokens that matrix products take at once: a step with one more takes as long as one that fills a further tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:

@@ -18,11 +18,13 @@ from realizar.engine.interrupts import interrupts_deferred
 from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.prepare import prepare_request
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.errors import DeviceLostError, EngineDeadError, RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
+_ANEW = "close this LLM and make a new one"
+_IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make a new LLM in a new process"
 
 
 class RequestStream:
@@ -114,6 +116,7 @@ class EngineClient:
         self._streams: dict[str, RequestStream] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
+        self._death: str | None = None
 
     def submit(
         self,
@@ -147,6 +150,8 @@ class EngineClient:
         self._core.prepare(request.sampling)  # may take a second: other threads go on meanwhile
         stream = RequestStream(self, request.request_id, keep_pieces)
         with interrupts_deferred(), self._lock:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
             self._core.add(request)
             self._processor.add(request, prompt)
             self._streams[request.request_id] = stream
@@ -175,7 +180,9 @@ class EngineClient:
         try:
             outputs = self._core.step()
         except EngineDeadError as error:
-            self._fail(error)
+            lost = isinstance(error.__cause__, DeviceLostError)
+            self._death = f"{error}; {_IN_A_NEW_PROCESS if lost else _ANEW}"
+            self._fail(EngineDeadError(self._death))
             return
         for output in outputs:
             stream = self._streams.get(output.request_id)

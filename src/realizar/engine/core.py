@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
-from realizar.backends.select import THE_CPU, ChosenDevice
+from realizar.backends.select import THE_CPU, TILE_TOKENS, ChosenDevice
 from realizar.batch import ScheduledBatch
 from realizar.config import EngineConfig
 from realizar.engine.forward import build_forward_input
@@ -88,7 +88,7 @@ class EngineCore:
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
-            pace=Pace(policy.stretch) if math.isfinite(policy.stretch) else None,
+            pace=Pace(policy.stretch, TILE_TOKENS[device.kind]) if math.isfinite(policy.stretch) else None,
             new_lookup=partial(
                 DraftLookup, config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
             )
@@ -179,8 +179,9 @@ class EngineCore:
     def step(self) -> list[TokenOutput]:
         """Run one step.
 
-        Whatever one row raises ends its request with an error. Where memory does not suffice for the step, or one of
-        its kernels fails, all its requests end so. The engine goes on.
+        Whatever one row raises ends its request with an error. Where memory does not suffice for the step, smaller ones
+        take its place, and a request ends with an error where it does not fit alone. Where one of its kernels fails,
+        all its requests end so. The engine goes on.
 
         Raises:
             EngineDeadError: the backend failed; so does every later call, and every open request is lost.
@@ -221,9 +222,15 @@ class EngineCore:
         batch = self._open_rows(self._scheduler.schedule())
         try:
             return self._run(batch)
-        except (CapacityError, StepError) as error:
+        except CapacityError as error:
+            _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
+            outputs = self._scheduler.try_smaller(self._give_up_steps(batch), RowError.of(error, "step"))
+        except StepError as error:
             _LOG.error("a step was given up, and the requests in it: %s", error)
-            return self._lose_steps(batch, RowError.of(error, "step"))
+            lost = [row for each in self._give_up_steps(batch) for row in each.rows]
+            outputs = self._scheduler.lose(lost, RowError.of(error, "step"))
+        self._close_rows()
+        return outputs
 
     def _run(self, batch: ScheduledBatch) -> list[TokenOutput]:
         if batch.rows:
@@ -232,7 +239,8 @@ class EngineCore:
             if self._scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
             return []
-        if batch.rows and len(self._in_flight) < self._steps_in_flight:
+        most = 1 if self._scheduler.is_short_of_memory else self._steps_in_flight
+        if batch.rows and len(self._in_flight) < most:
             return []
         self._give_masks()
         done, step = self._in_flight[0]
@@ -246,8 +254,8 @@ class EngineCore:
         self._close_rows()
         return outputs
 
-    def _lose_steps(self, batch: ScheduledBatch, error: RowError) -> list[TokenOutput]:
-        """Give up the steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
+    def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
+        """The steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
         lost = []
         for each, step in self._in_flight:
             lost.append(each)
@@ -259,9 +267,7 @@ class EngineCore:
         self._stuck.clear()
         self._fail_unopened()
         self._grammars.drop()
-        outputs = self._scheduler.lose([row for each in lost for row in each.rows], error)
-        self._close_rows()
-        return outputs
+        return lost
 
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
         """The step, in which nothing is wanted of rows that can't be opened.

@@ -74,6 +74,11 @@ class OpenSequences:
         self.preempted.add(sequence)
         bisect.insort(self.waiting, sequence, key=order)
 
+    def forget_row(self, sequence: Sequence) -> None:
+        """A sequence that waits has no row any more."""
+        sequence.row = None
+        self.preempted.discard(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         (self.running if sequence.running else self.waiting).remove(sequence)

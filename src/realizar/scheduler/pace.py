@@ -13,8 +13,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-TILE_TOKENS = 12  # the CPU's products take so many tokens at once
-_FREE_TOKENS = 3  # a tile that lacks no more than these takes no longer when it is full
+_FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _STALE_STEPS_OF_LEAST = 8  # where next to nothing is read, decodes may have become slower, and not prompts dearer
@@ -51,13 +50,14 @@ class Pace:
 
     Args:
         stretch: times as long as a step of decodes alone that a step with decodes and prompts may take.
+        tile_tokens: tokens that the device's products take at once.
     """
 
-    def __init__(self, stretch: float) -> None:
-        self._stretch = stretch
+    def __init__(self, stretch: float, tile_tokens: int) -> None:
+        self._stretch, self._tile_tokens = stretch, tile_tokens
         self._num_steps = 0
         self._num_probes = 0
-        self._last_chunk = TILE_TOKENS
+        self._last_chunk = tile_tokens
         self._decode: dict[int, _Estimate] = {}
         self._submitted_s: deque[float] = deque()  # of steps in flight
         self._ended_s = -math.inf
@@ -75,14 +75,14 @@ class Pace:
             return None
         decode = self._decode.get(_bucket(num_decode_tokens))
         spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds
-        chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + TILE_TOKENS)
+        chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + self._tile_tokens)
         stale_steps = _STALE_STEPS if chunk >= 2 * _LEAST_TOKENS else _STALE_STEPS_OF_LEAST
         if (decode is None or self._num_steps - decode.step > stale_steps) and self._num_probes < _MOST_PROBES:
             self._num_probes += 1
             return 0
         tokens = max(int(chunk), _LEAST_TOKENS)
-        lacking = -(num_decode_tokens + tokens) % TILE_TOKENS
-        return tokens + lacking if lacking <= min(_FREE_TOKENS, tokens // 3) else tokens
+        lacking = -(num_decode_tokens + tokens) % self._tile_tokens
+        return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
 
     def submitted(self, now_s: float) -> None:
         """A step is on its way."""

@@ -11,12 +11,13 @@ class Plan:
     """Tokens per sequence, drafts among them, and the budget left.
 
     Args:
-        budget: tokens of the step.
+        budget: tokens of the step. max_rows: sequences of the step.
         pace: bounds what is read beside decodes; None reads what fits.
     """
 
-    def __init__(self, budget: int, pace: Pace | None = None) -> None:
+    def __init__(self, budget: int, pace: Pace | None = None, max_rows: int | None = None) -> None:
         self.budget = budget
+        self._max_rows = max_rows
         self._pace = pace
         self._num_decode_tokens: int | None = None
         self.tokens: dict[Sequence, int] = {}
@@ -26,6 +27,11 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         return sum(self.tokens.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further sequence may join."""
+        return self.budget == 0 or len(self.tokens) == self._max_rows
 
     def most_of(self, sequence: Sequence) -> int:
         """Tokens of a prompt that it may take while others may want some: half of what is left, so none waits long."""

@@ -29,6 +29,7 @@ from realizar.scheduler.policy import Policy
 from realizar.scheduler.results import RowResult, failed_output, token_output
 from realizar.scheduler.rows import RowPool
 from realizar.scheduler.sequence import Gain, Sequence
+from realizar.scheduler.step_limit import StepLimit
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
-        self._max_step_tokens = max_step_tokens
+        self._limit = StepLimit(max_running, max_step_tokens)
         self._context_length = context_length
         self._max_queued = max_queued
         self._policy = policy or Policy()
@@ -93,6 +94,11 @@ class Scheduler:
             draft_tokens=self._drafts,
             accepted_tokens=self._accepted,
         )
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether steps are smaller than they might be, as one did not fit: each is to be awaited before the next."""
+        return self._limit.is_short
 
     def add(self, request: Request) -> None:
         """Queue a request, each choice as a sequence of its own.
@@ -134,13 +140,34 @@ class Scheduler:
             self._pace.lost()
         return [output for output in failed if output is not None]
 
+    def try_smaller(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
+        """Give up all steps on their way, one of which did not fit into memory, and have smaller ones take their place.
+
+        Their sequences start again, each in a new row, since what the backend knows of the old one is not certain. One
+        that was alone in a step which can't be smaller ends with the error.
+        """
+        rows = [row for step in steps for row in step.rows]
+        largest = max(steps, key=lambda step: step.num_scheduled_tokens, default=None)
+        if largest is None or not self._limit.failed(len(steps), len(largest.rows), largest.num_scheduled_tokens):
+            return self.lose(rows, error)
+        for row in rows:
+            sequence = self._open.get(row.sequence_id)
+            if sequence is not None:
+                sequence.give_up(row)
+                self._restart(sequence)
+        self._rows.finished(row.row for row in rows)
+        self._cache.forget()
+        if self._pace is not None:
+            self._pace.lost()
+        return []
+
     def take_closed_rows(self) -> list[int]:
         """Rows that ended and that no submitted step names any more: to be closed in the backend now."""
         return self._rows.take_closed()
 
     def schedule(self) -> ScheduledBatch:
         """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
-        plan = Plan(self._max_step_tokens, self._pace)
+        plan = Plan(self._limit.tokens, self._pace, self._limit.rows)
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self._open.running:
@@ -171,6 +198,7 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, results: Iterable[RowResult]) -> list[TokenOutput]:
         """Take in what a step gave: `results` are in the order of the batch's rows. Steps come back in order."""
         now = self._clock()
+        self._limit.fitted()
         if self._pace is not None:
             decodes = batch.num_decode_tokens
             self._pace.ended(decodes, batch.num_scheduled_tokens - decodes, now, batch.prompt_position)
@@ -204,7 +232,7 @@ class Scheduler:
 
     def _schedule_decodes(self, sequences: list[Sequence], plan: Plan) -> None:
         for index, sequence in enumerate(sequences):
-            if plan.budget == 0:
+            if plan.is_full:
                 break
             if sequence.running:  # else preempted a moment ago
                 drafts = _drafts(sequence, plan.budget - (len(sequences) - index))
@@ -212,7 +240,7 @@ class Scheduler:
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
         for sequence in sequences:
-            if plan.budget == 0:
+            if plan.is_full:
                 break
             if sequence.running:
                 self._take_blocks(sequence, sequence.own_row, plan, plan.most_of(sequence))
@@ -239,7 +267,7 @@ class Scheduler:
         computed by another sequence waits for that.
         """
         for sequence in list(self._open.waiting):
-            if not plan.budget or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
+            if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
                 return
             if sequence.row is None and not self._rows.num_free:
                 continue
@@ -268,10 +296,11 @@ class Scheduler:
         """The sequence's row; a new one is to be opened with the step."""
         if sequence.row is None:
             sequence.row = self._rows.take()
-            sequence.scheduled_s = self._clock()
-            sequence.num_cached_tokens = num_cached_tokens
-            self._queries += sequence.num_prompt_tokens
-            self._hits += num_cached_tokens
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = self._clock()
+                sequence.num_cached_tokens = num_cached_tokens
+                self._queries += sequence.num_prompt_tokens
+                self._hits += num_cached_tokens
             plan.opened.append(sequence.opened(sequence.row))
         return sequence.row
 
@@ -344,6 +373,14 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         self._open.stop(sequence)
         self._preemptions += 1
+
+    def _restart(self, sequence: Sequence) -> None:
+        """A sequence waits again as if it had not run, but for what it has put out."""
+        if sequence.running:
+            self._preempt(sequence)
+        if sequence.row is not None:
+            self._rows.release(sequence.row)
+            self._open.forget_row(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.row is not None:

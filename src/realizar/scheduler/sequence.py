@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow
+from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow, ScheduledRow
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import FinishReason
 from realizar.request import Request
@@ -117,6 +117,13 @@ class Sequence:
         first = max(start, self.num_queried)
         self.num_queried = max(self.num_queried, end)
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
+
+    def give_up(self, scheduled: ScheduledRow) -> None:
+        """A submitted step of the sequence gave nothing: what was asked of it is to be asked again."""
+        self.num_pending = self.num_drafts = 0
+        if scheduled.logprob_queries:
+            first = scheduled.num_computed_tokens + scheduled.logprob_queries[0].index
+            self.num_queried = min(self.num_queried, first)
 
     def take_in(self, token_ids: Iterable[int]) -> Gain:
         """Append a step's choices up to the one that ends the sequence."""

@@ -1,4 +1,4 @@
-"""Memory that runs out in a step: its requests end with an error, and the engine goes on as if they had never been."""
+"""A step that is lost: its requests end with an error, and the engine goes on as if they had never been."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from realizar.engine.async_engine import AsyncEngine
 from realizar.engine.async_link import ThreadLink
 from realizar.engine.client import EngineClient
 from realizar.engine.core import EngineCore
-from realizar.errors import CapacityError, EngineDeadError, StepMemoryError
+from realizar.errors import EngineDeadError, RequestFailedError, StepError
 from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
@@ -24,7 +24,7 @@ from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(1, 30))
-FULL = RowError("full", "memory")
+FULL = RowError("full")
 
 
 class TightBackend(ScriptedBackend):
@@ -82,7 +82,7 @@ def tokens(outputs: list[TokenOutput]) -> list[int]:
 @pytest.mark.parametrize("where", ["submits", "results"])
 def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: int, in_flight: int) -> None:
     """The same prompt again: nothing that the lost step was to compute is taken from the cache."""
-    backend = TightBackend(**{where: [step]}, error=CapacityError("the GPU is out of memory: tried 2 GiB"))  # type: ignore[arg-type]
+    backend = TightBackend(**{where: [step]}, error=StepError("attention failed"))  # type: ignore[arg-type]
     core = make_core(backend, in_flight)
     core.add(Request("first", tuple(PROMPT), GREEDY, 8))
     core.add(Request("other", tuple(PROMPT[3:9]), GREEDY, 8))
@@ -91,7 +91,7 @@ def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: i
     failed = {name for name, found in outputs.items() if found[-1].error is not None}
     assert failed
     for name in failed:
-        assert outputs[name][-1].error == RowError("the GPU is out of memory: tried 2 GiB", "memory")
+        assert outputs[name][-1].error == RowError("attention failed")
         assert [output.error for output in outputs[name][:-1]] == [None] * (len(outputs[name]) - 1)
     for name, prompt in (("first", PROMPT), ("other", PROMPT[3:9]), ("later", PROMPT[5:20])):
         if name not in failed:
@@ -105,7 +105,7 @@ def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: i
 
 def test_requests_that_were_not_in_the_step_go_on() -> None:
     """One waits for a row while the step of all others is lost."""
-    backend = TightBackend(submits=[2], error=CapacityError("full"))
+    backend = TightBackend(submits=[2], error=StepError("full"))
     core = EngineCore(backend, make_spec(backend.windows), EngineConfig(max_running=2, max_step_tokens=16))
     for name in ("a", "b", "c"):
         core.add(Request(name, (1, 2, 3), GREEDY, 5))
@@ -115,7 +115,7 @@ def test_requests_that_were_not_in_the_step_go_on() -> None:
 
 
 def test_a_request_fails_once_for_all_its_choices() -> None:
-    backend = TightBackend(submits=[3], error=CapacityError("full"))
+    backend = TightBackend(submits=[3], error=StepError("full"))
     core = make_core(backend, 1)
     core.add(Request("a", (1, 2, 3), SamplingParams(temperature=0.0, n=3), 5))
     outputs = run(core)
@@ -141,7 +141,7 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
     letters = [bytes((0x20 + index,)) for index in range(94)] + [b"<end>", b"<control>"]
     grammars = LastingService(letters, (95,), (94,), VOCAB_SIZE)
     for step in range(1, 7):
-        backend = TightBackend(**{where: [step]}, error=CapacityError("full"))  # type: ignore[arg-type]
+        backend = TightBackend(**{where: [step]}, error=StepError("full"))  # type: ignore[arg-type]
         core = EngineCore(
             backend, make_spec((None,)), EngineConfig(), steps_in_flight=in_flight, new_grammars=lambda: grammars
         )
@@ -160,17 +160,17 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
 
 
 def test_who_waits_hears_of_it() -> None:
-    backend = TightBackend(submits=[3], error=CapacityError("the GPU is out of memory"))
+    backend = TightBackend(submits=[3], error=StepError("a kernel failed"))
     client = EngineClient(make_core(backend, 1), NumberText, ())
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
-    with pytest.raises(StepMemoryError, match="the GPU is out of memory"):
+    with pytest.raises(RequestFailedError, match="a kernel failed"):
         client.submit([1, 2], sampling).result()
     assert len(client.submit([1, 2], sampling).result().outputs[0].token_ids) == 6
     client.close()
 
 
 def test_a_stream_of_the_server_hears_of_it() -> None:
-    backend = TightBackend(submits=[3], error=CapacityError("the GPU is out of memory"))
+    backend = TightBackend(submits=[3], error=StepError("a kernel failed"))
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
 
     async def main() -> None:
@@ -178,7 +178,7 @@ def test_a_stream_of_the_server_hears_of_it() -> None:
         await engine.start()
         try:
             await asyncio.wait_for(engine.wait_ready(), 60)
-            with pytest.raises(StepMemoryError, match="the GPU is out of memory"):
+            with pytest.raises(RequestFailedError, match="a kernel failed"):
                 await (await engine.generate([1, 2], sampling)).result()
             assert engine.state == "ready"
             output = await (await engine.generate([1, 2], sampling)).result()
