@@ -190,16 +190,37 @@ def test_picture_is_svg_whose_bars_are_to_scale() -> None:
     assert texts.count("a <model>") == 2
     assert "30.0" in texts
     heights = {
-        rect.get("fill"): float(rect.get("height", 0))
+        rect.get("class"): float(rect.get("height", 0))
         for rect in list(root.iter(f"{namespace}rect"))[4:7]  # after background and legend: the first group
     }
-    assert heights["#2a6f97"] / heights["#8d99ae"] == pytest.approx(60 / 40, rel=0.01)
-    assert heights["#e0a458"] / heights["#8d99ae"] == pytest.approx(75 / 40, rel=0.01)
+    assert heights["first"] / heights["third"] == pytest.approx(60 / 40, rel=0.01)
+    assert heights["second"] / heights["third"] == pytest.approx(75 / 40, rel=0.01)
+
+
+@pytest.mark.parametrize("decode", [96.0, 98.0, 99.0, 100.0, 101.0, 103.0])
+def test_the_limit_goes_through_no_number(decode: float) -> None:
+    root = ET.fromstring(roofline_svg([row(decode={OURS: decode})], "near the limit of 50"))
+    namespace = "{http://www.w3.org/2000/svg}"
+    (number,) = (float(each.get("y", 0)) for each in root.iter(f"{namespace}text") if each.text == f"{decode / 2:.1f}")
+    limit = [float(each.get("y1", 0)) for each in root.iter(f"{namespace}line") if each.get("stroke-width") == "2"][1]
+    assert not number - 8 <= limit <= number + 1, "digits are eight high"
+
+
+def test_pictures_follow_the_readers_light_or_dark() -> None:
+    root = ET.fromstring(roofline_svg([row()], "bytes"))
+    colours = ("fill", "stroke")
+    assert [name for each in root.iter() for name in colours if each.get(name)] == [], "all colours are of the style"
+    style = root.findtext("{http://www.w3.org/2000/svg}style", "")
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    used = {name for each in root.iter() for name in (each.get("class") or "").split()}
+    assert used >= {"page", "line-grid", "line-ink", "muted", "first"}
+    assert all(f".{name}{{" in half for name in used for half in (light, dark))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_read_bandwidth_is_that_of_memory(threads: int) -> None:
-    assert 0.1 < read_bandwidth(threads, size_bytes=1 << 24, passes=2) < 10_000
+    for size in (1, 1 << 20, (1 << 26) + 8):
+        assert 0.01 < read_bandwidth(threads, size_bytes=size, passes=2) < 100_000
 
 
 def test_tools_are_found_where_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_a_window_is_read_once_for_each_row() -> None:
 
 def test_times_of_one_part_are_added() -> None:
     times = [PartTime("norm", 1e-3), PartTime("qkv", 2e-3, 4_000_000), PartTime("norm", 3e-3), PartTime("join", 0.0)]
-    profile = summarise("cpu", StepWork(2, 3, 4), times, 8e-3, 10.0)
+    profile = summarise("cpu", StepWork(2, 3, 4), times, 8e-3, 10.0, 4_000_000)
     assert [(part.part, part.calls) for part in profile.parts] == [("norm", 2), ("qkv", 1), ("join", 1)]
     norm, qkv, join = profile.parts
     assert (norm.ms, norm.share_of_step, norm.bytes_read) == (pytest.approx(4), pytest.approx(0.5), 0)
@@ -62,8 +62,22 @@ def test_times_of_one_part_are_added() -> None:
     assert (profile.sum_ms, profile.wall_ms) == (pytest.approx(6), 8)
     lines = profile_table(profile)
     assert lines[2].split() == ["qkv", "1", "2.000", "25.0%", "4.00", "2.0", "20%"]
-    assert lines[-2].split() == ["step", "8.000", "4.00", "0.5", "5%"]
-    assert lines[-1].startswith("the parts take 6.000 ms, 75% of a step's 8.000 ms")
+    assert lines[-4].split() == ["rest", "2.000", "25.0%"]
+    assert lines[-3].split() == ["step", "8.000", "100.0%", "4.00", "0.5", "5%"]
+    assert "6.000 ms of a step's 8.000 ms; the rest is" in lines[-2]
+    assert lines[-1] == "limit: 4 MB, read over and over, come at 10.0 GB/s"
+
+
+def test_what_is_read_faster_than_the_limit_is_in_a_cache() -> None:
+    times = [PartTime("qkv", 1e-3, 10_400_000), PartTime("head", 1e-3, 33_000_000)]
+    profile = summarise("cpu", StepWork(), times, 1.5e-3, 10.0, 43_400_000)
+    assert profile.rest_ms == 0
+    lines = profile_table(profile)
+    assert lines[1].endswith("104%"), "as near as measurements are"
+    assert lines[2].endswith("in cache")
+    assert "a step's 1.500 ms: they overlap in it" in lines[-2]
+    assert "100%; in cache" not in ET.tostring(drawn(profile), "unicode")
+    assert "; in cache" in ET.tostring(drawn(profile), "unicode")
 
 
 def test_every_operation_of_a_step_is_named_and_counted() -> None:
@@ -88,7 +102,6 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     seen = sum(2 * (61 if layer.attention.window is None else 40) for layer in spec.layers)
     assert read["attention"] == seen * token_bytes
     assert sum(read.values()) - read["attention"] == backend.capacity().weight_bytes
-    assert min(sum(each.seconds for each in times if each.part == part) for part in ("qkv", "head")) > 0
     backend.shutdown()
 
 
@@ -107,9 +120,10 @@ def drawn(profile: StepProfile) -> ET.Element:
 
 def test_the_picture_shows_what_the_limit_allows() -> None:
     times = [PartTime("norm", 1e-3), PartTime("qkv", 4e-3, 20_000_000)]
-    bars = drawn(summarise("cpu", StepWork(), times, 8e-3, 10.0)).findall(f"{SVG}rect")[3:]
+    bars = drawn(summarise("cpu", StepWork(), times, 8e-3, 10.0, 20_000_000)).findall(f"{SVG}rect")[3:]
     widths = [float(bar.get("width", "nan")) for bar in bars]
-    assert len(widths) == 4
+    assert len(widths) == 5
+    assert widths[4] == pytest.approx(widths[2] * 3 / 4, abs=0.1), "the rest: 3 ms"
     assert widths[0] == pytest.approx(widths[2] / 4, abs=0.1)
     assert widths[1] == 0
     assert widths[3] == pytest.approx(widths[2] / 2, abs=0.1)
@@ -123,5 +137,7 @@ def test_a_real_model(smollm2_path: Path) -> None:
     assert next(part.calls for part in profile.parts if part.part == "down") == 30
     assert profile.sum_ms == pytest.approx(sum(part.ms for part in profile.parts))
     assert np.isfinite([profile.wall_ms, profile.limit_gb_per_s]).all()
-    assert min(profile.wall_ms, profile.limit_gb_per_s, *(part.ms for part in profile.parts)) > 0
+    assert min(profile.wall_ms, profile.limit_gb_per_s) > 0
+    assert profile.sum_ms + profile.rest_ms >= profile.wall_ms * 0.999, "nothing of a step is left without a name"
+    assert profile.limit_bytes == sum(part.bytes_read for part in profile.parts)
     assert len(told) == 3

@@ -106,8 +106,22 @@ def test_picture(runs: list[LoadRun]) -> None:
     assert len(shapes) == 3 * sum(bool(run.good) for run in runs)
     for shape in shapes:
         points = [tuple(map(float, point.split(","))) for point in shape.attrib["points"].split()]
-        assert all(0 <= x <= 960 and 0 <= y <= 340 for x, y in points)
+        assert all(0 <= x <= 960 and 0 <= y <= 360 for x, y in points)
         assert points == sorted(points, key=lambda point: (point[0], -point[1])), "it only rises"
+
+
+def test_the_picture_says_its_medians() -> None:
+    """By hand: first texts after 0.1, 0.3 and 0.5 s; gaps of 0.05 (twice), 0.1 (twice), 0.2 and 0.4 s."""
+    namespace = "{http://www.w3.org/2000/svg}"
+    root = ET.fromstring(latency_svg([a_run()], "it"))
+    texts = [each.text or "" for each in root.iter(f"{namespace}text")]
+    assert "median 300 · p90 500 · p99 500 ms" in texts
+    assert "median 100 · p90 400 · p99 400 ms" in texts
+    assert {"100", "200", "500"} <= set(texts), "the axis ends where the answers do, not at a power of ten"
+    dots = [each for each in root.iter(f"{namespace}circle") if each.get("cy") == "186.0"]
+    lines = [float(each.get("x1", 0)) for each in root.iter(f"{namespace}line") if each.get("y2") == "296.0"]
+    assert len(dots) == 3
+    assert any(abs(float(dots[1].get("cx", 0)) - x) < 0.1 for x in lines), "a median of 100 is at the tick of 100"
 
 
 def test_requests_are_drawn_from_the_seed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from realizar.backends.base import Backend, Capacity, ForwardInput, RowInput, St
 from realizar.backends.machine import physical_cores
 from realizar.backends.parts import PartTime
 from realizar.backends.select import STEPS_IN_FLIGHT, Device, choose_device, make_backend
-from realizar.bench.bandwidth import read_bandwidth
+from realizar.bench.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
@@ -20,6 +22,8 @@ from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
+_LEAST_STEPS_S = 0.5  # for which steps are timed, twice: long, so that some are undisturbed on a busy machine too
+_CACHED = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class PartProfile:
         share_of_step: of the step's wall clock.
         bytes_read: of weights and KV cache that it must read; 0 where it reads neither.
         gb_per_s: those bytes, 10^9, in that time; 0 without any.
-        share_of_limit: of the rate at which memory can be read; above 1 where caches hold some of it from step to step.
+        share_of_limit: of the rate at which as much as a step reads can be read; above 1 where caches hold more of it.
     """
 
     part: str
@@ -60,8 +64,11 @@ class StepProfile:
     Attributes:
         device: `cpu` or `cuda`. batch, tokens, context: the step.
         parts: in the order of a step.
-        sum_ms: of the parts. wall_ms: from one step's result to the next one's, in a run of steps; the best of several.
-        limit_gb_per_s: at which this machine was seen to read memory.
+        sum_ms: of the parts. wall_ms: from one step's result to the next one's, in a run of steps.
+        rest_ms: of a step beside its parts: what the host does for it, and what other programs took; 0 where parts
+            that were timed alone take longer than a step, in which they overlap.
+        limit_gb_per_s: at which this device was seen to read `limit_bytes` over and over. On a CPU those are what a
+            step reads, so that caches count for as much as they do in a step; on a GPU more than caches hold.
     """
 
     device: Device
@@ -71,7 +78,9 @@ class StepProfile:
     parts: tuple[PartProfile, ...]
     sum_ms: float
     wall_ms: float
+    rest_ms: float
     limit_gb_per_s: float
+    limit_bytes: int
 
 
 def profile_step(
@@ -105,14 +114,13 @@ def profile_step(
         log("timing each part alone")
         open_rows(backend, step)
         times = _part_times(backend, device.kind, spec, step, work.repeats)
-        wall_s = min(
-            wall_s, time_steps(backend, step, work, STEPS_IN_FLIGHT[device.kind])
-        )  # other programs come and go
+        again_s = time_steps(backend, step, work, STEPS_IN_FLIGHT[device.kind])
+        wall_s = min(wall_s, again_s)  # other programs come and go
         log("measuring how fast memory can be read")
-        limit = _read_limit(backend, device.kind, config)
+        limit, size = _read_limit(backend, device.kind, config, sum(each.bytes_read for each in times))
     finally:
         backend.shutdown()
-    return summarise(device.kind, work, times, wall_s, limit)
+    return summarise(device.kind, work, times, wall_s, limit, size)
 
 
 def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
@@ -132,7 +140,7 @@ def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
 
 
 def summarise(
-    device: Device, work: StepWork, times: Sequence[PartTime], wall_s: float, limit_gb_per_s: float
+    device: Device, work: StepWork, times: Sequence[PartTime], wall_s: float, limit_gb_per_s: float, limit_bytes: int
 ) -> StepProfile:
     """Operations of one name together, in the order in which the names first come."""
     parts = []
@@ -144,9 +152,10 @@ def summarise(
             PartProfile(name, len(same), seconds * 1e3, seconds / wall_s, read, rate, rate / limit_gb_per_s)
         )  # fmt: skip
     total_ms = sum(part.ms for part in parts)
-    return StepProfile(
-        device, work.batch, work.tokens, work.context, tuple(parts), total_ms, wall_s * 1e3, limit_gb_per_s
-    )
+    wall_ms = wall_s * 1e3
+    rest_ms = max(0.0, wall_ms - total_ms)
+    step = (device, work.batch, work.tokens, work.context)
+    return StepProfile(*step, tuple(parts), total_ms, wall_ms, rest_ms, limit_gb_per_s, limit_bytes)
 
 
 def profile_table(profile: StepProfile) -> list[str]:
@@ -157,18 +166,32 @@ def profile_table(profile: StepProfile) -> list[str]:
     for part in profile.parts:
         line = f"{part.part:<12} {part.calls:>6} {part.ms:>9.3f} {part.share_of_step:>8.1%}"
         if part.bytes_read:
-            line += f" {part.bytes_read / 1e6:>9.2f} {part.gb_per_s:>8.1f} {part.share_of_limit:>9.0%}"
+            line += f" {part.bytes_read / 1e6:>9.2f} {part.gb_per_s:>8.1f} {limit_label(part.share_of_limit):>9}"
         lines.append(line)
     read = sum(part.bytes_read for part in profile.parts)
     rate = read / profile.wall_ms / 1e6
-    coverage = profile.sum_ms / profile.wall_ms
-    lines.append(f"{'step':<12} {'':>6} {profile.wall_ms:>9.3f} {'':>8} {read / 1e6:>9.2f} {rate:>8.1f}"
-                 f" {rate / profile.limit_gb_per_s:>9.0%}")  # fmt: skip
-    lines.append(
-        f"the parts take {profile.sum_ms:.3f} ms, {coverage:.0%} of a step's {profile.wall_ms:.3f} ms;"
-        f" memory is read at {profile.limit_gb_per_s:.1f} GB/s at most"
-    )
-    return lines
+    lines.append(f"{'rest':<12} {'':>6} {profile.rest_ms:>9.3f} {profile.rest_ms / profile.wall_ms:>8.1%}")
+    lines.append(f"{'step':<12} {'':>6} {profile.wall_ms:>9.3f} {'100.0%':>8} {read / 1e6:>9.2f} {rate:>8.1f}"
+                 f" {limit_label(rate / profile.limit_gb_per_s):>9}")  # fmt: skip
+    return [*lines, coverage(profile), f"limit: {limit_line(profile)}"]
+
+
+def limit_label(share: float) -> str:
+    """A share of the read limit. What is read clearly faster comes from a cache."""
+    return f"{share:.0%}" if share <= _CACHED else "in cache"
+
+
+def limit_line(profile: StepProfile) -> str:
+    """What the read limit is."""
+    return f"{profile.limit_bytes / 1e6:,.0f} MB, read over and over, come at {profile.limit_gb_per_s:.1f} GB/s"
+
+
+def coverage(profile: StepProfile) -> str:
+    """What of a step its parts are, and what the rest may be."""
+    share = f"the parts, each timed alone, take {profile.sum_ms:.3f} ms of a step's {profile.wall_ms:.3f} ms"
+    if profile.sum_ms > profile.wall_ms:
+        return f"{share}: they overlap in it"
+    return f"{share}; the rest is the host's work between them, and other programs"
 
 
 def open_rows(backend: Backend, step: ForwardInput) -> None:
@@ -180,20 +203,25 @@ def open_rows(backend: Backend, step: ForwardInput) -> None:
 
 
 def time_steps(backend: Backend, step: ForwardInput, work: StepWork, in_flight: int) -> float:
-    """Seconds from result to result, the best of several, with as many steps on their way as the engine sends."""
+    """Seconds from result to result, with as many steps on their way as the engine sends.
+
+    One step at a time: the best of many. Several: the median, since a result that is fetched late makes the next one
+    look early.
+    """
     open_rows(backend, step)
     backend.submit(step).result()
     waiting: list[Step] = []
-    best, last = float("inf"), None
-    for _ in range(work.repeats + in_flight + 1):
+    results_s: list[float] = []
+    until_s = time.perf_counter() + _LEAST_STEPS_S
+    while len(results_s) <= work.repeats or results_s[-1] < until_s:
         waiting.append(backend.submit(step))
         if len(waiting) == in_flight:
             waiting.pop(0).result()
-            now = time.perf_counter()
-            best, last = best if last is None else min(best, now - last), now
+            results_s.append(time.perf_counter())
     for left in waiting:
         left.result()
-    return best
+    apart_s = [after - before for before, after in itertools.pairwise(results_s)]
+    return min(apart_s) if in_flight == 1 else statistics.median(apart_s)
 
 
 def _part_times(backend: Backend, device: Device, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
@@ -210,11 +238,14 @@ def _part_times(backend: Backend, device: Device, spec: ModelSpec, step: Forward
     return time_operations(backend, spec, step, repeats)
 
 
-def _read_limit(backend: Backend, device: Device, config: EngineConfig) -> float:
+def _read_limit(backend: Backend, device: Device, config: EngineConfig, step_bytes: int) -> tuple[float, int]:
+    """GB/s, and the bytes that were read over and over to see it."""
     if device == "cuda":
         from realizar.backends.cuda.profile import read_limit
         from realizar.backends.cuda.runner import CUDABackend
 
         assert isinstance(backend, CUDABackend)
         return read_limit(backend)
-    return read_bandwidth(config.threads or physical_cores())
+    threads = config.threads or physical_cores()
+    size = max(step_bytes, threads * LEAST_BYTES)
+    return read_bandwidth(threads, size), size

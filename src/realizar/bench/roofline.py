@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
 
 from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, Row
+from realizar.bench.picture import bar, legend, line, svg, text
 
-_COLOURS = {LLAMACPP: "#8d99ae", IK: "#e0a458", OURS: "#2a6f97"}
-_WIDTH, _LEFT, _TOP, _PLOT_HEIGHT, _BOTTOM = 760, 60, 64, 260, 70
+_COLOURS = {LLAMACPP: "third", IK: "second", OURS: "first"}
+_WIDTH, _LEFT, _TOP, _PLOT_HEIGHT, _BOTTOM = 760, 60, 64, 260, 50
+_LABEL = 9  # height of a number over its bar
 
 
 def roofline_svg(rows: Sequence[Row], title: str) -> str:
-    """One group of bars per model and number of threads; a dark line over each group is its read limit.
+    """One group of bars per model and number of threads; a line over each group is its read limit.
 
     A model that the last-level cache holds may stand above the line.
     """
@@ -20,19 +21,18 @@ def roofline_svg(rows: Sequence[Row], title: str) -> str:
     top = max([row.limit_gb_per_s for row in rows] + [value for group in bars for value in group.values()], default=1.0)
     step = next((s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if top / s <= 8), 1000)
     ceiling = step * (int(top / step) + 1)
-    height = _TOP + _PLOT_HEIGHT + _BOTTOM
+    x = _LEFT + sum(42 + 6.6 * len(name) for name in _COLOURS)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}"',
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
-        *_legend(),
-        *(_grid_line(value, ceiling) for value in range(0, ceiling + 1, step)),
+        text(_LEFT, 20, title, size=14, kind="bold"),
+        *legend(_LEFT, 32, _COLOURS.items()),
+        line(x, 38, x + 24, 38, "ink", 2),
+        text(x + 30, 42, "read limit"),
+        *(part for value in range(0, ceiling + 1, step) for part in _grid_line(value, ceiling)),
     ]
     group_width = (_WIDTH - _LEFT - 20) / max(len(rows), 1)
     for index, (row, values) in enumerate(zip(rows, bars, strict=True)):
         parts += _group(row, values, _LEFT + index * group_width, group_width, ceiling)
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(_WIDTH, _TOP + _PLOT_HEIGHT + _BOTTOM, parts)
 
 
 def _bars(row: Row) -> dict[str, float]:
@@ -47,42 +47,30 @@ def _y(value: float, ceiling: float) -> float:
     return _TOP + _PLOT_HEIGHT * (1 - value / ceiling)
 
 
-def _legend() -> list[str]:
-    parts = []
-    for index, (name, colour) in enumerate(_COLOURS.items()):
-        x = _LEFT + 130 * index
-        parts.append(f'<rect x="{x}" y="32" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 18}" y="42">{escape(name)}</text>')
-    x = _LEFT + 130 * len(_COLOURS)
-    parts.append(f'<line x1="{x}" x2="{x + 24}" y1="38" y2="38" stroke="#1b1b1b" stroke-width="2"/>')
-    parts.append(f'<text x="{x + 30}" y="42">read limit</text>')
-    return parts
-
-
-def _grid_line(value: int, ceiling: float) -> str:
+def _grid_line(value: int, ceiling: float) -> list[str]:
     y = _y(value, ceiling)
-    line = f'<line x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>'
-    return (
-        f'{line}<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value}{" GB/s" if value == 0 else ""}</text>'
-    )
+    label = f"{value}{' GB/s' if value == 0 else ''}"
+    return [line(_LEFT, y, _WIDTH - 20, y, "grid"), text(_LEFT - 8, y + 4, label, anchor="end")]
 
 
 def _group(row: Row, values: dict[str, float], left: float, width: float, ceiling: float) -> list[str]:
     parts = []
-    bar = width * 0.8 / max(len(_COLOURS), 1)
-    base = _y(0, ceiling)
+    pitch, base, limit = width * 0.8 / len(_COLOURS), _y(0, ceiling), _y(row.limit_gb_per_s, ceiling)
     for index, (name, colour) in enumerate(_COLOURS.items()):
         if name in values:
-            x, y = left + width * 0.1 + index * bar, _y(values[name], ceiling)
-            shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar * 0.9:.1f}" height="{base - y:.1f}" fill="{colour}"/>'
-            middle, number = x + bar * 0.45, f"{values[name]:.1f}"
-            label = f'<text x="{middle:.1f}" y="{y - 3:.1f}" text-anchor="middle" font-size="9">{number}</text>'
-            parts += [shape, label]
-    y = _y(row.limit_gb_per_s, ceiling)
-    x1, x2 = left + width * 0.06, left + width * 0.94
-    parts.append(f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#1b1b1b" stroke-width="2"/>')
+            x, y = left + width * 0.1 + index * pitch, _y(values[name], ceiling)
+            middle = x + pitch * 0.45
+            parts.append(bar(x, y, pitch * 0.9, base - y, colour))
+            parts.append(text(middle, _label_y(y, limit), f"{values[name]:.1f}", anchor="middle", size=10))
+    parts.append(line(left + width * 0.06, limit, left + width * 0.94, limit, "ink", 2))
     middle = left + width / 2
-    parts.append(f'<text x="{middle:.1f}" y="{base + 18:.1f}" text-anchor="middle">{escape(row.model)}</text>')
     threads = f"{row.threads} thread{'s' if row.threads > 1 else ''}"
-    parts.append(f'<text x="{middle:.1f}" y="{base + 34:.1f}" text-anchor="middle" fill="#555555">{threads}</text>')
+    parts.append(text(middle, base + 18, row.model, anchor="middle"))
+    parts.append(text(middle, base + 34, threads, anchor="middle", kind="muted"))
     return parts
+
+
+def _label_y(bar_y: float, limit_y: float) -> float:
+    """The base of the number over a bar: where the limit's line would go through it, over that line."""
+    base = bar_y - 4
+    return limit_y - 5 if base - _LABEL - 2 < limit_y < base + 4 else base

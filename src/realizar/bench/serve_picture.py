@@ -4,72 +4,105 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from xml.sax.saxutils import escape
 
+from realizar.bench.picture import SERIES, legend, line, svg, text
 from realizar.bench.serve_client import Answered
 from realizar.bench.serve_run import LoadRun
 
-_COLOURS = ("#2a6f97", "#e0a458", "#8d99ae", "#6a994e")
 _PANELS: tuple[tuple[str, Callable[[Answered], list[float]]], ...] = (
     ("Until the first text", lambda answered: [answered.ttft_s]),
     ("Between texts", lambda answered: answered.gaps_s),
     ("Until the whole answer", lambda answered: [answered.e2e_s]),
 )
-_WIDTH, _HEIGHT, _TOP, _BOTTOM, _LEFT, _GAP = 960, 340, 76, 44, 44, 60
+_WIDTH, _TOP, _PLOT_HEIGHT, _LEFT, _GAP = 960, 76, 220, 44, 60
+_MARKED = (50, 90, 99)  # percent: drawn as dots, and written out below
 _MAX_POINTS = 200
+_MAX_TICKS = 6
 
 
 def latency_svg(runs: Sequence[LoadRun], title: str) -> str:
-    """Three panels with a curve for each run; time in milliseconds on a logarithmic axis, percent of all upwards."""
+    """Three panels with a curve for each run, and its median, p90 and p99 below.
+
+    Time in milliseconds is on a logarithmic axis that begins and ends where the curves do; percent of all go upwards.
+    """
     width = (_WIDTH - _LEFT - 20 - _GAP * (len(_PANELS) - 1)) / len(_PANELS)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"',
-        ' font-family="sans-serif" font-size="12">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>',
-    ]
-    for index, run in enumerate(runs):
-        x = _LEFT + 190 * index
-        parts.append(f'<rect x="{x}" y="32" width="12" height="12" fill="{_colour(index)}"/>')
-        parts.append(f'<text x="{x + 18}" y="42">{escape(run.target.name)}</text>')
+    names = [(run.target.name, _colour(index)) for index, run in enumerate(runs)]
+    parts = [text(_LEFT, 20, title, size=14, kind="bold"), *legend(_LEFT, 32, names)]
     for index, (label, values_of) in enumerate(_PANELS):
         values = [sorted(1000 * value for each in run.good for value in values_of(each)) for run in runs]
         parts += _panel(label, values, _LEFT + index * (width + _GAP), width)
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(_WIDTH, _TOP + _PLOT_HEIGHT + 56 + 16 * len(runs), parts)
 
 
 def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
+    return SERIES[index % len(SERIES)]
 
 
 def _panel(label: str, curves: Sequence[Sequence[float]], left: float, width: float) -> list[str]:
     everything = [value for curve in curves for value in curve if value > 0]
-    low = 10.0 ** math.floor(math.log10(min(everything, default=1.0)))
-    high = 10.0 ** math.ceil(math.log10(max(everything, default=10.0)))
-    high = max(high, low * 10)
-    parts = [f'<text x="{left:.1f}" y="{_TOP - 10}" font-weight="bold">{escape(label)}</text>']
-    for share in (0, 50, 90, 99, 100):
+    low, high = _bounds(min(everything, default=1.0), max(everything, default=10.0))
+    parts = [text(left, _TOP - 10, label, kind="bold")]
+    for share in (0, 25, 50, 75, 90, 100):
         y = _y(share)
-        parts.append(f'<line x1="{left:.1f}" x2="{left + width:.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>')
-        if share != 99:
-            parts.append(f'<text x="{left - 6:.1f}" y="{y + 4:.1f}" text-anchor="end" font-size="10">{share}</text>')
-    for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
-        x = _x(10.0**power, low, high, left, width)
-        base = _y(0)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{base:.1f}" stroke="#f0f0f0"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{base + 16:.1f}" text-anchor="middle" font-size="10">{10.0**power:g}</text>'
-        )
-    middle = left + width / 2
-    parts.append(f'<text x="{middle:.1f}" y="{_HEIGHT - 8}" text-anchor="middle" fill="#555555">ms</text>')
+        parts += [line(left, y, left + width, y, "grid"), text(left - 6, y + 4, str(share), anchor="end", size=10)]
+    for tick in _ticks(low, high):
+        x = _x(tick, low, high, left, width)
+        parts.append(line(x, _TOP, x, _y(0), "grid"))
+        parts.append(text(x, _y(0) + 16, f"{tick:g}", anchor="middle", size=10))
+    parts.append(text(left + width, _y(0) + 30, "ms", anchor="end", kind="muted", size=10))
     for index, curve in enumerate(curves):
         if curve:
-            points = " ".join(
-                f"{_x(value, low, high, left, width):.1f},{_y(share):.1f}" for share, value in _thinned(curve)
-            )
-            line = f'<polyline points="{points}" fill="none" stroke="{_colour(index)}" stroke-width="2"'
-            parts.append(f'{line} stroke-linejoin="round"/>')
+            parts += _curve(curve, _colour(index), lambda value: _x(value, low, high, left, width))
+        parts.append(text(left, _y(0) + 48 + 16 * index, _figures(curve), size=11, kind=_colour(index)))
     return parts
+
+
+def _curve(ordered: Sequence[float], colour: str, x_of: Callable[[float], float]) -> list[str]:
+    points = " ".join(f"{x_of(value):.1f},{_y(share):.1f}" for share, value in _thinned(ordered))
+    dots = [
+        f'<circle class="{colour}" cx="{x_of(_reached(ordered, share)):.1f}" cy="{_y(share):.1f}" r="3.5"/>'
+        for share in _MARKED
+    ]
+    return [
+        f'<polyline class="line-{colour}" points="{points}" stroke-width="2" stroke-linejoin="round"/>',
+        *dots,
+    ]
+
+
+def _figures(ordered: Sequence[float]) -> str:
+    """The marked places of a curve in words."""
+    if not ordered:
+        return "no answers"
+    figures = (f"{'median' if share == 50 else f'p{share}'} {_reached(ordered, share):.3g}" for share in _MARKED)
+    return " · ".join(figures) + " ms"
+
+
+def _reached(ordered: Sequence[float], share: float) -> float:
+    """The least value that this percent of all do not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+def _bounds(least: float, most: float) -> tuple[float, float]:
+    """Round numbers (1, 2 or 5 times a power of ten) around all values."""
+    low = max(tick for tick in _round_numbers(least) if tick <= least * (1 + 1e-9))
+    high = min(tick for tick in _round_numbers(most) if tick >= most * (1 - 1e-9))
+    return (low, high) if high > low else (low, low * 10)
+
+
+def _round_numbers(near: float) -> list[float]:
+    power = math.floor(math.log10(near))
+    return [round(digit * 10.0**exponent, 12) for exponent in range(power - 1, power + 2) for digit in (1, 2, 5)]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from one to the other; powers of ten alone where they would be too many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) * (1 + 1e-9)]
+        ticks = [tick for tick in ticks if tick <= high * (1 + 1e-9)]
+        if len(ticks) <= _MAX_TICKS:
+            return ticks
+    return ticks
 
 
 def _thinned(ordered: Sequence[float]) -> list[tuple[float, float]]:
@@ -86,4 +119,4 @@ def _x(value: float, low: float, high: float, left: float, width: float) -> floa
 
 
 def _y(share: float) -> float:
-    return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - share / 100)
+    return _TOP + _PLOT_HEIGHT * (1 - share / 100)

@@ -104,8 +104,8 @@ def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int, clock:
     return [PartTime(each.name, seconds, each.bytes_read) for each, seconds in zip(launches, best, strict=True)]
 
 
-def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 10) -> float:
-    """GB/s (10^9 bytes) at which the device sums float32 that no cache holds; the best of several.
+def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 10) -> tuple[float, int]:
+    """GB/s (10^9 bytes) at which the device sums float32 that no cache holds, the best of several; and their bytes.
 
     Raises:
         CapacityError: beside the model no memory is free to read.
@@ -123,4 +123,4 @@ def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 
 
         read()
         seconds = min(clock.seconds([read] * repeats))
-    return values.numel() * 4 / seconds / 1e9
+    return values.numel() * 4 / seconds / 1e9, values.numel() * 4
