@@ -40,6 +40,19 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "Usage: realizar" in result.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_nothing_of_switches_that_are_off(realizar: Callable[..., Any], command: str) -> None:
+    text = realizar(command, "--help").stdout
+    assert "[default: False]" not in text
+    assert "[default: ()]" not in text
+
+
+def test_help_states_defaults(realizar: Callable[..., Any]) -> None:
+    words = " ".join(realizar("serve", "--help").stdout.replace("\u2502", " ").split())
+    assert "port to listen on; 0 takes a free one. [default: 8000]" in words
+    assert "[choices: model, openai] [default: model]" in words
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("nonesuch",), ("list", "--nonesuch"), ("pull",), ("bench", "m", "--threads", "two"), ("inspect", "a", "b")],

@@ -11,6 +11,7 @@ from cyclopts import Parameter, Token
 
 from realizar.config import KVCacheDType, is_device
 from realizar.errors import InvalidRequestError
+from realizar.sizes import format_bytes
 
 
 def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
@@ -67,6 +68,8 @@ OutputLines = Annotated[
     Path, Parameter(name=("--output", "-o"), allow_leading_hyphen=True, help="JSON lines to write; - is stdout.")
 ]
 Integer = Annotated[int, Parameter(converter=exact_integer)]
+Size = Annotated[int, Parameter(converter=size_in_bytes, show_default=format_bytes)]
+MaybeSize = Annotated[int | None, Parameter(converter=size_in_bytes)]
 MaybeInteger = Annotated[int | None, Parameter(converter=exact_integer)]
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from realizar import __version__
 from realizar.cli.bench import bench_command
@@ -32,6 +32,12 @@ from realizar.cli.tokenize import tokenize_command
 from realizar.cli.tune import tune_command
 from realizar.errors import RealizarError
 
+
+def _shown_default(value: object) -> str | None:
+    """A default as help shows it: of a switch that is off and of a list that is empty there is nothing to say."""
+    return None if value is False or value is None or value == () else str(value)
+
+
 app = App(
     name="realizar",
     help="Run GGUF and safetensors language models. MODEL is a path, a pulled name or a Hugging Face name.",
@@ -39,6 +45,7 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
     help_format="plaintext",
+    default_parameter=Parameter(show_default=_shown_default),
 )
 app.command(run_command, name="run")
 app.command(chat_command, name="chat")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import DeviceName, Integer, Json, KVCacheType, MaybeInteger, Model, size_in_bytes
+from realizar.cli.arguments import DeviceName, Integer, Json, KVCacheType, MaybeInteger, MaybeSize, Model
 from realizar.cli.inspect import file_bytes
 from realizar.cli.progress import download_progress
 from realizar.config import EngineConfig
@@ -32,12 +32,9 @@ def plan_command(
     ] = None,
     max_step_tokens: Annotated[Integer, Parameter(help="Tokens computed in one step at most.")] = 512,
     kv_cache_dtype: KVCacheType = "auto",
-    kv_cache_bytes: Annotated[
-        int | None, Parameter(converter=size_in_bytes, help="Memory of the KV cache, such as 8G.")
-    ] = None,
+    kv_cache_bytes: Annotated[MaybeSize, Parameter(help="Memory of the KV cache, such as 8G.")] = None,
     memory: Annotated[
-        int | None,
-        Parameter(converter=size_in_bytes, help="Free memory to plan for, such as 32G; default this machine's."),
+        MaybeSize, Parameter(help="Free memory to plan for, such as 32G; default this machine's.")
     ] = None,
     device: Annotated[
         DeviceName, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")

@@ -24,8 +24,7 @@ class SamplingOptions:
         temperature: 0 is greedy; default what the model's files advise, else 0.8.
         top_k: keep so many of the most probable tokens; 0 is off; default the files' advice, else 40.
         top_p: keep the most probable tokens that make up this much; 1 is off; default the files' advice, else 0.95.
-        min_p: keep tokens at least this probable, relative to the most probable one; 0 is off; default the files'
-            advice, else 0.05.
+        min_p: drop tokens less probable than this share of the most probable; default the files' advice, else 0.05.
         typical_p: locally typical sampling; 1 is off.
         top_n_sigma: keep logits within so many standard deviations of the largest; 0 is off.
         xtc_probability: how often to leave out top choices.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.arguments import Integer, MaybeInteger, size_in_bytes
+from realizar.cli.arguments import Integer, MaybeInteger, MaybeSize, Size
 from realizar.cli.chat_template import ChatTemplateFile
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
@@ -33,10 +33,8 @@ class ServerOptions:
         api_key_file: file of keys, one a line; a request must bring one of them.
         served_model_name: name of the model in the API; may be repeated.
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
-        api_defaults: sampling of requests that name none: model is the files' advice, then what is built in;
-            openai is temperature 1 and top_p 1, whatever the files advise. The options below change either.
-        allowed_host: name that requests may call this server by; may be repeated; * is all. Default any, or on a
-            loopback address localhost and that address.
+        api_defaults: sampling where a request names none: model as the Sampling options say, openai 1 and 1.
+        allowed_host: name that requests may use; repeatable; * is all. Default any, on loopback localhost alone.
         embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
         chat_template: file of a Jinja template to use for the model's own.
         allow_request_templates: let requests bring chat templates of their own.
@@ -61,8 +59,8 @@ class ServerOptions:
     allow_request_templates: bool = False
     allow_request_priority: bool = False
     no_web_page: bool = False
-    max_body_bytes: Annotated[int, Parameter(converter=size_in_bytes)] = 8 << 20
-    request_memory: Annotated[int, Parameter(converter=size_in_bytes)] = 96 << 20
+    max_body_bytes: Size = 8 << 20
+    request_memory: Size = 96 << 20
     max_connections: Integer = 1024
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
@@ -121,8 +119,7 @@ class BatchingOptions:
         max_running: answers made at once; default 64, or 256 on a GPU.
         max_queued: answers that may wait; more are refused. Default four times --max-running.
         max_step_tokens: tokens computed in one step at most.
-        kv_cache_bytes: memory of the KV cache, such as 8G; default room for 1,024 tokens of each running answer, or
-            for four whole contexts if that is more, and no more than a share of what is free; on a GPU what is free.
+        kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, on a GPU what is free.
         no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
         speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
     """
@@ -134,7 +131,7 @@ class BatchingOptions:
     max_step_tokens: Annotated[
         Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
     ] = 512
-    kv_cache_bytes: Annotated[int | None, Parameter(converter=size_in_bytes)] = None
+    kv_cache_bytes: MaybeSize = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
 
