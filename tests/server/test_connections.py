@@ -214,7 +214,11 @@ def test_shares_of_connections() -> None:
     assert [each.closed for each in (*far, *near)] == [True, False, False, False, False, False]
     for each in (*far, *near):
         table.busy(each)
-    assert not table.enter(Idle(), "127.0.0.1")
+    refused = [Idle() for _ in range(40)]
+    assert not any(table.enter(each, "127.0.0.1") for each in refused)
+    assert sum(table.may_be_told(each) for each in refused) == 32
+    table.leave(refused[0])
+    assert table.may_be_told(refused[-1])
     table.idle(near[0])
     table.idle(far[0])  # left long ago
     assert table.enter(Idle(), "127.0.0.1")

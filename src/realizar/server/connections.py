@@ -7,6 +7,8 @@ from typing import Protocol
 
 from realizar.server.clients import is_loopback, peer_of
 
+_MAX_REFUSED = 32
+
 
 class Closable(Protocol):
     """A connection, as far as it can be told to give way."""
@@ -30,6 +32,7 @@ class Connections:
         self._peers: Counter[str] = Counter()
         self._open: dict[Closable, str] = {}
         self._idle: dict[Closable, None] = {}  # the longest idle first
+        self._refused: set[Closable] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -50,10 +53,18 @@ class Connections:
         self._idle[connection] = None
         return True
 
+    def may_be_told(self, connection: Closable) -> bool:
+        """Whether a connection that was not taken in may stay for the moment that being told so takes; few may."""
+        if len(self._refused) >= _MAX_REFUSED:
+            return False
+        self._refused.add(connection)
+        return True
+
     def leave(self, connection: Closable) -> None:
         """A connection is closed. One that was never taken in, or left before, passes."""
         peer = self._open.pop(connection, None)
         self._idle.pop(connection, None)
+        self._refused.discard(connection)
         if peer is not None:
             self._peers[peer] -= 1
             if not self._peers[peer]:
