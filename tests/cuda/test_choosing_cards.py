@@ -134,7 +134,7 @@ def test_the_doctors_facts(machine: Any) -> None:
     }  # fmt: skip
     lines = _gpu_lines({"gpus": [first, second], "no_gpu": None}, "torch 2.11.0")
     assert lines[1].startswith("cuda:0           Tesla T4, compute capability 7.5, not used: compute capability 8.0")
-    assert lines[2] == "cuda:1           NVIDIA H200, compute capability 9.0, 9.7 GB free of 17.2 GB"
+    assert lines[2] == "cuda:1           NVIDIA H200, compute capability 9.0, 9.66 GB free of 17.18 GB"
     assert _gpu_lines({"gpus": [], "no_gpu": "no driver"}, "torch missing")[1] == "GPU              none: no driver"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if torch.cuda.is_available():
     pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
 
-from cuda_runs import GPURunner, Request  # noqa: E402
+from cuda_runs import GPURunner, Request, load_gpu_runner  # noqa: E402
 from packed_products import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda import tuning  # noqa: E402
+from realizar.bench.generate import generate_gguf  # noqa: E402
+from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
@@ -117,4 +120,27 @@ def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypa
         counts.append(sum(count for each, count in launched.names.items() if "residual" in each))
     assert counts == [0, joined, 0, joined, joined, 0]
     check_logits(ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64), (first, second))
+    runner.close()
+
+
+def test_a_model_of_mixed_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q4_K_M from a file: Q4_K beside Q6_K within a merged product and from layer to layer, the head in Q6_K."""
+    path = tmp_path / "mixed.gguf"
+    generate_gguf("tiny", path, "q4_k_m")
+    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0)
+    launched = run_packed(monkeypatch)
+    runner = load_gpu_runner(path, dataclasses.replace(CONFIG, max_step_tokens=16))
+    groups = runner.backend._weights.groups
+    types = {
+        name: matrix.format.bits for key, group in groups.items() for name, matrix in zip(key, group, strict=False)
+    }  # type: ignore[union-attr]
+    assert set(types.values()) == {4, 6}
+    assert any(len({matrix.format for matrix in group}) > 1 for group in groups.values()), "merged, and of two types"  # type: ignore[union-attr]
+    ids = np.random.default_rng(3).integers(0, 512, 7).tolist()
+    request = runner.request(0, ids)
+    for count in (5, 1, 1):
+        runner.step([(request, count)])
+    reference = ReferenceModel(runner.spec, load_tensors(runner.spec, open_checkpoint(path)), np.float64)
+    check_logits(reference, (request,))
+    assert {name.split("_")[0] for name in launched.names} >= {"matvec", "wgmma"}
     runner.close()
