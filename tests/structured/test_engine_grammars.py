@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -87,11 +89,13 @@ def alone(request: Request, windows: Sequence[int | None] = (None,), num_ids: in
     return tokens[request.num_prompt_tokens :]
 
 
-def run_out(core: EngineCore) -> dict[str, list[TokenOutput]]:
+def run_out(core: EngineCore, disturb: Callable[[int], None] = lambda _step: None) -> dict[str, list[TokenOutput]]:
+    """Run to the end; `disturb` is called before each step with its number."""
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
-    for _ in range(5000):
+    for number in range(5000):
         if not core.has_work:
             return outputs
+        disturb(number)
         for output in core.step():
             outputs[output.request_id].append(output)
         core.audit()
@@ -122,11 +126,13 @@ def mixed_requests() -> list[Request]:
     return requests
 
 
-def check_mixed(core: EngineCore, num_ids: int = VOCAB_SIZE) -> None:
+def check_mixed(
+    core: EngineCore, num_ids: int = VOCAB_SIZE, disturb: Callable[[int], None] = lambda _step: None
+) -> None:
     requests = mixed_requests()
     for request in requests:
         core.add(request)
-    outputs = run_out(core)
+    outputs = run_out(core, disturb)
     patterns = dict(GRAMMARS.values())
     for request in requests:
         found = tokens_of(outputs[request.request_id])
@@ -152,6 +158,26 @@ def test_preempted_rows_go_on_in_their_grammar(steps_in_flight: int) -> None:
     core = make_core(backend, steps_in_flight=steps_in_flight)
     check_mixed(core)
     assert core.counts.preemptions > 0
+    core.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_in_flight": 2}, {"speculative_tokens": 4}], ids=str)
+def test_killed_processes_change_no_text(options: dict[str, int]) -> None:
+    """Those of all grammars, in the midst of their rows, and the fork server too."""
+    killed: list[int] = []
+
+    def disturb(step: int) -> None:
+        if step in (4, 9):
+            for grammar in SERVICE._known._grammars.values():
+                if grammar.num_rows and grammar.worker is not None:
+                    killed.append(grammar.worker.pid)
+                    os.kill(grammar.worker.pid, signal.SIGKILL)
+        if step == 9 and SERVICE._server is not None:
+            os.kill(SERVICE._server._process.pid, signal.SIGKILL)
+
+    core = make_core(ScriptedBackend(num_ids=4), **options)
+    check_mixed(core, num_ids=4, disturb=disturb)
+    assert len(killed) > 3
     core.close()
 
 
