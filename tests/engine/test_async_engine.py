@@ -25,6 +25,7 @@ from realizar.errors import (
     InvalidRequestError,
     QueueFullError,
     RealizarError,
+    RequestFailedError,
 )
 from realizar.sampling_params import SamplingParams
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
@@ -316,7 +317,7 @@ def test_text_that_fails_ends_one_request_alone() -> None:
         async with running(ScriptedBackend()) as engine:
             good = await engine.generate([1, 2], GREEDY)
             bad = await engine.generate([1, 2], replace(GREEDY, stop=("?",)))
-            with pytest.raises(RealizarError, match="no such number"):
+            with pytest.raises(RequestFailedError, match="could not be turned into text"):
                 await bad.result()
             assert (await good.result()).num_generated_tokens == 8
             await settled(engine)

@@ -14,7 +14,7 @@ from realizar.config import EngineConfig
 from realizar.engine.client import EngineClient
 from realizar.engine.core import EngineCore
 from realizar.engine.interrupts import interrupts_deferred
-from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError
+from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
 from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec
 
@@ -192,7 +192,7 @@ def test_text_that_fails_costs_only_its_own_request() -> None:
     client = make_client()
     good = client.submit([1], GREEDY)
     bad = client.submit([1, 2], SamplingParams(stop=("?",)))
-    with pytest.raises(RealizarError, match="no such number"):
+    with pytest.raises(RequestFailedError, match="could not be turned into text"):
         bad.result()
     assert good.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 8))
 

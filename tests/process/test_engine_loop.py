@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
@@ -10,8 +11,23 @@ from realizar.backends.select import ChosenDevice
 from realizar.config import EngineConfig
 from realizar.engine import process
 from realizar.engine.core import EngineCore
+from realizar.engine.process import EngineProcess
 from realizar.engine.process_loop import EngineLoop
-from realizar.engine.process_messages import Add, AskStats, Load, Shutdown, StatsAnswer
+from realizar.engine.process_messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskStats,
+    Event,
+    Failed,
+    Load,
+    Outputs,
+    Refused,
+    Shutdown,
+    StatsAnswer,
+)
+from realizar.engine.transport import FrameReader
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import ScriptedBackend, make_spec
@@ -67,3 +83,53 @@ def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
             process.load_model(Load("model", EngineConfig(), fit_running=fit_running), lambda *_: None)
     assert [config.max_running for config in configs] == [256, 64, 64, 64]
     assert frozen == [1, 2, 3, 4]
+
+
+def test_whatever_ends_the_loop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those who wait for an engine on a thread would wait for ever."""
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    monkeypatch.setattr(core, "abort", lambda *_: 1 // 0)
+    events: list[Event] = []
+    loop = EngineLoop(events.append)
+    loop.post(Abort("a"))
+    loop.run(lambda: core)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].error.kind == "EngineDeadError"
+    assert "ZeroDivisionError" in events[-1].error.message
+
+
+def test_a_request_that_can_not_be_queued_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    honest = core.add
+    monkeypatch.setattr(core, "add", lambda request: 1 // 0 if request.request_id == "bad" else honest(request))
+    events: list[Event] = []
+    loop = EngineLoop(events.append)
+    for name in ("bad", "good"):
+        loop.post(Add(Request(name, (1, 2), GREEDY, 1)))
+    loop.post(Shutdown())
+    loop.run(lambda: core)
+    refused = [event.request_id for event in events if isinstance(event, Refused)]
+    assert refused == ["bad"]
+    assert [event.request_id for event in events if isinstance(event, Accepted)] == ["good"]
+
+
+def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
+    """A step's outputs go one by one where all together are too large, and one that is too large alone is dropped."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine = EngineProcess(theirs, max_frame_bytes=4000)
+        logprobs = tuple(TokenLogprobs(1, -1.0, 1, ()) for _ in range(1000))
+        small = [TokenOutput(str(number), 0, (number,), 0.0, 0.0, logprobs=logprobs[:50]) for number in range(3)]
+        large = TokenOutput("large", 0, (1,), 0.0, 0.0, prompt_logprobs=logprobs)
+        engine._tell(Outputs((small[0], large, *small[1:])))
+        theirs.shutdown(socket.SHUT_WR)
+        reader: FrameReader[Event] = FrameReader(Event)
+        found: list[TokenOutput] = []
+        while data := ours.recv(65536):
+            for event in reader.feed(data):
+                assert isinstance(event, Outputs)
+                found.extend(event.outputs)
+    assert [output for output in found if output.request_id != "large"] == small
+    (failed,) = [output for output in found if output.request_id == "large"]
+    assert failed.error == RowError("a step's results for the request are too large to be sent", "request")
+    assert list(engine._loop._inbox) == [Abort("large")]

@@ -14,7 +14,7 @@ from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.process_messages import Abort, Add
 from realizar.engine.suspects import Suspects
-from realizar.errors import InvalidRequestError, RealizarError
+from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -105,9 +105,9 @@ class OpenRequests:
                 continue
             try:
                 self._deliver(output, entry.stream)
-            except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
+            except Exception:  # noqa: BLE001 - one request's text must not cost the others theirs
                 _LOG.exception("the text of %s failed", output.request_id)
-                self._abort(output.request_id, RealizarError(f"the tokens could not be turned into text: {error}"))
+                self._abort(output.request_id, RequestFailedError("the tokens could not be turned into text"))
 
     def suspect_all(self) -> None:
         """The engine died, and an open request may be why."""

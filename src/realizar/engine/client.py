@@ -18,7 +18,7 @@ from realizar.engine.interrupts import interrupts_deferred
 from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.prepare import prepare_request
-from realizar.errors import DeviceLostError, EngineDeadError, RealizarError
+from realizar.errors import DeviceLostError, EngineDeadError, RealizarError, RequestFailedError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
 from realizar.sampling_params import SamplingParams
 
@@ -190,10 +190,10 @@ class EngineClient:
                 continue
             try:
                 self._deliver(output, stream)
-            except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
+            except Exception:  # noqa: BLE001 - one request's text must not cost the others theirs
                 _LOG.exception("the text of %s failed", output.request_id)
                 self._forget(stream)
-                stream.end(None, RealizarError(f"the tokens could not be turned into text: {error}"))
+                stream.end(None, RequestFailedError("the tokens could not be turned into text"))
 
     def _deliver(self, output: TokenOutput, stream: RequestStream) -> None:
         error = error_of(output)

@@ -23,8 +23,9 @@ from realizar.engine.async_link import LoadProgress
 from realizar.engine.core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process_loop import EngineLoop
-from realizar.engine.process_messages import Command, Event, Failed, Load, Loading, Ping, Pong
-from realizar.engine.transport import FrameError, FrameReader, encode_frame
+from realizar.engine.process_messages import Abort, Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
+from realizar.engine.transport import MAX_FRAME_BYTES, FrameError, FrameReader, encode_frame
+from realizar.outputs import RowError, TokenOutput
 
 _LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
@@ -51,10 +52,14 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
 
 
 class EngineProcess:
-    """One end of the socket: commands come in on a thread of their own, the engine runs on the caller's."""
+    """One end of the socket: commands come in on a thread of their own, the engine runs on the caller's.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    Args:
+        max_frame_bytes: of what is sent at once.
+    """
+
+    def __init__(self, connection: socket.socket, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._connection, self._max_frame_bytes = connection, max_frame_bytes
         self._sending = threading.Lock()
         self._failed = False
         self._loop = EngineLoop(self._tell)
@@ -99,12 +104,29 @@ class EngineProcess:
     def _tell(self, event: Event) -> None:
         """Send an event; waits while the reader is behind, which bounds what is on its way."""
         self._failed |= isinstance(event, Failed)
-        frame = encode_frame(event)
         try:
-            with self._sending:
-                self._connection.sendall(frame)
+            frames = [encode_frame(event, self._max_frame_bytes)]
+        except FrameError:
+            if not isinstance(event, Outputs):
+                raise
+            frames = [self._frame_of(output) for output in event.outputs]
+        try:
+            for frame in frames:
+                with self._sending:
+                    self._connection.sendall(frame)
         except OSError:
             os._exit(1)
+
+    def _frame_of(self, output: TokenOutput) -> bytes:
+        """One choice's output of a step whose outputs can't be sent together; if it can't alone, its request ends."""
+        try:
+            return encode_frame(Outputs((output,)), self._max_frame_bytes)
+        except FrameError as error:
+            _LOG.warning("request %s ended: %s", output.request_id, error)
+            self._loop.post(Abort(output.request_id))
+            told = RowError("a step's results for the request are too large to be sent", "request")
+            times = output.scheduled_s, output.produced_s
+            return encode_frame(Outputs((TokenOutput(output.request_id, output.choice, (), *times, error=told),)))
 
 
 def run_process(descriptor: int, loader: Loader = load_model) -> int:

@@ -90,6 +90,9 @@ class EngineLoop:
             self._obey(core)
         except EngineDeadError as error:
             self._tell(Failed(record_error(error)))
+        except Exception as error:  # noqa: BLE001 - as above
+            _LOG.exception("the engine's loop failed")
+            self._tell(Failed(record_error(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))))
         finally:
             core.close()
 
