@@ -46,6 +46,10 @@ class Door:
         self._writers.append(writer)
         return reader, writer
 
+    def connections(self) -> list[Any]:
+        """The protocols of open connections."""
+        return list(self._server.server_state.connections)
+
     async def exchange(self, sent: bytes) -> bytes:
         """All that is answered until the server closes the connection."""
         reader, writer = await self.connect()

@@ -130,3 +130,18 @@ def test_other_origins_are_kept_out_unless_allowed() -> None:
     other = ask(app, "OPTIONS", "/v1/chat/completions", headers={**preflight, "origin": "http://other"})
     assert "access-control-allow-origin" not in other.headers
     assert ask(app, "POST", "/v1/chat/completions", headers={"origin": "http://page"}).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_engine_is_told_whose_a_request_is(path: str) -> None:
+    """A digest of the key where there are keys; without them, what a header says makes nobody another client."""
+    told = []
+    for keys, header in ((KEYS, KEYS[0]), (KEYS, KEYS[1]), (KEYS, KEYS[0]), ((), "a"), ((), "b")):
+        engine = ScriptedEngine()
+        app = create_app(cast("Any", engine), scripted_model(), ServerSettings(api_keys=keys))
+        body = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+        assert ask(app, "POST", path, json=body, headers={"authorization": f"Bearer {header}"}).status_code == 200
+        told.append(engine.asked[0][2]["client"])
+    assert told[0] == told[2] != told[1]
+    assert told[3] == told[4]
+    assert not any(key in client for key in KEYS for client in told)

@@ -138,16 +138,23 @@ def test_requests_ahead_of_their_answers() -> None:
 
 
 def test_blank_lines_keep_no_connection_open() -> None:
-    """uvicorn's timer stops at the first byte; a line end is no request."""
+    """uvicorn's timer for idle connections stops at the first byte, and a line end begins no request."""
 
     async def main(door: Door) -> None:
         reader, writer = await door.connect()
         writer.write(GET)
         await reader.readuntil(b"]}")
+        (connection,) = door.connections()
+        assert connection._timer is None
+        assert connection.timeout_keep_alive_task is not None
         writer.write(b"\r\n")
+        while connection.timeout_keep_alive_task is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert connection._timer is not None
+        connection._headers_too_slow()
         assert b"408" in await reader.readline()
 
-    at_the_door(main, replace(SETTINGS, header_timeout_s=0.2))
+    at_the_door(main)
 
 
 def test_an_idle_connection_gives_way_and_a_busy_one_does_not() -> None:
