@@ -393,3 +393,51 @@ def test_stored_nonsense_does_not_break_the_page(echo: ScriptedApi, page: Any) -
     finished(page)
     page.goto(f"{echo.url}/#nobody")
     page.wait_for_selector("#notices:has-text('not kept in this browser')")
+
+
+def test_an_erased_chat_does_not_come_back_by_itself(echo: ScriptedApi, page: Any) -> None:
+    """Not even if its answer was still coming in another tab, which then goes away."""
+    echo.script = lambda body: held("on and on")
+    page.goto(echo.url)
+    ask(page, "one")
+    page.wait_for_selector(".assistant .body:has-text('on and on')")
+    other = page.context.new_page()
+    other.goto(echo.url)
+    other.click("#open-chats")
+    other.click(".delete-chat")
+    page.wait_for_selector("#notices:has-text('deleted in another tab')")
+    other.click("#deleted summary")
+    other.click("[aria-label='Erase “one” for good']")
+    other.wait_for_selector("#deleted", state="hidden")
+    page.click("#stop")
+    finished(page)
+    page.reload()
+    page.wait_for_selector("#notices:has-text('not kept in this browser')")
+    assert stored(page) == ([], [])
+
+
+def test_two_tabs_keep_each_others_settings(echo: ScriptedApi, page: Any) -> None:
+    page.goto(echo.url)
+    other = page.context.new_page()
+    other.goto(echo.url)
+    page.click("#open-settings")
+    page.fill("#system", "Be brief.")
+    other.wait_for_function("() => document.getElementById('system').value === 'Be brief.'")
+    other.evaluate("document.getElementById('system').value = 'stale'")  # as if it had not heard of it
+    other.click("#open-settings")
+    other.fill("[data-setting=top_k]", "7")
+    page.reload()
+    assert page.input_value("#system") == "Be brief."
+    assert page.input_value("[data-setting=top_k]") == "7"
+
+
+def test_a_browser_that_never_answers_does_not_stop_the_chat(echo: ScriptedApi, page: Any) -> None:
+    page.add_init_script(
+        "indexedDB.open = () => ({}); const wait = setTimeout;"
+        "window.setTimeout = (run, ms) => wait(run, ms === 10000 ? 0 : ms);"
+    )
+    page.goto(echo.url)
+    ask(page, "one")
+    finished(page)
+    assert said(page) == ["one", "re one #1"]
+    page.wait_for_selector("#notices:has-text('does not answer')")

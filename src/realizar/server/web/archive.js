@@ -8,6 +8,7 @@ const DATABASE = "realizar";
 const CHATS = "conversations";
 const MESSAGES = "messages";
 const LAST_WORDS = "realizar.unsaved.";
+const PATIENCE_MS = 10_000; // with a browser that does not even say no
 const KEPT_AFTER_DELETION_MS = 30 * 24 * 3600 * 1000;
 
 function result(request) {
@@ -23,7 +24,10 @@ function openDatabase() {
     request.result.createObjectStore(CHATS, { keyPath: "id" });
     request.result.createObjectStore(MESSAGES, { keyPath: "id" }).createIndex("conversation", "conversation");
   };
-  return result(request);
+  const late = new Promise((_, reject) => {
+    setTimeout(() => reject(new Error("it does not answer")), PATIENCE_MS);
+  });
+  return Promise.race([result(request), late]);
 }
 
 function abort(transaction) {

@@ -12,6 +12,7 @@ class Chat {
     this.record = record;
     this.tree = new Tree(messages, record.leaf);
     this.answer = null;
+    this.isGone = false; // deleted in another tab
   }
 
   get id() {
@@ -112,11 +113,13 @@ export class Chats {
     const message = tree.add(parent, blank);
     let saved = 0;
     const answer = new Answer(message, () => {
-      if (Date.now() - saved >= SAVE_EVERY_MS) {
-        saved = Date.now();
-        this.keep(chat, [message], false);
+      if (!chat.isGone) {
+        this.archive.unsaved.set(message.id, message);
+        if (Date.now() - saved >= SAVE_EVERY_MS) {
+          saved = Date.now();
+          this.keep(chat, [message], false);
+        }
       }
-      this.archive.unsaved.set(message.id, message);
       if (chat === this.open) {
         this.onGrow(message);
       }
@@ -138,6 +141,7 @@ export class Chats {
   /** Writes messages; what can't be written stays on the page, which says so. */
   async keep(chat, messages, revive) {
     chat.record.leaf = chat.tree.leaf;
+    chat.isGone &&= !revive;
     try {
       await this.archive.save({ ...chat.record }, messages, [...chat.tree.messages.values()], revive);
       dismiss("storage");
@@ -160,6 +164,7 @@ export class Chats {
       return;
     }
     const isThere = stored !== null && !stored.chat.deleted;
+    chat.isGone = !isThere;
     if (isThere) {
       const ours = chat.answer?.message.id;
       chat.tree.merge(stored.messages, (other) => other === ours || this.archive.unsaved.has(other));

@@ -1,6 +1,6 @@
 // The settings drawer, the theme switch and the question for the key.
 
-import { loadKey, loadSettings, saveKey, saveSettings, saveTheme } from "./store.js";
+import { loadKey, loadSettings, onSettingsElsewhere, saveKey, saveSettings, saveTheme } from "./store.js";
 
 const byId = (id) => document.getElementById(id);
 
@@ -8,11 +8,11 @@ const byId = (id) => document.getElementById(id);
 export class Settings {
   constructor() {
     this.inputs = [...document.querySelectorAll("[data-setting]")];
-    const saved = loadSettings();
+    this.show();
     for (const input of this.inputs) {
-      input.value = saved[input.dataset.setting] ?? "";
-      input.addEventListener("input", () => this.save());
+      input.addEventListener("input", () => this.save([input]));
     }
+    onSettingsElsewhere(() => this.show());
     const drawer = byId("settings");
     byId("open-settings").addEventListener("click", () => drawer.showModal());
     byId("close-settings").addEventListener("click", () => drawer.close());
@@ -24,15 +24,24 @@ export class Settings {
     });
   }
 
-  save() {
-    saveSettings(Object.fromEntries(this.inputs.map((input) => [input.dataset.setting, input.value])));
+  /** Shows what is saved; a field that is being filled in keeps what it has. */
+  show() {
+    const saved = loadSettings();
+    for (const input of this.inputs.filter((each) => each !== document.activeElement)) {
+      input.value = saved[input.dataset.setting] ?? "";
+    }
+  }
+
+  /** Saves some fields, and leaves the others as another tab may have saved them. */
+  save(inputs) {
+    saveSettings({ ...loadSettings(), ...Object.fromEntries(inputs.map((each) => [each.dataset.setting, each.value])) });
   }
 
   reset() {
     for (const input of this.inputs) {
       input.value = "";
     }
-    this.save();
+    this.save(this.inputs);
   }
 
   get system() {

@@ -25,6 +25,16 @@ const session = () => sessionStorage;
 
 export const loadSettings = () => ({ ...read(local, "settings", {}) });
 export const saveSettings = (settings) => write(local, "settings", settings);
+
+/** Calls when another tab saved settings. */
+export function onSettingsElsewhere(run) {
+  window.addEventListener("storage", ({ key }) => {
+    if (key === `${PREFIX}settings` || key === null) {
+      run();
+    }
+  });
+}
+
 export const loadKey = () => read(session, "key", "");
 export const saveKey = (key) => write(session, "key", key);
 export const loadDraft = () => String(read(session, "draft", ""));
