@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from realizar.backends.cpu.kv_layout import BLOCK_MULTIPLE, KVLayout
@@ -19,11 +17,11 @@ _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by defa
 
 
 def free_memory_bytes() -> int:
-    """Memory that the system can give without swapping, what it keeps of files among it."""
-    available = read_machine().available_bytes
-    if available:
-        return available
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory that the system can give without swapping, what it keeps of files among it.
+
+    Half of all memory where the system does not tell, as macOS.
+    """
+    return read_machine().available_bytes or memory_bytes() // 2
 
 
 class KVSizes:
