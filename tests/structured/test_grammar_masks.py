@@ -154,6 +154,14 @@ def test_any_object() -> None:
         assert isinstance(json.loads(text, parse_float=lambda _text: 0.0), dict)
 
 
+@pytest.mark.parametrize("value", [2**53, 2**53 + 2, -(2**60), 0, -7, 123456789012345680])
+def test_large_integers_are_kept(value: int) -> None:
+    matcher = compiled("json_schema", json.dumps({"const": value})).start()
+    digits = [TOKENS.index(bytes((byte,))) for byte in json.dumps(value).encode()]
+    matcher.advance(digits)
+    assert next_ids(FACTORY, matcher) == [END]
+
+
 def test_white_space_is_bounded() -> None:
     """A text can't go on in white space alone, which is how small models get lost."""
     matcher = compiled("json_object", "").start([TOKENS.index(b"{")])

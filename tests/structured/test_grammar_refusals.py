@@ -58,6 +58,9 @@ def deep(levels: int) -> dict[str, Any]:
         ({"minimum": 10**400, "maximum": 1.5}, "minimum is beyond"),
         ({"exclusiveMinimum": 0.5, "exclusiveMaximum": 10**400}, "exclusiveMaximum is beyond"),
         ({"minimum": -(10**400)}, "minimum is beyond"),
+        ({"const": 2**53 + 1}, "const has the integer 9007199254740993"),
+        ({"enum": ["a", {"b": [-(2**63)]}]}, "enum has the integer -9223372036854775808"),
+        ({"properties": {"a": {"items": {"const": 2**63}}}}, "const has the integer"),
         # Schemas that nothing satisfies.
         ({"enum": []}, "empty"),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),

@@ -90,12 +90,14 @@ def step(service: GrammarService, *followers: Follower) -> None:
 
 
 MOST = 2**63
+_CRASHES = {"enum": [0, -MOST], "x-guidance": {"lenient": True}}  # a segmentation fault in llguidance 1.9
 HOSTILE: dict[str, tuple[StructuredKind, str]] = {
     "const": ("json_schema", json.dumps({"const": -MOST})),
     "enum": ("json_schema", json.dumps({"enum": [1, -MOST]})),
     "enum in a property": ("json_schema", json.dumps({"properties": {"a": {"enum": [-MOST]}}, "required": ["a"]})),
     "const in a list": ("json_schema", json.dumps({"const": [{"a": -MOST + 1}]})),
-    "a tool's arguments": ("lark", f'start: "<call>" %json {json.dumps({"const": -MOST})}'),
+    "a tool's arguments": ("lark", f'start: "<call>" %json {json.dumps(_CRASHES)}'),
+    "several tools": ("lark", f"start: %json {{}} | %json {json.dumps({'items': _CRASHES, **_CRASHES})}"),
     "bounds": ("json_schema", json.dumps({"type": "integer", "minimum": -MOST, "maximum": -MOST + 5})),
     "bounds of numbers": ("json_schema", json.dumps({"type": "number", "minimum": -MOST, "maximum": MOST})),
     "allOf": ("json_schema", json.dumps({"format": "email", "pattern": "a", "allOf": 5})),

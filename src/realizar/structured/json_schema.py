@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from realizar.structured.json_format import narrow_bounds, narrow_format
+from realizar.structured.json_numbers import check_constants
 from realizar.structured.json_pattern import safe_pattern
 from realizar.structured.schema_ends import can_end
 from realizar.structured.schema_refusal import refuse_schema
@@ -116,9 +117,10 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _prepare(schema: Any) -> None:
-    """Make patterns and formats safe, and take out `uniqueItems: false`: it says nothing, and would be refused."""
+    """Check constants, make patterns and formats safe, and take out `uniqueItems: false`: it would be refused."""
     if not isinstance(schema, dict):
         return
+    check_constants(schema)
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
     if isinstance(schema.get("pattern"), str):
