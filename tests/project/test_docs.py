@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 _PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 _FOLDERS = ("src", "tests", "scripts", "docs", ".ci")
-_NAMES = {path.name for folder in _FOLDERS for path in (ROOT / folder).rglob("*")} | {p.name for p in ROOT.iterdir()}
+_PATHS = ["/" + path.relative_to(ROOT).as_posix() for folder in _FOLDERS for path in (ROOT / folder).rglob("*")]
+_PATHS += ["/" + path.name for path in ROOT.iterdir()]
 _CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 _WORD = re.compile(r"[\w.*{}-]+(?:/[\w.*{}-]+)*/?")
@@ -32,10 +33,8 @@ def _paths_named(text: str) -> set[str]:
 
 
 def _exists(word: str, page: Path) -> bool:
-    """Relative to the repository, the package or the page; a bare file name may lie anywhere."""
-    if "/" not in word:
-        return word in _NAMES
-    return any((base / word).exists() for base in (ROOT, ROOT / "src" / "realizar", page.parent))
+    """Relative to the page, or to any folder: a page may say once which folder it speaks of."""
+    return (page.parent / word).exists() or any(path.endswith("/" + word.rstrip("/")) for path in _PATHS)
 
 
 def _anchor(heading: str) -> str:

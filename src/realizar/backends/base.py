@@ -39,7 +39,6 @@ class RowInput:
             after the last, as long as each is what was chosen; the choices are the same as without drafts.
         pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
             on. For a mean, all steps of the row must name it; each gives the mean so far.
-        adapter: low-rank adapter id, or None.
     """
 
     row: int
@@ -50,7 +49,6 @@ class RowInput:
     logprob_queries: tuple[LogprobQuery, ...] = ()
     draft_ids: tuple[int, ...] = ()
     pooling: Pooling | None = None
-    adapter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

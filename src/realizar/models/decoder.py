@@ -107,13 +107,11 @@ class Decoder:
         bias = self._note(f"{base}.bias", shape) if self._norm_bias else None
         return Norm(self._norm_kind, self.sizes.norm_eps, weight, bias, self._norm_weight_offset)
 
-    def linear(
-        self, base: str, out_features: int, in_features: int, *, bias: bool, split: Literal["rows", "cols"]
-    ) -> Linear:
+    def linear(self, base: str, out_features: int, in_features: int, *, bias: bool) -> Linear:
         """The matrix named `base`."""
         weight = self._note(f"{base}.weight", (out_features, in_features))
         bias_name = self._note(f"{base}.bias", (out_features,)) if bias else None
-        return Linear(weight, out_features, in_features, bias_name, split)
+        return Linear(weight, out_features, in_features, bias_name)
 
     def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
         """Matrices that lie one below the other in the checkpoint tensor `base`.
@@ -125,7 +123,7 @@ class Decoder:
         for name, rows in parts:
             weight = self._note(f"{name}.weight", (rows, in_features), f"{base}.weight", row)
             bias_name = self._note(f"{name}.bias", (rows,), f"{base}.bias", row) if bias else None
-            matrices.append(Linear(weight, rows, in_features, bias_name, "rows"))
+            matrices.append(Linear(weight, rows, in_features, bias_name))
             row += rows
         return matrices
 
@@ -148,7 +146,7 @@ class Decoder:
         if self.has(f"{base}.qkv_proj.weight"):
             q, k, v = self.fused(f"{base}.qkv_proj", parts, sizes.hidden_size, bias=qkv_bias)
         else:
-            q, k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias, split="rows") for name, n in parts)
+            q, k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias) for name, n in parts)
         q_norm = k_norm = None
         if qk_norm is not None:
             q_norm = self.norm(f"{base}.q_norm", sizes.head_size if qk_norm == "head" else q_rows)
@@ -161,7 +159,7 @@ class Decoder:
             q=q,
             k=k,
             v=v,
-            o=self.linear(f"{base}.o_proj", sizes.hidden_size, q_rows, bias=output_bias, split="cols"),
+            o=self.linear(f"{base}.o_proj", sizes.hidden_size, q_rows, bias=output_bias),
             rope=rope,
             window=window,
             soft_cap=soft_cap,
@@ -177,9 +175,9 @@ class Decoder:
             parts = [(f"{base}.gate_proj", width), (f"{base}.up_proj", width)]
             gate, up = self.fused(f"{base}.gate_up_proj", parts, hidden, bias=bias)
         else:
-            gate = self.linear(f"{base}.gate_proj", width, hidden, bias=bias, split="rows")
-            up = self.linear(f"{base}.up_proj", width, hidden, bias=bias, split="rows")
-        down = self.linear(f"{base}.down_proj", hidden, width, bias=bias, split="cols")
+            gate = self.linear(f"{base}.gate_proj", width, hidden, bias=bias)
+            up = self.linear(f"{base}.up_proj", width, hidden, bias=bias)
+        down = self.linear(f"{base}.down_proj", hidden, width, bias=bias)
         return FeedForward(activation, up, down, gate)
 
     def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
@@ -245,10 +243,10 @@ class Decoder:
         ignored = {name for name in settings.checkpoint.tensors if is_ignored(name)}
         if tied:
             bias = self._note("lm_head.bias", (sizes.vocab_size,)) if head_bias else None
-            head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias, split="rows")
+            head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias)
             ignored.add(self.stored_name(HEAD))
         else:
-            head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias, split="rows")
+            head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias)
         final_norm = self.norm(FINAL_NORM)
         if not settings.boolean("attention.causal", "is_causal", default=True):
             raise settings.unsupported("attention.causal", "is_causal", False)

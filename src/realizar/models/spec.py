@@ -46,13 +46,12 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`y = x @ weight.T + bias`. `split` is the axis tensor parallelism may cut: output rows or input columns."""
+    """`y = x @ weight.T + bias`."""
 
     weight: TensorName
     out_features: int
     in_features: int
     bias: TensorName | None = None
-    split: Literal["rows", "cols"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

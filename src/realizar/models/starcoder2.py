@@ -30,6 +30,6 @@ def build(settings: Settings) -> ModelSpec:
 
 def _feed_forward(decoder: Decoder, index: int, bias: bool) -> FeedForward:
     hidden, width, base = decoder.sizes.hidden_size, decoder.sizes.feed_forward_size, f"model.layers.{index}.mlp"
-    up = decoder.linear(f"{base}.c_fc", width, hidden, bias=bias, split="rows")
-    down = decoder.linear(f"{base}.c_proj", hidden, width, bias=bias, split="cols")
+    up = decoder.linear(f"{base}.c_fc", width, hidden, bias=bias)
+    down = decoder.linear(f"{base}.c_proj", hidden, width, bias=bias)
     return FeedForward(decoder.activation(default="gelu_tanh"), up, down)

@@ -43,6 +43,8 @@ _COUNTERS = (
     ("generation_tokens", "Tokens generated.", "generation_tokens"),
     ("spec_decode_num_draft_tokens", "Tokens speculated.", "draft_tokens"),
     ("spec_decode_num_accepted_tokens", "Speculated tokens that were right.", "accepted_tokens"),
+    ("engine_steps", "Steps of the engine.", "num_steps"),
+    ("engine_step_seconds", "Seconds that the engine's steps took.", "step_s"),
     ("engine_restarts", "Engine processes that died and were replaced.", "num_restarts"),
 )
 
