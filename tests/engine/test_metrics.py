@@ -8,7 +8,8 @@ import pytest
 
 from realizar.engine.metrics import EngineStats
 
-MOMENTARY = {"num_running", "num_waiting", "num_used_blocks", "num_blocks"}
+MEMORY = {"device_memory_used_bytes", "device_memory_total_bytes"}
+MOMENTARY = {"num_running", "num_waiting", "num_used_blocks", "num_blocks", *MEMORY}
 
 
 def test_counts_go_on_and_figures_of_the_moment_do_not() -> None:

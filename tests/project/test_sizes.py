@@ -16,7 +16,7 @@ WEB = [path for kind in ("js", "css", "html") for path in sorted((ROOT / "src").
 NATIVE = "src/realizar/backends/cuda/native"
 
 MAX_FILE_LINES = 400
-LARGE_FILES = {"tests/structured/test_grammar_workers.py": 413}
+LARGE_FILES = {"tests/structured/test_grammar_workers.py": 413, "tests/web/test_chats.py": 443}
 
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120  # Triton's and CUDA C++'s: a kernel cut up for size reads worse than a long one
@@ -55,7 +55,9 @@ def _name(path: Path) -> str:
 
 
 def _python_functions(text: str) -> Iterator[tuple[str, int]]:
-    """Names and lines of functions, decorators left out."""
+    """Names and lines of functions, decorators left out; none of a file that is shorter than any limit."""
+    if text.count("\n") <= MAX_FUNCTION_LINES:
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
@@ -127,5 +129,6 @@ def test_growth_and_needless_exceptions_are_found(size: int, exceptions: dict[st
 
 
 def test_functions_of_cuda_are_measured() -> None:
-    text = "#define A(x) \\\n  { x }\nstruct S { int f(int a) {\n return a; } };\n// {\ntemplate <int N>\nvoid g(int a)\n{\n}\n"
+    text = "#define A(x) \\\n  { x }\nstruct S { int f(int a) {\n return a; } };\n// {\n"
+    text += "template <int N>\nvoid g(int a)\n{\n}\n"
     assert list(_cuda_functions(text)) == [("g", 4)]
