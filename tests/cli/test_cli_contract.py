@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -176,6 +177,22 @@ def test_errors_become_statuses(
 ) -> None:
     assert run_app(raising(error), []) == status
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+    "error", [SystemError("error return without exception set"), RuntimeError("can't start new thread"), MemoryError()]
+)
+def test_a_limit_on_addresses_is_told(
+    error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is why; without one such an error is a bug and stays one."""
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (700 << 20, 700 << 20))
+    assert run_app(raising(error), []) == 1
+    assert "may have 700 MB of addresses, by ulimit -v" in capsys.readouterr().err
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if not isinstance(error, MemoryError):
+        with pytest.raises(type(error)):
+            run_app(raising(error), [])
 
 
 def test_a_bug_is_not_hidden() -> None:

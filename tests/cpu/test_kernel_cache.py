@@ -24,8 +24,11 @@ def test_folders_used_last_stay(tmp_path: Path) -> None:
         (tmp_path / name / "kernel").write_bytes(b"code")
         os.utime(tmp_path / name, (1_000_000 - age, 1_000_000 - age))
     (tmp_path / "file").write_text("not a folder")
-    forget_old_folders(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "newer", "newest"]
+    forget_old_folders(tmp_path, tmp_path / "newest", keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "newer", "newest", "old"]
+    forget_old_folders(tmp_path, tmp_path / "old", keep=2)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["file", "newest", "old"], "its own stays, whatever the clock says"
 
 
 def test_folder_is_named_by_the_sources() -> None:

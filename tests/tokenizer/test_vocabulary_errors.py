@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CheckpointError, TokenizerError
+from realizar.errors import CheckpointError, InvalidRequestError, TokenizerError
 from realizar.tokenizer.load import load_tokenizer
 
 PATH = Path("made-up.gguf")
@@ -141,3 +141,27 @@ def test_bytes_or_unknown_are_needed() -> None:
         load({"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": tokens})
     with pytest.raises(TokenizerError, match="needs an unknown token"):
         load({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": tokens})
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "message"),
+    [
+        ("gpt2", ["a", "x" * 1025], "token 1 has 1025 characters, above 1024"),
+        ("gpt2", [f"{index:01000}" for index in range(6400)], "its tokens have 6400000 characters, above 6291456"),
+        ("t5", [f"{index:01000}" for index in range(2200)], "its tokens have 2200000 characters, above 2097152"),
+    ],
+)
+def test_tokens_without_end_are_refused(model: str, tokens: list[str], message: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"key 'tokenizer\.ggml\.tokens': {message}"):
+        load({"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": []})
+
+
+def test_a_panic_while_a_gguf_vocabulary_is_read_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A charsmap with a trie that points outside itself, were it not looked at before."""
+    wild = np.frombuffer((8).to_bytes(4, "little") + b"\0\xff\xff\xff" * 2 + b"x\0", np.uint8)
+    metadata = {**SCORED, "tokenizer.ggml.model": "t5", "tokenizer.ggml.precompiled_charsmap": wild}
+    with pytest.raises(CheckpointError, match="precompiled_charsmap': is malformed: its trie points outside itself"):
+        load(metadata)
+    monkeypatch.setattr("realizar.tokenizer.vocabulary.longest_replacement", lambda _: 1)
+    with pytest.raises(InvalidRequestError, match="the tokenizer fails on this text: index out of bounds"):
+        load(metadata).encode("a")

@@ -32,6 +32,8 @@ from realizar.cli.tokenize import tokenize_command
 from realizar.cli.tune import tune_command
 from realizar.errors import RealizarError
 
+_ENOUGH_ADDRESSES = 4 << 30
+
 
 def _shown_default(value: object) -> str | None:
     """A default as help shows it: of a switch that is off and of a list that is empty there is nothing to say."""
@@ -93,9 +95,15 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), 1)
+        said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        return _fail(said + _memory_limit(), 1)
     except MemoryError:
-        return _fail("out of memory", 1)
+        return _fail("out of memory" + _memory_limit(), 1)
+    except (SystemError, RuntimeError, ImportError) as error:
+        # What libraries and Python itself raise where a call for memory fails. Without a limit it is a bug.
+        if limit := _memory_limit():
+            return _fail(f"{error_line(error)}{limit}", 1)
+        raise
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -107,6 +115,18 @@ def _open_standard_streams() -> None:
     for name, flags, mode in (("stdin", os.O_RDONLY, "r"), ("stdout", os.O_WRONLY, "w"), ("stderr", os.O_WRONLY, "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+
+
+def _memory_limit() -> str:
+    """What to add to an error where `ulimit -v` leaves this process less than a small model needs, else nothing."""
+    if sys.platform == "win32":
+        return ""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or limit > _ENOUGH_ADDRESSES:
+        return ""
+    return f" (this process may have {limit >> 20} MB of addresses, by ulimit -v, and even a small model needs 1500)"
 
 
 def _fail(message: str, status: int) -> int:

@@ -113,7 +113,7 @@ class _Check:
         else:
             ids = msgspec.json.decode(raw, type=dict[str, int])
             tokens, highest = list(ids), max(ids.values(), default=-1)
-        if reason := why_too_long(tokens):
+        if reason := why_too_long(tokens, unigram=raw.startswith(b"[")):
             raise self.refuse("model.vocab", reason)
         merges = bytes(model.merges).count(b",")  # of a list of pairs there are two for each
         if merges > (limit := 2 * MAX_MERGES_PER_TOKEN * max(len(tokens), 256)):

@@ -23,8 +23,9 @@ MAX_SPECIAL_LENGTH = 256
 """Characters of a token that is looked for in every text. Known ones have 30; the search takes time with the length."""
 MAX_TOKEN_LENGTH = 1024
 MAX_VOCABULARY_CHARACTERS = 6 << 20
-"""Of one token and of all. Known ones have 512 and 2 million; unigram's trie takes 300 bytes for each character, and
-overflows the stack with a token of a million."""
+MAX_UNIGRAM_CHARACTERS = 2 << 20
+"""Of one token and of all. Known ones have 512 and 2 million, unigram ones 1.5 million. Unigram's trie takes 300 bytes
+for each character, and overflows the stack with a token of a million."""
 _MODELS = ("gpt2", "gemma4", "whitespace", "llama", "t5", "bert")
 
 
@@ -86,14 +87,15 @@ def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     return _Reader(checkpoint.path, checkpoint.metadata).vocabulary()
 
 
-def why_too_long(tokens: Sequence[str]) -> str | None:
+def why_too_long(tokens: Sequence[str], *, unigram: bool) -> str | None:
     """Why a vocabulary is refused for its tokens' lengths; None where it is not."""
+    most = MAX_UNIGRAM_CHARACTERS if unigram else MAX_VOCABULARY_CHARACTERS
     lengths = list(map(len, tokens))
     longest, total = max(lengths, default=0), sum(lengths)
     if longest > MAX_TOKEN_LENGTH:
         return f"token {lengths.index(longest)} has {longest} characters, above {MAX_TOKEN_LENGTH}"
-    if total > MAX_VOCABULARY_CHARACTERS:
-        return f"its tokens have {total} characters, above {MAX_VOCABULARY_CHARACTERS}"
+    if total > most:
+        return f"its tokens have {total} characters, above {most}"
     return None
 
 
@@ -106,7 +108,7 @@ class _Reader:
 
     def vocabulary(self) -> Vocabulary:
         model = self._model()
-        tokens = self._tokens()
+        tokens = self._tokens(model)
         ids = {text: index for index, text in enumerate(tokens)}
         if len(ids) != len(tokens):
             twice = next(text for index, text in enumerate(tokens) if ids[text] != index)
@@ -137,14 +139,14 @@ class _Reader:
             raise TokenizerError(f"{self.path}: tokenizer.ggml.model {model!r} is not supported")
         return str(model)
 
-    def _tokens(self) -> list[str]:
+    def _tokens(self, model: str) -> list[str]:
         key = _PREFIX + "tokens"
         tokens = self.metadata.get(key)
         if tokens is None:
             raise TokenizerError(f"{self.path} has no vocabulary (no {key})")
         if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
             self.refuse(key, "is no list of strings")
-        if reason := why_too_long(tokens):
+        if reason := why_too_long(tokens, unigram=model == "t5"):
             self.refuse(key, reason)
         if "" in tokens:
             return [text or f"[EMPTY_{index}]" for index, text in enumerate(tokens)]

@@ -44,9 +44,13 @@ def cache_folder() -> Path:
     return user_cache() / "kernels" / digest.hexdigest()[:16]
 
 
-def forget_old_folders(root: Path, keep: int = _KEPT_FOLDERS) -> None:
-    """Delete all but the folders used last: each holds one version's kernels, and versions come and go."""
-    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+def forget_old_folders(root: Path, own: Path, keep: int = _KEPT_FOLDERS) -> None:
+    """Delete all but `own` and the folders used last: each holds one version's kernels, and versions come and go.
+
+    A clock that was set back makes `own` the oldest.
+    """
+    others = [path for path in root.iterdir() if path.is_dir() and path != own]
+    folders = [*sorted(others, key=lambda path: path.stat().st_mtime), own]
     for folder in folders[:-keep]:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,7 +65,7 @@ def use_cache_folder() -> Path | None:
         os.utime(folder)
         tempfile.TemporaryFile(dir=folder).close()
         if not known:
-            forget_old_folders(folder.parent)
+            forget_old_folders(folder.parent, folder)
     except (OSError, HubError) as error:
         _tell(str(error))
         return None
