@@ -121,6 +121,30 @@ def test_a_killed_engine_is_told_to_all_and_replaced(server: Served) -> None:
     assert float(restarts.group(1)) == 1
 
 
+def test_a_model_file_that_is_cut_short_while_it_is_served(tiny: Path, tmp_path: Path) -> None:
+    """A step that reads what is gone ends the engine (SIGBUS); the API says why, until the file is whole."""
+    model, good = tmp_path / "tiny.gguf", tiny.read_bytes()
+    model.write_bytes(good)
+    with serving(model) as served:
+        url = served.wait_ready()
+        before = short_text(url)
+        with model.open("r+b") as file:
+            file.truncate(4096)
+        died = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
+        assert (died.status_code, died.json()["error"]["code"]) == (503, "engine_died")
+        wait_until(lambda: "reason" in httpx.get(f"{url}/ready", timeout=HANG_S).json())
+        reason = f"tiny.gguf has 4096 bytes in place of {len(good)}"
+        response = httpx.get(f"{url}/ready", timeout=HANG_S)
+        assert (response.status_code, response.json()) == (503, {"status": "starting", "reason": reason})
+        refused = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert reason in refused.json()["error"]["message"]
+        assert httpx.get(f"{url}/health", timeout=HANG_S).status_code == 200
+        model.write_bytes(good)
+        wait_until(lambda: is_ready(url))
+        assert short_text(url) == before
+
+
 def test_a_client_that_leaves_mid_stream_frees_its_blocks(server: Served) -> None:
     url = server.wait_ready()
     with server.held_steps():
