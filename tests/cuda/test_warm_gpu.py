@@ -23,10 +23,12 @@ from realizar.sampling_params import SamplingParams  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 RECIPES = {
-    "gqa3": Recipe(64, 6, 2, weights="Q4_K", windows=(None, 40)),
-    "mha": Recipe(96, 8, 8, weights="Q6_K", parts=("soft_cap", "qk_norm", "post_norms")),
+    "gqa3": Recipe(64, 6, 2, weights="Q8_0", windows=(None, None)),
+    "mha": Recipe(96, 8, 8, weights="Q6_K", windows=(None, None), parts=("soft_cap", "qk_norm", "post_norms")),
     "gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(None,), parts=("row_norm",)),
-    "floats": Recipe(64, 4, 4, weights="BF16", parts=("layer_norm", "ungated", "biases"), activation="gelu"),
+    "floats": Recipe(
+        64, 4, 4, weights="BF16", windows=(None, None), parts=("layer_norm", "ungated", "biases"), activation="gelu"
+    ),
 }
 ROWS = 40
 
@@ -98,6 +100,7 @@ def test_nothing_is_compiled_after_loading(
     )  # fmt: skip
     runner = GPURunner(*random_model(recipe), config)
     assert compiled
+    assert min(runner.capacity.num_blocks) >= 32 * ROWS
     compiled.clear()
     loaded = set(launcher._functions)
     mixed_steps(runner, recipe)
