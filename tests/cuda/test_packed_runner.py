@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -123,8 +125,14 @@ def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypa
     runner.close()
 
 
-def test_a_model_of_mixed_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Q4_K_M from a file: Q4_K beside Q6_K within a merged product and from layer to layer, the head in Q6_K."""
+def test_a_model_of_mixed_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Q4_K_M from a file: Q4_K beside Q6_K within a merged product and from layer to layer, the head in Q6_K.
+
+    And the log, where asked, says how each product runs.
+    """
+    caplog.set_level(logging.DEBUG, "realizar.backends.cuda")
     path = tmp_path / "mixed.gguf"
     generate_gguf("tiny", path, "q4_k_m")
     monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0)
@@ -143,4 +151,7 @@ def test_a_model_of_mixed_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     reference = ReferenceModel(runner.spec, load_tensors(runner.spec, open_checkpoint(path)), np.float64)
     check_logits(reference, (request,))
     assert {name.split("_")[0] for name in launched.names} >= {"matvec", "wgmma"}
+    assert "the KV cache holds f16" in caplog.text
+    assert re.search(r"product of 256 columns to \d+, by tokens: 1: int8 by MatvecTiles", caplog.text)
+    assert re.search(r"half by WgmmaTiles.* ending with the activation", caplog.text)
     runner.close()

@@ -29,6 +29,7 @@ from realizar.cli.run import run_command
 from realizar.cli.score import score_command
 from realizar.cli.serve import serve_command
 from realizar.cli.tokenize import tokenize_command
+from realizar.cli.trace import trace_command
 from realizar.cli.tune import tune_command
 from realizar.errors import RealizarError
 
@@ -63,6 +64,7 @@ app.command(perplexity_command, name="perplexity")
 app.command(bench_command, name="bench")
 app.command(bench_serve_command, name="bench-serve")
 app.command(profile_command, name="profile")
+app.command(trace_command, name="trace")
 app.command(tune_command, name="tune")
 app.command(doctor_command, name="doctor")
 

@@ -46,7 +46,7 @@ def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, re
     program = build_program(spec)
     operations = [*program.body, *program.tail]
     named = [part for operation in operations for part in _parts(backend, operation, step)]
-    alone = [each for bound in backend.programs for each in _one_by_one(bound)]
+    alone = [each for bound in backend.programs for each in one_by_one(bound)]
     runs = [[_seconds(backend, each) for each in alone] for _ in range(repeats + 1)]  # the first finds caches cold
     calling = _calling_s(backend)
     best = [max(0.0, min(times) - calling) for times in zip(*runs, strict=True)]
@@ -70,7 +70,7 @@ def _token_bytes(backend: CPUBackend, attention: Attention) -> int:
     return layout.block_bytes // capacity.block_size
 
 
-def _one_by_one(bound: BoundProgram) -> list[BoundProgram]:
+def one_by_one(bound: BoundProgram) -> list[BoundProgram]:
     """A program for each operation, at whose end all threads are done."""
     table = aligned_zeros(bound.table.size, np.int64).reshape(bound.table.shape)
     table[:] = bound.table

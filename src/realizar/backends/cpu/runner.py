@@ -156,6 +156,14 @@ class CPUBackend:
         """A matrix as packed."""
         return self._weights.matrices[linear.weight].size_bytes
 
+    def stream(self, tokens: int) -> NDArray[np.float32]:
+        """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
+        return self._workspace.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
+
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next ones."""
+        return self._logits(tokens)
+
     def capacity(self) -> Capacity:
         return self._capacity
 
@@ -175,12 +183,12 @@ class CPUBackend:
     def submit(self, forward_input: ForwardInput) -> CPUStep:
         if self._pending is not None:
             self._pending.result()
-        self._describe(forward_input)
+        self.begin(forward_input)
         self.walk(self._body)
         self._pending = CPUStep(self, forward_input)
         return self._pending
 
-    def _describe(self, forward_input: ForwardInput) -> None:
+    def begin(self, forward_input: ForwardInput) -> None:
         """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
         space, tokens = self._workspace, len(forward_input.token_ids)
         ids = forward_input.token_ids

@@ -25,8 +25,15 @@ class DecodeAttention:
         self._kernels: dict[AttendKernel, Kernel | None] = {}
 
     def prepare(self, wanted: Iterable[AttendKernel]) -> None:
-        """Compile and load kernels, in parallel where they are not on disk yet."""
-        missing = [kernel for kernel in dict.fromkeys(wanted) if kernel not in self._kernels and kernel.supported]
+        """Compile and load kernels, in parallel where they are not on disk yet.
+
+        Those of shapes that the kernel does not know stay Triton's.
+        """
+        wanted = list(dict.fromkeys(wanted))
+        for kernel in wanted:
+            if not kernel.supported:
+                _LOG.debug("attention of single tokens is Triton's for %s", kernel)
+        missing = [kernel for kernel in wanted if kernel not in self._kernels and kernel.supported]
         try:
             compile_sources([kernel.source() for kernel in missing], self._arch)
         except KernelError as error:

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_attention import AttentionBinder
+from realizar.backends.cuda.decisions import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.finish import StepFinisher
@@ -119,6 +122,7 @@ class CUDABackend:
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, head_counts)))
         self._kv = KVMemory(spec, config, self._context, automatic, device, reserved)
         self._bind(program, merger, config)
+        self._log_decisions(device, str(compute), products, layers + head, counts)
         self._loaded, self._captures = True, config.graphs
         self._warm_up(layers)
 
@@ -139,6 +143,16 @@ class CUDABackend:
         self._attention = attention
         attention.prepare([*self._decode_shapes(), *mixed_shapes(sizes)])
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
+
+    def _log_decisions(
+        self, device: DeviceProfile, compute: str, products: Products | None, linears: list[MergedLinear],
+        counts: set[int],
+    ) -> None:  # fmt: skip
+        _LOG.info("%s", describe_card(device, compute.removeprefix("torch."), self._kv.dtype))
+        if not _LOG.isEnabledFor(logging.DEBUG):
+            return
+        for line in (*describe_refused(products), *describe_routes(linears, counts)):
+            _LOG.debug("%s", line)
 
     def _prepare(
         self, products: Products | None, layers: list[MergedLinear], counts: set[int], head: list[MergedLinear],
@@ -272,6 +286,10 @@ class CUDABackend:
         """Where the model is."""
         assert self._device is not None
         return self._device
+
+    def stream(self, tokens: int) -> NDArray[np.float32]:
+        """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
+        return self._space.hidden[:tokens].cpu().numpy().copy()
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most as many as the workspace has room for."""
