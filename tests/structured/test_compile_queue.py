@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realizar.errors import QueueFullError, RealizarError
+from realizar.errors import EngineDeadError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Ticket
 
@@ -116,6 +116,6 @@ def test_a_closed_queue_refuses_what_waits() -> None:
     waiting.queue.close()
     assert stops == ["stopped"]
     assert waiting.queue.take() is None
-    assert [type(error) for _, _, error in waiting.heard] == [QueueFullError] * 2
-    with pytest.raises(QueueFullError, match="closed"):
+    assert [type(error) for _, _, error in waiting.heard] == [EngineDeadError] * 2
+    with pytest.raises(EngineDeadError, match="closed"):
         waiting.put("b", "3")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from grammar_walks import CONTROL, END, TOKENS, allowed_ids
-from realizar.errors import InvalidRequestError, QueueFullError, RealizarError
+from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
@@ -380,8 +380,8 @@ def test_closing_ends_all_processes() -> None:
     service.close()
     service.close()
     wait_for(lambda: not any(map(is_alive, pids)))
-    assert [type(error) for error in heard] == [QueueFullError]
-    with pytest.raises(QueueFullError, match="closed"):
+    assert [type(error) for error in heard] == [EngineDeadError]
+    with pytest.raises(EngineDeadError, match="closed"):
         service.prepare(DIGITS)
 
 

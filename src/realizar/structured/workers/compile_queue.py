@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from realizar.errors import QueueFullError, RealizarError
+from realizar.errors import EngineDeadError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredOutput
 
 Report = Callable[[RealizarError | None], None]
@@ -58,11 +58,11 @@ class CompileQueue:
         """Queue a request's grammar.
 
         Raises:
-            QueueFullError: so many of its client's wait already, or the queue is closed.
+            QueueFullError: so many of its client's wait already. EngineDeadError: the queue is closed.
         """
         with self._news:
             if self._closed:
-                raise QueueFullError("the engine is being closed")
+                raise EngineDeadError("the engine was closed")
             waiting = self._waiting.get(ticket.client, ())
             if len(waiting) >= self._most:
                 raise QueueFullError(f"{len(waiting)} of your grammars wait to be compiled (limit {self._most})")
@@ -121,7 +121,7 @@ class CompileQueue:
         for job in jobs:
             if job.stop is not None:
                 job.stop()
-            self.finish(job, QueueFullError("the engine is being closed"))
+            self.finish(job, EngineDeadError("the engine was closed"))
 
     def _leave(self, ticket: Ticket) -> None:
         """Take a ticket out of its client's line; empty lines are removed."""

@@ -94,7 +94,7 @@ class GrammarService:
 
         Raises:
             InvalidRequestError: it is malformed, not supported, impossible or too heavy.
-            QueueFullError: there is no room for it now.
+            QueueFullError: there is no room for it now. EngineDeadError: the service was closed.
         """
         while not self._known.has(structured):
             done = threading.Event()
@@ -117,7 +117,7 @@ class GrammarService:
         """Queue a grammar of a client's; `on_done` hears on another thread when it is compiled, or why it is not.
 
         Raises:
-            QueueFullError: too many of the client's wait.
+            QueueFullError: too many of the client's wait. EngineDeadError: the service was closed.
         """
         ticket = Ticket(structured, client, on_done)
         self._queue.put(ticket)
