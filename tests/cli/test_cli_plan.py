@@ -61,8 +61,8 @@ def test_report(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ("1", "does not fit into 1 B of memory: weights and workspace take 140.4 MB"),
-        ("100M", "does not fit into 100.0 MB of memory: weights and workspace take 140.4 MB"),
+        ("1", "weights and workspace take 140.4 MB, and 1 B are free"),
+        ("100M", "weights and workspace take 140.4 MB, and 100.0 MB are free"),
     ],
 )
 @pytest.mark.parametrize("form", [(), ("--json",)])
@@ -71,7 +71,7 @@ def test_a_plan_by_which_nothing_runs_is_status_1(
 ) -> None:
     result = realizar("plan", smollm2_path, "--device", "cpu", "--memory", memory, *form)
     assert result.status == 1
-    assert result.error_lines == [f"realizar: {smollm2_path} {message}"]
+    assert result.error_lines == [f"realizar: the model does not fit: {message}"]
     assert result.stdout, "with the figures that say why"
 
 

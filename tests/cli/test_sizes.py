@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import realizar as realizar_package
 from realizar.cli.progress import download_progress
 from realizar.hub.builtin import BUILTIN_MODELS
 from realizar.sizes import format_bytes
@@ -35,3 +37,16 @@ def test_a_model_has_one_size(
     with download_progress() as progress:
         progress("smollm2:135m", 0, BUILTIN_MODELS["smollm2:135m"].size_bytes)
     assert capsys.readouterr().err == f"fetching smollm2:135m ({shown})\n"
+
+
+def test_no_message_writes_sizes_in_a_way_of_its_own() -> None:
+    """But readers of files, whose limits are powers of two, and tables with a unit in their head."""
+    root = Path(realizar_package.__file__).parent
+    own = re.compile(r">> [23]0\}|/ 1e[69]:[^}]*\} [MG]B\b(?!/s)|/ 1024:")
+    allowed = {"checkpoint", "bench"}
+    found = [
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if path.relative_to(root).parts[0] not in allowed and own.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == ["cli/prompt.py"], "which counts characters"

@@ -63,7 +63,7 @@ def test_command_without_a_gpu(smollm2_path: Path, capsys: pytest.CaptureFixture
     assert plan["kv_limit_bytes"] == int(0.9 * ((1 << 30) - taken))
     assert run_app(app, [*arguments, "--memory", "64M"]) == 1
     captured = capsys.readouterr()
-    assert "does not fit into 64.0 MB of memory" in captured.err
+    assert ", and 64.0 MB are free" in captured.err
     lines = captured.out.splitlines()
     assert "do not fit" in lines[4]
     assert lines[-1].endswith("none")

@@ -67,7 +67,7 @@ def test_what_does_not_fit_at_all_is_refused_with_its_sizes(
 ) -> None:
     monkeypatch.setattr(loading, "load_core", lambda *_arguments, **_options: pytest.fail("weights were read"))
     give(monkeypatch, 1 << 20)
-    with pytest.raises(CapacityError, match=r"does not fit: \d+ MiB of weights, .* of 512 tokens, with 1 MiB free"):
+    with pytest.raises(CapacityError, match=r"does not fit: [\d.]+ kB of weights, .* of 512 tokens, with 1\.0 MB free"):
         load_fitting_core(checkpoint, CONFIG)
 
 

@@ -8,6 +8,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CapacityError
 from realizar.models.spec import ModelSpec, TensorName
+from realizar.sizes import format_bytes
 
 _SHORTEST_CONTEXT = 512
 
@@ -71,8 +72,8 @@ class MemoryPlan:
         """
         if self.needed_bytes > self.free_bytes:
             raise CapacityError(
-                f"the model does not fit: weights and workspace take {self.needed_bytes >> 20} MiB,"
-                f" and {self.free_bytes >> 20} MiB are free"
+                f"the model does not fit: weights and workspace take {format_bytes(self.needed_bytes)},"
+                f" and {format_bytes(self.free_bytes)} are free"
             )
 
     def check_one_fits(self) -> None:
@@ -86,7 +87,7 @@ class MemoryPlan:
         left = self.free_bytes - fixed
         if longest.request_bytes > min(left, self.kv_limit_bytes):
             weights, work, request, free = (
-                f"{size >> 20} MiB"
+                format_bytes(size)
                 for size in (
                     self.weight_bytes + self.copy_bytes,
                     fixed - self.weight_bytes - self.copy_bytes,

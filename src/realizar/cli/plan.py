@@ -73,7 +73,7 @@ def plan_command(
         print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint)}))
     else:
         print("\n".join(_report(plan, file_bytes(checkpoint), max_running)))
-    check_fits(model, plan)
+    check_fits(plan)
 
 
 def _plan_cpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
@@ -121,20 +121,16 @@ def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
     return lines
 
 
-def check_fits(model: str, plan: MemoryPlan) -> None:
+def check_fits(plan: MemoryPlan) -> None:
     """Refuse a plan by which nothing runs.
 
     Raises:
         CapacityError: weights and workspace, or the KV cache of the shortest context, do not fit.
     """
-    free = f"{format_bytes(plan.free_bytes)} of memory"
-    if plan.needed_bytes > plan.free_bytes:
-        raise CapacityError(
-            f"{model} does not fit into {free}: weights and workspace take {format_bytes(plan.needed_bytes)}"
-        )
+    plan.check_weights_fit()
     shortest = plan.contexts[0]
     if shortest.num_requests == 0:
         raise CapacityError(
-            f"{model} does not fit into {free}: one request of {shortest.context_length} tokens takes"
+            f"the model does not fit: one request of {shortest.context_length} tokens takes"
             f" {format_bytes(shortest.request_bytes)} of KV cache, which gets {format_bytes(plan.kv_limit_bytes)}"
         )

@@ -14,6 +14,7 @@ from realizar.cli.arguments import Integer, MaybeInteger, MaybeSize, Size
 from realizar.cli.chat_template import ChatTemplateFile
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
@@ -163,7 +164,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
         with path.open("rb") as file:  # a device or a pipe may have no end
             content = file.read(_MAX_KEY_FILE_BYTES + 1)
         if len(content) > _MAX_KEY_FILE_BYTES:
-            raise RealizarError(f"{path}: larger than {_MAX_KEY_FILE_BYTES >> 20} MiB: not a file of keys")
+            raise RealizarError(f"{path}: larger than {format_bytes(_MAX_KEY_FILE_BYTES)}: not a file of keys")
         lines = [line.strip() for line in content.decode("utf-8").splitlines()]
         if path.stat().st_mode & 0o004:
             _LOG.warning("every user of this machine may read %s", path)

@@ -11,6 +11,7 @@ from realizar.backends.machine import memory_bytes, read_machine
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
+from realizar.sizes import format_bytes
 
 _FREE_MEMORY_SHARE = 0.4
 _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default
@@ -92,8 +93,8 @@ def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_b
         has = memory_bytes()
         if config.kv_cache_bytes > has:
             raise InvalidRequestError(
-                f"kv_cache_bytes of {config.kv_cache_bytes / 1e9:.0f} GB is more than the {has / 1e9:.0f} GB of memory "
-                "that this machine has",
+                f"kv_cache_bytes of {format_bytes(config.kv_cache_bytes)} is more than this machine's "
+                f"{format_bytes(has)} of memory",
                 "kv_cache_bytes",
             )
         return config.kv_cache_bytes

@@ -15,6 +15,7 @@ from realizar.backends.machine import memory_bytes
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
+from realizar.sizes import format_bytes
 
 _ROW_PADDING = 16  # float32 between rows: rows a power of two apart would share cache sets
 
@@ -94,10 +95,10 @@ def reserve_workspace(
 
 
 def _too_many_tokens(config: EngineConfig, has_bytes: int, needed_bytes: int | None) -> InvalidRequestError:
-    needed = "more" if needed_bytes is None else f"{needed_bytes / 1e9:.0f} GB"
+    needed = "more" if needed_bytes is None else format_bytes(needed_bytes)
     return InvalidRequestError(
         f"max_step_tokens of {config.max_step_tokens} needs {needed} for one step, and this machine has "
-        f"{has_bytes / 1e9:.0f} GB of memory",
+        f"{format_bytes(has_bytes)} of memory",
         "max_step_tokens",
     )
 

@@ -11,6 +11,7 @@ from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, elem
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import Attention, ModelSpec
+from realizar.sizes import format_bytes
 
 _FREE_MEMORY_SHARE = 0.9
 _GROUP = 32  # head dimensions that share a scale
@@ -66,7 +67,9 @@ class KVMemory:
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
         if device.is_gpu and taken > free:
-            raise CapacityError(f"the KV cache is to take {taken >> 20} MiB, and {free >> 20} MiB of the GPU are free")
+            raise CapacityError(
+                f"the KV cache is to take {format_bytes(taken)}, and {format_bytes(free)} of the GPU are free"
+            )
         self.layers = [
             self._allocate(layer.attention, self.num_blocks[self._group[index]], device.torch_device)
             for index, layer in enumerate(spec.layers)

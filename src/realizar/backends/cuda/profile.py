@@ -15,6 +15,7 @@ from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.parts import PartTime
 from realizar.errors import CapacityError, RealizarError
+from realizar.sizes import format_bytes
 
 _AT_ONCE = 100  # launches behind one hold; with their events they fit the queue of a stream
 _CYCLES_PER_S = 2_000_000_000  # no GPU's clock is much faster
@@ -114,7 +115,7 @@ def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 
     clock = clock or (EventClock(device.torch_device) if device.is_gpu else HostClock())
     size = min(_READ_BYTES if device.is_gpu else _LEAST_READ_BYTES, free_bytes(device) // 2)
     if size < _LEAST_READ_BYTES:
-        raise CapacityError(f"{size >> 20} MiB are free on the GPU, too little to measure how fast it reads")
+        raise CapacityError(f"{format_bytes(size)} are free on the GPU, too little to measure how fast it reads")
     with device_errors(device.torch_device):
         values = torch.ones(size // 4, dtype=torch.float32, device=device.torch_device)
 
