@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fuzz.read_files import faults
 from fuzz.report import Report
 from fuzz.run import Extent, Run
 from fuzz.server import fuzzed_server
@@ -33,6 +34,16 @@ def fuzz_model(model: str, extent: Extent) -> Report:
     return report
 
 
+def fuzz_files(seed: int, count: int) -> Report:
+    """So many hostile model files, each through what the commands do with it."""
+    report = Report()
+    for fault in faults(seed, 0, count):
+        report.fault(fault)
+    report.counts["model files"] = count
+    print(f"files: {report.summary()}", flush=True)
+    return report
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0, help="of all models together")
@@ -40,11 +51,14 @@ def main() -> int:
     parser.add_argument("--model", action="append", help="a name, a path or tiny; default smollm2:135m and tiny")
     parser.add_argument("--first", type=int, default=0, help="the first request's number, to send one again")
     parser.add_argument("--count", type=int, help="how many requests at most, for each model")
+    parser.add_argument("--files", type=int, default=400, help="hostile model files; none where --count is given")
     parser.add_argument("--clients", type=int, default=12, help="hostile clients at a time")
     given = parser.parse_args()
     models = given.model or ["smollm2:135m", "tiny"]
     extent = Extent(given.seed, given.seconds / len(models), given.first, given.count, given.clients)
-    return int(any(fuzz_model(model, extent).faults for model in models))
+    reports = [fuzz_files(given.seed, given.files)] if given.count is None and given.files else []
+    reports += [fuzz_model(model, extent) for model in models]
+    return int(any(report.faults for report in reports))
 
 
 if __name__ == "__main__":

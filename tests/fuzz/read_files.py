@@ -133,12 +133,16 @@ def faults(seed: int, first: int, count: int, *, runs: bool = False, told: list[
             kind, index, *rest = line.split(" ", 2)
             last = int(index)
             if kind == "fault":
-                yield f"--seed {seed} --first {index} --count 1: {rest[0]}"
+                yield f"{_named(seed, index)}: {rest[0]}"
             elif kind == "said" and told is not None:
                 told.append(rest[0])
         if worker.returncode != 0:
-            yield f"--seed {seed} --first {last} --count 1: the process ended with status {worker.returncode}"
+            yield f"{_named(seed, last)}: the process ended with status {worker.returncode}"
         first = end if worker.returncode == 0 else last + 1
+
+
+def _named(seed: int, index: int | str) -> str:
+    return f"python -m fuzz.read_files --seed {seed} --first {index} --count 1"
 
 
 def main() -> int:

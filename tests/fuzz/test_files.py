@@ -33,7 +33,9 @@ def test_files_of_a_seed_harm_nobody() -> None:
 def test_what_ends_or_stops_the_process_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_files, "_HANGS_S", 0.0)
     monkeypatch.setattr(read_files.subprocess.Popen, "wait", _killed)
-    assert list(faults(7, 3, 1)) == ["--seed 7 --first 3 --count 1: the process ended with status -9"]
+    assert list(faults(7, 3, 1)) == [
+        "python -m fuzz.read_files --seed 7 --first 3 --count 1: the process ended with status -9"
+    ]
 
 
 def _killed(process: read_files.subprocess.Popen[bytes], timeout: float | None = None) -> int:
