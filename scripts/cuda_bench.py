@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from realizar.backends.base import Capacity, ForwardInput, RowInput
+from realizar.backends.base import Capacity, ForwardInput, RowInput, StepOutput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.bench import generate
@@ -34,12 +34,12 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 
 # llama.cpp b11434 on an H200: tokens/s by sequences, and of a prompt of 2,048.
-PEER = {
+PEER: dict[str, dict[int | str, int]] = {
     "llama-8b": {1: 253, 2: 471, 4: 695, 8: 961, 16: 2077, 32: 3335, 64: 4669, 128: 5406, 256: 6235, "prefill": 9715},
     "llama-1b": {1: 846, "prefill": 44281},
     "qwen2.5-1.5b": {1: 559, 2: 923, 4: 1422, 8: 2246, 16: 3700, 32: 5758, 64: 8305, 256: 14179, "prefill": 28522},
 }
-TARGET = {
+TARGET: dict[str, dict[int | str, int]] = {
     "llama-8b": {1: 650, 8: 3800, 16: 7000, 64: 18000, 256: 30000, "prefill": 32000},
     "llama-1b": {1: 2000},
     "qwen2.5-1.5b": {1: 1500},
@@ -55,7 +55,7 @@ def random_checkpoint(shape_name: str, file_type: Any) -> Checkpoint:
     for tensor in generate._tensors(shape, file_type, 0):
         key = tensor.ggml_type, tuple(tensor.shape)
         if key not in made:
-            data = np.ascontiguousarray(tensor.data())
+            data = np.ascontiguousarray(tensor.data() if callable(tensor.data) else tensor.data)
             made[key] = data.view(np.uint8).reshape(-1)
         tensors[tensor.name] = StoredTensor(tensor.name, tensor.ggml_type, tuple(tensor.shape), made[key], path, 0)
     return Checkpoint(path, "gguf", generate._metadata(shape, shape_name, file_type), tensors)
@@ -98,10 +98,10 @@ def timed_results(waits: list[float]) -> Iterator[None]:
     """Within, `waits` gets the seconds that each step's result took to come."""
     result = CUDAStep.result
 
-    def timed(step: CUDAStep) -> Any:
+    def timed(self: CUDAStep) -> StepOutput:
         started = time.perf_counter()
         try:
-            return result(step)
+            return result(self)
         finally:
             waits.append(time.perf_counter() - started)
 

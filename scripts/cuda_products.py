@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,14 +73,22 @@ class Bench:
     def shape_ms(self, name: str, rows: int, config: ProductConfig, repeats: int = 5) -> float:
         """All layers of one shape."""
         count = len(self.stacks[name])
-        return replay_ms(lambda: [self.run(name, i, rows, config) for i in range(count)] and None, repeats)
+
+        def run() -> None:
+            for layer in range(count):
+                self.run(name, layer, rows, config)
+
+        return replay_ms(run, repeats)
 
     def all_ms(self, rows: int, configs: dict[str, ProductConfig]) -> float:
         """All layers."""
         count = len(self.stacks["o"])
-        return replay_ms(
-            lambda: [self.run(n, i, rows, configs[n]) for i, n in itertools.product(range(count), SHAPES)] and None, 15
-        )
+
+        def run() -> None:
+            for layer, name in itertools.product(range(count), SHAPES):
+                self.run(name, layer, rows, configs[name])
+
+        return replay_ms(run, 15)
 
     def bytes(self, name: str) -> int:
         return sum(matrix.size_bytes for matrix in self.stacks[name])
@@ -132,19 +141,19 @@ def time_gated(products: Products, ggml_type: GGMLType, compact: bool) -> None:
         x, target = (written(products, torch.randn(rows, cols, device="cuda"), gated.format) for cols in (4096, 14336))
         partials = torch.empty((plain.splits, rows, 28672), device="cuda")
 
-        def all_gated() -> None:
+        def all_gated(config: ProductConfig) -> None:
             for matrix in matrices:
-                launch_gated(products, matrix, x, target, rows, gated)  # noqa: B023
+                launch_gated(products, matrix, x, target, rows, config)  # noqa: B023
 
         def all_plain() -> None:
             for matrix in matrices:
                 products.launch(matrix, x, partials, rows, plain)  # noqa: B023
 
-        each = f"{replay_ms(all_gated):7.3f} ms with silu, {replay_ms(all_plain):7.3f} without"
+        each = f"{replay_ms(partial(all_gated, gated)):7.3f} ms with silu, {replay_ms(all_plain):7.3f} without"
         print(f"gate and up, rows {rows:5d}: {each}", flush=True)
         for shape in GATED_FEW if gated.format.kind == "int8" else ():
             gated = dataclasses.replace(gated, tiles=MatvecTiles(rows, 2, *shape))
-            print(f"  parts, unroll, blocks {shape}: {replay_ms(all_gated):7.3f} ms", flush=True)
+            print(f"  parts, unroll, blocks {shape}: {replay_ms(partial(all_gated, gated)):7.3f} ms", flush=True)
 
 
 def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
@@ -160,7 +169,12 @@ def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
     for rows in (1, 8, 64):
         config = dataclasses.replace(products.route(rows, heads[0]), splits=1)
         x = written(products, torch.randn(rows, 4096, device="cuda"), config.format)
-        ms = replay_ms(lambda: [products.launch(h, x, partials, rows, config) for h in heads] and None) / 2  # noqa: B023
+
+        def run() -> None:
+            for head in heads:
+                products.launch(head, x, partials, rows, config)  # noqa: B023
+
+        ms = replay_ms(run) / 2
         print(f"head Q6_K rows {rows}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
 
 

@@ -43,7 +43,8 @@ def write_model(shape_name: str, path: Path, folder: Path) -> None:
 
     @cache
     def made(key: Any) -> np.ndarray:
-        return np.ascontiguousarray(first[key].data())
+        data = first[key].data
+        return np.ascontiguousarray(data() if callable(data) else data)
 
     write_gguf(
         path, metadata,

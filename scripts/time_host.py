@@ -19,6 +19,7 @@ from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
+from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core import EngineCore
 from realizar.engine.measure import measure
@@ -37,6 +38,12 @@ class AtOnce:
         self._config, self._sizes = config, step_sizes(spec, config, spec.context_length, TILE)
         self._arrays = StepArrays(self._sizes, interpreter_device())
         self._pending: CUDAStep | None = None
+
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        raise NotImplementedError("it is made loaded")
+
+    def device_memory(self) -> None:
+        """It has none of its own."""
 
     def capacity(self) -> Capacity:
         config, size = self._config, self._config.block_size
@@ -66,7 +73,10 @@ class AtOnce:
         shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
         self._arrays.send(step, shape, [(want.token, step.rows[want.row_index].row) for want in wanted])
         self._pending = CUDAStep(
-            step, wanted, lambda done: PendingResult(torch.full((len(done.wanted),), 7), [], {}, None)
+            step,
+            wanted,
+            lambda done: PendingResult(torch.full((len(done.wanted),), 7), [], {}, {}, None),
+            torch.device("cpu"),
         )
         return self._pending
 
