@@ -11,6 +11,7 @@ whose lines are the engines started; with `mends`, only the first one dies or ho
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -83,6 +84,7 @@ def main() -> int:
 
     def load(command: Load, progress: LoadProgress) -> EngineCore:
         progress("reading weights", 0.5)
+        logging.getLogger("realizar.scripted").debug("loaded")
         if "loads" in options:
             hold(options["loads"])
         if dies == "refuses":

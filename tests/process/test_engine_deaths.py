@@ -42,12 +42,14 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(
-    vigilance: Vigilance = QUICK, files: ModelFiles | None = None, **options: Any
+    vigilance: Vigilance = QUICK, files: ModelFiles | None = None, level: str = "WARNING", **options: Any
 ) -> AsyncIterator[AsyncEngine]:
     import json
 
     command = (sys.executable, scripted_process.__file__, json.dumps(options))
-    engine = AsyncEngine(ProcessLink(Load("unread", EngineConfig()), vigilance, command, files), NumberText)
+    engine = AsyncEngine(
+        ProcessLink(Load("unread", EngineConfig(), log_level=level), vigilance, command, files), NumberText
+    )
     await engine.start()
     try:
         async with asyncio.timeout(60):
@@ -215,8 +217,20 @@ def test_a_death_of_the_file_is_no_requests_fault(model: Path) -> None:
     run(main())
 
 
-def test_the_engine_logs_at_the_servers_level(caplog: pytest.LogCaptureFixture) -> None:
-    """And at its own lines' levels, whatever the library beside it prints."""
+@pytest.mark.parametrize(("level", "heard"), [("DEBUG", True), ("INFO", False)])
+def test_the_engine_logs_at_the_servers_level(level: str, heard: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(level=level):
+            pass
+
+    with caplog.at_level(logging.DEBUG):
+        run(main())
+    found = [record.levelname for record in caplog.records if "realizar.scripted: loaded" in record.getMessage()]
+    assert found == (["DEBUG"] if heard else [])
+
+
+def test_an_engines_lines_keep_their_levels(caplog: pytest.LogCaptureFixture) -> None:
+    """What a library beside it prints is a warning."""
     from realizar.engine.process_child import _log_line
 
     with caplog.at_level(logging.DEBUG):
