@@ -138,6 +138,7 @@ def test_attacks_are_inert(api: ScriptedApi, page: Any) -> None:
         assert page.evaluate("window.hit") is None
         assert "window.hit = 1</script>" in page.locator(".assistant .body").inner_text()
         page.reload()
+        page.wait_for_selector(".assistant")
 
 
 def test_nothing_is_lost_and_growing_is_the_same(module: Any) -> None:

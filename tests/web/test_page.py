@@ -130,12 +130,14 @@ def test_a_reload_keeps_the_conversation(api: ScriptedApi, page: Any) -> None:
     ask(page, "Hi")
     finished(page)
     page.reload()
+    page.wait_for_selector(".assistant")
     assert page.locator(".message").count() == 2
     assert page.locator(".assistant .body").inner_text() == "Hello"
     assert not page.is_visible("#welcome")
     page.click("#new-chat")
-    assert page.is_visible("#welcome")
+    page.wait_for_selector("#welcome:not([hidden])")
     page.reload()
+    assert page.is_visible("#welcome")
     assert page.locator(".message").count() == 0
 
 

@@ -324,6 +324,7 @@ async function start() {
 
 setUpTheme();
 showIdeas();
+byId("welcome").hidden = location.hash !== "";
 listen();
 listenToWindow();
 opening = start();

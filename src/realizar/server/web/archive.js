@@ -94,12 +94,14 @@ export class Archive {
     return found.filter(isConversation).sort((one, other) => other.updated - one.updated);
   }
 
-  /** A conversation's record and messages; null if there is none. */
+  /** A conversation's record and messages, and how many more of these can't be read; null if there is none. */
   async load(id) {
     return this.transact("readonly", async (store) => {
-      const chat = result(store(CHATS).get(id));
-      const messages = result(store(MESSAGES).index("conversation").getAll(id));
-      return isConversation(await chat) ? { chat: await chat, messages: (await messages).filter(isMessage) } : null;
+      const [chat, all] = await Promise.all([
+        result(store(CHATS).get(id)), result(store(MESSAGES).index("conversation").getAll(id)),
+      ]);
+      const messages = all.filter(isMessage);
+      return isConversation(chat) ? { chat, messages, unreadable: all.length - messages.length } : null;
     });
   }
 

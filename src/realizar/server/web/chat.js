@@ -41,6 +41,7 @@ export class Chats {
     if (id !== null && !found) {
       const stored = await this.read(id);
       found = stored && new Chat(stored.chat, stored.messages);
+      tellUnreadable(stored?.unreadable ?? 0);
     }
     if (found?.tree.get(leaf)) {
       found.tree.choose(found.tree.get(leaf));
@@ -180,6 +181,15 @@ export class Chats {
       const restore = () => this.keep(chat, [], true);
       notify("deleted", "This chat was deleted in another tab.", { label: "Restore", run: restore });
     }
+  }
+}
+
+/** Says that messages are missing from what is shown. */
+function tellUnreadable(count) {
+  if (count) {
+    notify("unreadable", `Stored messages of this chat that can’t be read, and are left as they are: ${count}.`);
+  } else {
+    dismiss("unreadable");
   }
 }
 
