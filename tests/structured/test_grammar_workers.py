@@ -347,13 +347,31 @@ def test_open_requests_bound_the_processes() -> None:
     assert service.hold("b", DIGITS, open_ids.__contains__)
     service.prepare(third)
     assert not service._known.has(LETTERS)
-    assert service._known.num_processes == 2
+    assert service._known.usage()[0] == 2
     open_ids.clear()
     assert service.hold("c", third, open_ids.__contains__)
     for number in range(4):
         service.prepare(StructuredOutput("regex", f"idle{number}"))
-    assert service._known.num_processes <= 2
+    assert service._known.usage()[0] <= 2
     assert service._known.has(third)
+    service.close()
+
+
+def test_open_requests_bound_the_memory() -> None:
+    service = make_service(WorkerLimits(total_bytes=1))
+    service.prepare(LETTERS)
+    open_ids = {"a"}
+    assert service.hold("a", LETTERS, open_ids.__contains__)
+    row = Follower(service, LETTERS)
+    step(service, row)
+    assert service._known.usage()[1] > 1000
+    with pytest.raises(QueueFullError, match="memory"):
+        service.prepare(DIGITS)
+    service.close_row(row.row)
+    open_ids.clear()
+    assert not service.hold("b", DIGITS, open_ids.__contains__)
+    service.prepare(DIGITS)
+    assert not service._known.has(LETTERS)
     service.close()
 
 

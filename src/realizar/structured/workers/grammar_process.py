@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -66,6 +67,7 @@ class GrammarProcess:
     ) -> None:
         self._channel, self._factory, self._masks = channel, factory, masks
         self._rows: dict[int, GrammarMatcher] = {}
+        self._first_bytes = _most_resident_bytes()
         _limit(memory_bytes)
 
     def run(self) -> None:
@@ -91,7 +93,7 @@ class GrammarProcess:
             self._channel.send(Refused(str(error)))
             return None
         _limit_cpu(None)
-        self._channel.send(Done())
+        self._channel.send(Done(self._taken_bytes()))
         return grammar
 
     def _step(self, grammar: Grammar, step: Step) -> Stepped:
@@ -110,7 +112,16 @@ class GrammarProcess:
         return Stepped(
             {row.key: error for row in step.rows if (error := self._rows[row.key].error) is not None},
             tuple(row.key for row in step.rows if self._rows[row.key].ended),
+            self._taken_bytes(),
         )
+
+    def _taken_bytes(self) -> int:
+        return _most_resident_bytes() - self._first_bytes
+
+
+def _most_resident_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _limit(memory_bytes: int) -> None:

@@ -96,20 +96,26 @@ class KnownGrammars:
             surplus = [grammar for grammar in self._retired if not grammar.num_rows]
             self._retired = [grammar for grammar in self._retired if grammar.num_rows]
             idle = [grammar for grammar in self._grammars.values() if grammar.idle]
-            count = sum(grammar.worker is not None for grammar in (*self._grammars.values(), *self._retired))
-            too_many = max(len(idle) - self._limits.idle, count + 1 - self._limits.processes, 0)
-            for grammar in idle[:too_many]:
+            count, size_bytes = self._usage()
+            while idle and (
+                len(idle) > self._limits.idle
+                or count >= self._limits.processes
+                or size_bytes >= self._limits.total_bytes
+            ):
+                grammar = idle.pop(0)
                 del self._grammars[grammar.structured]
                 surplus.append(grammar)
+                if grammar.worker is not None:
+                    count, size_bytes = count - 1, size_bytes - grammar.worker.memory_bytes
             workers = [grammar.worker for grammar in surplus if grammar.worker is not None]
             for grammar in surplus:
                 grammar.worker = None
             return workers
 
-    @property
-    def num_processes(self) -> int:
+    def usage(self) -> tuple[int, int]:
+        """Processes, and the bytes that they have taken together."""
         with self._lock:
-            return sum(grammar.worker is not None for grammar in (*self._grammars.values(), *self._retired))
+            return self._usage()
 
     def close(self) -> None:
         """End all processes."""
@@ -121,6 +127,11 @@ class KnownGrammars:
             if grammar.worker is not None:
                 grammar.worker.close()
                 grammar.worker = None
+
+    def _usage(self) -> tuple[int, int]:
+        grammars = (*self._grammars.values(), *self._retired)
+        workers = [grammar.worker for grammar in grammars if grammar.worker is not None]
+        return len(workers), sum(worker.memory_bytes for worker in workers)
 
     def _check(self, structured: StructuredOutput) -> None:
         reason = self._refusals.get(structured)

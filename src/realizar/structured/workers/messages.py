@@ -42,7 +42,9 @@ class Reap(msgspec.Struct, frozen=True, tag="reap"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """What was asked for is done."""
+    """What was asked for is done. `memory_bytes`: what a grammar's process has taken for it."""
+
+    memory_bytes: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -107,10 +109,17 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
-    """`errors`: why rows can't go on, by key; their masks are empty. `ended`: keys of rows whose output is complete."""
+    """What came of a step.
+
+    Attributes:
+        errors: why rows can't go on, by key; their masks are empty.
+        ended: keys of rows whose output is complete.
+        memory_bytes: what the process has taken so far.
+    """
 
     errors: dict[int, str]
     ended: tuple[int, ...]
+    memory_bytes: int
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):

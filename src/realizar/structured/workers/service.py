@@ -200,10 +200,11 @@ class GrammarService:
             return
         for surplus in self._known.take_surplus():
             surplus.close()
-        if self._known.num_processes >= self._limits.processes:
-            raise QueueFullError(
-                f"open requests have {self._limits.processes} different grammars, as many as may", _RETRY_S
-            )
+        count, size_bytes = self._known.usage()
+        if count >= self._limits.processes:
+            raise QueueFullError(f"open requests have {count} different grammars, as many as may", _RETRY_S)
+        if size_bytes >= self._limits.total_bytes:
+            raise QueueFullError("the grammars of open requests take all memory that grammars may have", _RETRY_S)
         try:
             worker = self._compile(job.structured, job)
         except InvalidRequestError as error:

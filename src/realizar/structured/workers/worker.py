@@ -37,7 +37,8 @@ class WorkerLimits:
         compile_cpu_s: processor time of compiling one. The heaviest that the bounds on size allow take half a second.
         compile_s: time of compiling one, should its process hang.
         step_s: time of one step's masks, should its process hang.
-        memory_bytes: of one grammar and the rows that follow it.
+        memory_bytes: of one grammar and the rows that follow it; the heaviest takes some 50 MB.
+        total_bytes: of all grammars, above which none is compiled.
         processes: of grammars, with those of requests that wait.
         idle: of these, how many are kept for requests to come.
         queued_per_client: grammars of one client that may wait to be compiled.
@@ -46,7 +47,8 @@ class WorkerLimits:
     compile_cpu_s: int = 3
     compile_s: float = 60.0
     step_s: float = 10.0
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = 256 << 20
+    total_bytes: int = 2 << 30
     processes: int = 256
     idle: int = 32
     queued_per_client: int = 128
@@ -66,6 +68,9 @@ class WorkerDiedError(Exception):
 class GrammarWorker:
     """One process. Only `kill` may be called while another thread uses it.
 
+    Attributes:
+        memory_bytes: what it had taken when it answered last.
+
     Args:
         encode: the model's tokenizer: text to ids, without special ones; None where it is not known.
 
@@ -76,6 +81,7 @@ class GrammarWorker:
     def __init__(self, server: ServerHandle, encode: Callable[[str], Sequence[int]] | None) -> None:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
+        self.memory_bytes = 0
         self._lock = threading.Lock()
         self._reaped = False
 
@@ -96,6 +102,7 @@ class GrammarWorker:
         if isinstance(answer, Refused):
             self.close()
             raise InvalidRequestError(answer.reason, "structured")
+        self.memory_bytes = answer.memory_bytes
 
     def send_step(self, step: Step, timeout_s: float) -> None:
         """Have a step's masks computed; `receive_step` waits for them. Raises WorkerDiedError."""
@@ -109,6 +116,7 @@ class GrammarWorker:
         try:
             answer = self._answer(timeout_s)
             if isinstance(answer, Stepped):
+                self.memory_bytes = answer.memory_bytes
                 return answer
             raise ChannelError("it answered out of turn")
         except ChannelError as error:
