@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cyclopts import App
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.cli.main import app, run_app
-from realizar.cli.printable import error_line, json_line, printable, shown_answer
+from realizar.cli.printable import PrintableFormatter, error_line, json_line, printable, shown_answer
 from realizar.cli.progress import download_progress
 from realizar.cli.run import show
 
@@ -54,6 +56,29 @@ def test_one_line_of_an_error_is_short_and_printable() -> None:
     assert error_line(ValueError(f"a\n b {EVIL}")) == f"a b {printable(EVIL.rstrip(chr(13) + chr(0x202E)))} \\u202e"
     assert len(error_line("x" * 100_000)) < 5000
     assert error_line(ValueError()) == "ValueError"
+
+
+def test_log_lines_are_printable(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("x").warning("tensor %s\nand a line more", EVIL)
+    line = PrintableFormatter("%(levelname)s %(message)s").format(caplog.records[0])
+    assert line.startswith("WARNING tensor \\x1b]0;owned")
+    assert line.endswith("\nand a line more")
+    assert not set("\x1b\x9b\r") & set(line)
+
+
+def test_warnings_of_a_command_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a command that sets up no log: Python's last resort shows them."""
+    application = App(result_action="return_value")
+
+    @application.default
+    def command() -> None:
+        logger = logging.getLogger("alone")
+        logger.propagate = False
+        logger.warning("a tensor called %s", EVIL)
+
+    assert run_app(application, []) == 0
+    assert capsys.readouterr().err.startswith("realizar: a tensor called \\x1b]0;owned")
 
 
 def test_json_keeps_letters_and_values() -> None:

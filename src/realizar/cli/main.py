@@ -6,6 +6,7 @@ our output went away; a server that a second signal stopped ends with 128 and it
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from realizar.cli.inspect import inspect_model
 from realizar.cli.list import list_command
 from realizar.cli.perplexity import perplexity_command
 from realizar.cli.plan import plan_command
-from realizar.cli.printable import error_line
+from realizar.cli.printable import PrintableFormatter, error_line
 from realizar.cli.profile import profile_command
 from realizar.cli.pull import pull_command
 from realizar.cli.remove import remove_command
@@ -78,6 +79,8 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status; every error that is not a bug is one line on stderr."""
     try:
         _open_standard_streams()
+        if logging.lastResort is not None:  # what shows warnings of commands that have no log of their own
+            logging.lastResort.setFormatter(PrintableFormatter("realizar: %(message)s"))
         # A terminal that lacks a character shows `?`; bytes that are no text are refused by what reads them.
         for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
             reconfigure = getattr(stream, "reconfigure", None)

@@ -7,6 +7,7 @@ is typed next. Everything that a command shows and did not write itself passes h
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from typing import Any
@@ -44,6 +45,13 @@ def json_line(value: Any) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log lines without control characters but line breaks and tabs: they may name what a file or a client calls so."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _CONTROL.sub(lambda found: _escaped(found.group()), super().format(record))
 
 
 def _escaped(char: str) -> str:

@@ -14,7 +14,7 @@ from realizar.cli.arguments import Model
 from realizar.cli.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.load_progress import load_progress
 from realizar.cli.loading import EngineOptions
-from realizar.cli.printable import printable
+from realizar.cli.printable import PrintableFormatter, printable
 from realizar.cli.progress import download_progress
 from realizar.cli.sampling_options import SamplingOptions
 from realizar.cli.serve_options import BatchingOptions, ServerOptions
@@ -48,9 +48,9 @@ def serve_command(
     from realizar.server.app import create_app
     from realizar.server.clients import is_loopback
 
-    logging.basicConfig(
-        level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=server.log_level.upper(), handlers=[lines])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
