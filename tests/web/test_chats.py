@@ -338,6 +338,14 @@ def test_without_storage_the_page_says_so(echo: ScriptedApi, page: Any, fault: s
     ask(page, "after")
     finished(page, 2)
     assert said(page)[2:] == ["after", "re after #1"]
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    new_chat(page)
+    ask(page, "else")
+    finished(page)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.click("#open-chats")
+    page.wait_for_selector("#chats[open]")
+    assert "deleted" not in page.inner_text("#notices")
     assert json.loads(page.evaluate("localStorage.getItem('realizar.conversation')")) == EARLIER, "it is not lost"
 
 

@@ -74,6 +74,8 @@ AS_WRITTEN = (
     r"\(\begin{constructor}x\end{constructor}\)",
     r"\(\mathbb\)",
     r"\(" + "{" * 100 + "}" * 100 + r"\)",
+    r"\(" + r"\sqrt" * 300 + r"x\)",
+    r"\(" + r"\frac1" * 300 + r"x\)",
     r"\(\text{\foo}\)",
     r"$#$",
 )

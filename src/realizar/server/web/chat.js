@@ -8,8 +8,9 @@ const SAVE_EVERY_MS = 1000; // while an answer comes
 
 /** One conversation: its record, its messages, and the answer that is coming, if any. */
 class Chat {
-  constructor(record, messages) {
+  constructor(record, messages, isStored = false) {
     this.record = record;
+    this.isStored = isStored; // or was: another tab may have erased it since
     this.tree = new Tree(messages, record.leaf);
     this.answer = null;
     this.isGone = false; // deleted in another tab
@@ -40,7 +41,7 @@ export class Chats {
     let found = this.answering.get(id) ?? null;
     if (id !== null && !found) {
       const stored = await this.read(id);
-      found = stored && new Chat(stored.chat, stored.messages);
+      found = stored && new Chat(stored.chat, stored.messages, true);
       tellUnreadable(stored?.unreadable ?? 0);
     }
     if (found?.tree.get(leaf)) {
@@ -145,6 +146,7 @@ export class Chats {
     chat.isGone &&= !revive;
     try {
       await this.archive.save({ ...chat.record }, messages, [...chat.tree.messages.values()], revive);
+      chat.isStored ||= revive;
       dismiss("storage");
     } catch (error) {
       tellTrouble(error);
@@ -163,6 +165,9 @@ export class Chats {
     } catch (error) {
       tellTrouble(error);
       return;
+    }
+    if (stored === null && !chat.isStored) {
+      return; // not written yet
     }
     const isThere = stored !== null && !stored.chat.deleted;
     chat.isGone = !isThere;

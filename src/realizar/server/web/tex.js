@@ -8,7 +8,7 @@ import { element, fence, row, space, TexError, withScripts } from "./mathml.js";
 import { COMMANDS } from "./texcommands.js";
 import { makeTable } from "./textable.js";
 
-const MAX_DEPTH = 40;
+const MAX_DEPTH = 80; // of groups and of what stands in them
 const MAX_LENGTH = 10_000;
 const TOKEN = /\\(?:(?:operatorname|tag|hspace)\*|[a-zA-Z]+|[^])|\d+(?:[.,]\d+)*|\s+|[^]/gu;
 const PLAIN = new Map([["-", "−"], ["*", "∗"], ["'", "′"], ["`", "‘"]]);
@@ -246,6 +246,16 @@ class Parser {
   }
 
   atom(before) {
+    this.depth += 1;
+    if (this.depth > MAX_DEPTH) {
+      throw new TexError("too deep"); // browsers' layout has its limits too
+    }
+    const node = this.unbounded(before);
+    this.depth -= 1;
+    return node;
+  }
+
+  unbounded(before) {
     const token = this.next();
     if (token === "{") {
       this.at -= 1;
