@@ -57,6 +57,19 @@ def test_one_shared_death_keeps_nobody_out() -> None:
     asyncio.run(main())
 
 
+def test_copies_of_one_request_count_once_a_death() -> None:
+    """Many clients may ask the same; one death of an engine they shared refuses none of them."""
+
+    async def main() -> None:
+        suspects = Suspects()
+        copies = [replace(POISON, request_id=str(number)) for number in range(4)]
+        suspects.note_death(copies)
+        leaving = [await suspects.admit(each) for each in copies]
+        assert len(leaving) == 4
+
+    asyncio.run(main())
+
+
 def test_after_two_deaths_each_runs_apart_and_the_third_tells() -> None:
     async def main() -> None:
         suspects = Suspects()

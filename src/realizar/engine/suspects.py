@@ -53,10 +53,9 @@ class Suspects:
         return len(self._points)
 
     def note_death(self, requests: Collection[Request]) -> None:
-        """An engine died while these were open."""
+        """An engine died while these were open. Copies of one request count once: one death says no more of them."""
         now = self._clock()
-        for request in requests:
-            key = fingerprint(request)
+        for key in dict.fromkeys(map(fingerprint, requests)):
             points = self._points.pop(key, (0, now))[0] + (APART if len(requests) == 1 else 1)
             self._points[key] = points, now
         while len(self._points) > _MOST:
