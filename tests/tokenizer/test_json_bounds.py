@@ -172,6 +172,16 @@ def test_refused_within_bounds(case: str, read: dict[str, tuple[str, int, int]])
     assert grown_kib < (64 << 10) + 8 * size // 1024
 
 
+@pytest.mark.parametrize("key", ["added_tokens", "model.vocab"])
+def test_lists_without_end_are_counted_before_they_are_parsed(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = {"added_tokens": 4, "model.vocab": 2}[key]
+    monkeypatch.setattr("realizar.tokenizer.json_bounds.MAX_TOKENS", most)
+    with pytest.raises(CheckpointError, match=rf"key '{key}': has some \d+ tokens, above {most}"):
+        load(tmp_path, {"added_tokens": [token(0, "a")] * 9})
+
+
 def load(folder: Path, change: dict[str, Any], rows: int = 8) -> Any:
     path = folder / "tokenizer.json"
     path.write_text(json.dumps({**copy.deepcopy(GOOD), **change}))

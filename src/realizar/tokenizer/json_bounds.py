@@ -27,6 +27,7 @@ MAX_TOKENS_BEYOND_ROWS = 1024
 """Tokens whose number is past the model's rows: some files name a few that the model never learnt."""
 MAX_ADDED_BYTES = 2 << 20
 """Bytes of added tokens, beginnings that they share counted once: the automaton that finds them takes 60 times that."""
+MAX_TOKENS = 1 << 20
 MAX_MERGES_PER_TOKEN = 32
 MAX_STEPS = 64
 MAX_PATTERN_BYTES = 16 << 10
@@ -60,7 +61,7 @@ class _Model(msgspec.Struct):
 
 class _File(msgspec.Struct):
     model: _Model
-    added_tokens: list[_Added] = []
+    added_tokens: msgspec.Raw = msgspec.Raw(b"[]")
     normalizer: msgspec.Raw = msgspec.Raw(b"null")
     pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
     post_processor: msgspec.Raw = msgspec.Raw(b"null")
@@ -93,8 +94,8 @@ class _Check:
     def growth(self, file: _File) -> float:
         """Checks all parts; what the text may grow by before it is cut into tokens."""
         count, highest = self._vocabulary(file.model)
-        self._added(file.added_tokens)
-        self._ids(count, len(file.added_tokens), max([highest, *(token.id for token in file.added_tokens)]))
+        added = self._added(file.added_tokens)
+        self._ids(count, len(added), max([highest, *(token.id for token in added)]))
         growth = 1.0
         for key, raw in (("normalizer", file.normalizer), ("pre_tokenizer", file.pre_tokenizer)):
             growth *= math.prod(self._step_growth(key, step) for step in self._steps(key, raw))
@@ -107,6 +108,7 @@ class _Check:
     def _vocabulary(self, model: _Model) -> tuple[int, int]:
         """Tokens of the model, and the highest id."""
         raw = bytes(model.vocab).lstrip()
+        self._check_count("model.vocab", raw, b":[")
         if raw.startswith(b"["):
             tokens = [piece for piece, _ in msgspec.json.decode(raw, type=list[tuple[str, float]])]
             highest = len(tokens) - 1
@@ -120,7 +122,15 @@ class _Check:
             raise self.refuse("model.merges", f"{merges} parts of merges for {len(tokens)} tokens, above {limit}")
         return len(tokens), highest
 
-    def _added(self, tokens: list[_Added]) -> None:
+    def _check_count(self, key: str, raw: bytes, marks: bytes) -> None:
+        """Before a list is parsed, whose items take far more memory than their text; `marks` stand in each of them."""
+        count = max(raw.count(mark) for mark in (marks[:1], marks[1:]) if mark)
+        if count > 2 * MAX_TOKENS:  # tokens hold such characters too
+            raise self.refuse(key, f"has some {count} tokens, above {MAX_TOKENS}")
+
+    def _added(self, raw: msgspec.Raw) -> list[_Added]:
+        self._check_count("added_tokens", bytes(raw), b"{")
+        tokens = msgspec.json.decode(raw, type=list[_Added])
         for token in tokens:
             if len(token.content) > MAX_SPECIAL_LENGTH:
                 reason = f"token {token.id} has {len(token.content)} characters, above {MAX_SPECIAL_LENGTH}"
@@ -128,6 +138,7 @@ class _Check:
         size = _distinct_beginnings(token.content.encode("utf-8", "surrogatepass") for token in tokens)
         if size > MAX_ADDED_BYTES:
             raise self.refuse("added_tokens", f"they have {size} bytes, above {MAX_ADDED_BYTES}")
+        return tokens
 
     def _ids(self, count: int, added: int, highest: int) -> None:
         known = self._rows if self._rows is not None else count + added
