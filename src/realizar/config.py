@@ -35,8 +35,9 @@ class EngineConfig:
     Attributes:
         device: where the model runs: `cpu`; `cuda`, the first GPU that can run one; `cuda:1`, the second GPU; `auto` is
             `cuda` where there is such a GPU, else `cpu`.
-        batch_invariant: on a GPU, whether a row gets the same bits in every batch, at some cost in speed; on the CPU it
-            always does.
+        batch_invariant: on a GPU, whether quantised products and the attention of decodes run alike in every batch, at
+            some cost in speed. A row's bits may still depend on the batch where matrices are bf16, fp16 or fp32, and
+            where a chunk of a prompt has one token. On the CPU a row always gets the same bits.
         fp8_copies: on a GPU of compute capability 8.9 or more, whether quantised matrices get a copy in FP8 that steps
             of 128 rows and more read: faster, in twice to three times the memory, and with about 3.7 % error in every
             product, far outside of the fidelity that is held otherwise. Not together with batch_invariant.
@@ -56,12 +57,12 @@ class EngineConfig:
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
         speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 is off. What
-            comes out is the same.
+            comes out is the same, on a GPU but for ties that other batches decide otherwise.
         prompt_lookup_max, prompt_lookup_min: number of last tokens that must have stood in the text before for what
             followed them to be drafted; the longest run that has is taken.
         max_queued: requests that may wait beyond those that run; None is no limit.
         prefix_cache: start requests from KV blocks that others computed for the same beginning. What comes out is the
-            same.
+            same, on a GPU but for ties as above.
     """
 
     threads: int | None = None

@@ -67,7 +67,8 @@ class SamplingParams:
         mirostat: 0 or 2. mirostat_tau, mirostat_eta: target surprise in bits and learning rate.
         repetition_penalty, presence_penalty, frequency_penalty.
         logit_bias: token id to a number added to its logit.
-        seed: same seed, same text, whatever else runs; None draws a fresh one.
+        seed: same seed, same text, on the CPU whatever else runs; on a GPU logits depend a little on what else is in a
+            step. None draws a fresh one.
         logprobs: top log-probabilities wanted per generated token; None for none, 0 for the chosen token's alone.
         prompt_logprobs: the same at every prompt position but the first.
         stop: strings that end the output and are not part of it. stop_token_ids: ids that do.

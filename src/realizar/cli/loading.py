@@ -28,7 +28,7 @@ class EngineOptions:
         kv_cache_dtype: element type of the KV cache.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
         device: where to run: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
-        batch_invariant: on a GPU, the same bits for a row in every batch.
+        batch_invariant: on a GPU, quantised products and decodes alike in every batch; the CPU always gives same bits.
         fp8_copies: on a GPU, FP8 from 128 tokens a step on: about 3.7 % error a product, a byte a weight more.
         no_graphs: on a GPU, launch every kernel by itself in place of capturing steps as graphs.
     """

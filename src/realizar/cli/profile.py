@@ -28,7 +28,9 @@ def profile_command(
     threads: Threads = None,
     kv_cache_dtype: KVCacheType = "auto",
     device: DeviceName = "auto",
-    batch_invariant: Annotated[bool, Parameter(negative=(), help="On a GPU: same bits in every batch.")] = False,
+    batch_invariant: Annotated[
+        bool, Parameter(negative=(), help="On a GPU: quantised products alike in every batch.")
+    ] = False,
     fp8_copies: Annotated[
         bool, Parameter(negative=(), help="On a GPU: FP8 from 128 tokens a step on, about 3.7 % error a product.")
     ] = False,

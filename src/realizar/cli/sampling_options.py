@@ -39,7 +39,7 @@ class SamplingOptions:
         repetition_penalty: over prompt and output; 1 is off.
         presence_penalty: over the output; 0 is off.
         frequency_penalty: over the output, by count; 0 is off.
-        seed: same seed, same text.
+        seed: same seed, same text; on a GPU only while its batches are alike.
         stop: text that ends the answer; may be repeated.
         ignore_eos: go on past the model's end tokens.
     """

@@ -138,7 +138,7 @@ class Products:
 
         Args:
             device: a CUDA device.
-            batch_invariant: take one route and fixed splits, so that a row's result is the same in every batch.
+            batch_invariant: take one route and fixed splits, so that a row's product is the same in every batch.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
