@@ -12,9 +12,9 @@ from realizar.server.web import web_routes
 from scripted_api import ScriptedApi
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window. It ends with this folder: its driver keeps an event loop on this thread meanwhile."""
+    """Chromium without a window. It ends with the module: its driver keeps an event loop on this thread meanwhile."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if executable is None:
         pytest.skip("no Chromium here")
