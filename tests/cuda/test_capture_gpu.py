@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -146,6 +147,17 @@ def test_a_capture_that_fails_costs_its_sizes_alone(
     core.close()
     del core, runner, graphs
     assert torch.cuda.memory_allocated() <= before
+
+
+def test_loads_of_float_models_keep_no_more_and_more_for_cublas() -> None:
+    """It has a workspace for each stream: captures share one."""
+    held = []
+    for _ in range(4):
+        spec, checkpoint = random_model(Recipe(64, 4, 1, weights="BF16", vocab_size=512))
+        GPURunner(spec, checkpoint, CONFIG).close()
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[1:] == held[1:2] * 3
 
 
 def test_without_graphs(expected: list[list[list[int]]]) -> None:

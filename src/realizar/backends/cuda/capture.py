@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ _failed: list[
 ] = []  # torch's allocator of pinned memory goes on to ask them, and has no end to that
 
 
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all models on a device: cuBLAS keeps 32 MiB for each stream that it has been used on."""
+    return torch.cuda.Stream(device)
+
+
 class GraphRecorder:
     """Records launches as graphs, on a stream and from a pool of memory that all of them share.
 
@@ -25,7 +32,7 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
