@@ -30,6 +30,10 @@ print(int(status["VmHWM"].split()[0]) * 1024)
 @pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
 def test_peak_memory(model: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(model)
-    for _ in range(2):  # the first may compile
-        finished = subprocess.run([sys.executable, "-c", _LOAD, path], capture_output=True, text=True, check=True)
-    assert int(finished.stdout) <= 250e6 + 1.3 * path.stat().st_size
+    limit_bytes = 250e6 + 1.3 * path.stat().st_size
+
+    def peak_bytes() -> int:
+        done = subprocess.run([sys.executable, "-c", _LOAD, path], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert peak_bytes() <= limit_bytes or peak_bytes() <= limit_bytes, "the first may have compiled"
