@@ -28,11 +28,11 @@ from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens
 from tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
-QUICK = Vigilance(ping_interval_s=0.05, first_delay_s=0.01, max_crashes=2, file_poll_s=0.02)
+QUICK = Vigilance(ping_interval_s=0.05, max_missed_pings=1200, first_delay_s=0.01, max_crashes=2, file_poll_s=0.02)
 POISON = [1, 77]
 
 

@@ -33,7 +33,7 @@ def test_small_work_waits_for_no_large_work() -> None:
     async def main(pool: WorkPool) -> None:
         held = Held()
         large = [asyncio.ensure_future(pool.run("a", LARGE_BYTES + 1, held)) for _ in range(20)]
-        assert await asyncio.to_thread(held.began.wait, 30)
+        assert await asyncio.to_thread(held.began.wait, 60)
         assert await pool.run("b", 10, lambda _: "b") == "b"
         assert await pool.run("a", 10, lambda _: "the same client's") == "the same client's"
         held.go_on.set()
@@ -48,7 +48,7 @@ def test_clients_take_turns() -> None:
     async def main(pool: WorkPool) -> None:
         held = Held()
         first = asyncio.ensure_future(pool.run("a", LARGE_BYTES + 1, held))
-        assert await asyncio.to_thread(held.began.wait, 30)
+        assert await asyncio.to_thread(held.began.wait, 60)
         names = ["a1", "a2", "a3", "b1", "c1", "c2"]
         waiting = [
             asyncio.ensure_future(pool.run(name[0], LARGE_BYTES + 1, lambda _, name=name: order.append(name)))
@@ -77,7 +77,7 @@ def test_work_that_nobody_waits_for_is_not_begun_or_told_to_stop() -> None:
                 raise
 
         first = asyncio.ensure_future(pool.run("a", LARGE_BYTES + 1, until_stopped))
-        assert await asyncio.to_thread(held.began.wait, 30)
+        assert await asyncio.to_thread(held.began.wait, 60)
         second = asyncio.ensure_future(pool.run("a", LARGE_BYTES + 1, lambda _: begun.append("second")))
         third = asyncio.ensure_future(pool.run("b", LARGE_BYTES + 1, lambda _: begun.append("third")))
         await asyncio.sleep(0)
