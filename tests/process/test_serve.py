@@ -255,7 +255,7 @@ def test_what_only_the_engine_finds_is_one_clear_error(tiny: Path) -> None:
     status, errors = failure(tiny, "--kv-cache-bytes", "1K")
     assert status == 1
     assert len(errors) == 1
-    assert "KV cache of one request" in errors[0]
+    assert "for one request of 512 tokens" in errors[0]
 
 
 def test_a_context_that_does_not_fit_is_halved_and_said(tiny: Path) -> None:
