@@ -1,7 +1,7 @@
 """`realizar serve` whose engine waits for a test: `python held_serve.py FOLDER serve MODEL ...`.
 
-While FOLDER holds a file `loading`, no engine loads. While it holds a file `steps`, each step takes 0.2 s more, so that
-a stream of 400 tokens stays open for at least 80 s, on any machine. The engine itself is the real one:
+While FOLDER holds a file `loading`, no engine loads. While it holds a file `steps`, each step takes 0.4 s more, so that
+a stream of 200 tokens stays open for at least 80 s, on any machine. The engine itself is the real one:
 `python held_serve.py FOLDER DESCRIPTOR`.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-HELD_STEP_S = 0.2
+HELD_STEP_S = 0.4
 
 
 class Hold:

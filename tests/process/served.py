@@ -19,7 +19,7 @@ import httpx
 from process import held_serve
 
 HANG_S = 60.0
-LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
