@@ -117,7 +117,8 @@ export class Archive {
     const copies = new Map(written.map((message) => [message, structuredClone(message)]));
     this.isFailing = true;
     await this.transact("readwrite", async (store) => {
-      const stored = await result(store(CHATS).get(chat.id));
+      const found = await result(store(CHATS).get(chat.id));
+      const stored = found?.erased ? null : found;
       if (!stored && !revive) {
         return;
       }
@@ -141,17 +142,17 @@ export class Archive {
   async change(id, fields) {
     await this.transact("readwrite", async (store) => {
       const stored = await result(store(CHATS).get(id));
-      if (stored) {
+      if (stored && !stored.erased) {
         store(CHATS).put(JSON.parse(JSON.stringify({ ...stored, ...fields })));
       }
     });
     this.channel.postMessage(id);
   }
 
-  /** Takes a conversation away for good. */
+  /** Takes a conversation away for good. Its id stays for a while: what other tabs leave of it is not taken in. */
   async erase(id) {
     await this.transact("readwrite", async (store) => {
-      store(CHATS).delete(id);
+      store(CHATS).put({ id, erased: Date.now() });
       const keys = await result(store(MESSAGES).index("conversation").getAllKeys(id));
       keys.forEach((key) => store(MESSAGES).delete(key));
     });
@@ -171,7 +172,12 @@ export class Archive {
 
   /** Erases what was deleted long ago. */
   async tidy() {
-    const old = (await this.list()).filter(({ deleted }) => deleted < Date.now() - KEPT_AFTER_DELETION_MS);
+    const before = Date.now() - KEPT_AFTER_DELETION_MS;
+    await this.transact("readwrite", async (store) => {
+      const all = await result(store(CHATS).getAll());
+      all.filter(({ erased }) => erased < before).forEach(({ id }) => store(CHATS).delete(id));
+    });
+    const old = (await this.list()).filter(({ deleted }) => deleted < before);
     for (const { id } of old) {
       await this.erase(id);
     }
@@ -212,6 +218,9 @@ export class Archive {
   async takeIn({ open, ...message }) {
     await this.transact("readwrite", async (store) => {
       const chat = await result(store(CHATS).get(message.conversation));
+      if (chat?.erased) {
+        return;
+      }
       const stored = await result(store(MESSAGES).get(message.id));
       if (!chat) {
         const title = titleOf(message.content);

@@ -98,7 +98,7 @@ export class Chats {
   /** Shows another version of a message. */
   choose(message) {
     this.open.tree.choose(message);
-    this.keep(this.open, [], true);
+    this.keep(this.open, [], false);
     this.onShow();
   }
 
