@@ -58,6 +58,7 @@ parity: .venv/.dev  ## install torch and transformers (1 GB), compare every arch
 
 test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs the device for itself
 	$(BIN)/pytest -m gpu -n $(WORKERS) tests/cuda $(PYTEST_ARGS)
+	$(BIN)/pytest tests/cuda/test_cuda_row_errors.py tests/cuda/test_step_allocations.py $(PYTEST_ARGS)
 	$(BIN)/pytest -m gpu -k many_loads tests/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
 
 sanitize: .venv/.dev  ## the same under memcheck of compute-sanitizer, which CUDA's toolkit brings; slow

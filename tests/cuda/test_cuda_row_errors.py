@@ -1,8 +1,12 @@
-"""Whatever one row of a step raises, or what its logits are, is that row's: the others get what they get alone."""
+"""Whatever one row of a step raises, or what its logits are, is that row's: the others get what they get alone.
+
+Interpreted that is the same bits. A card takes other tiles for more rows: there it is the same tokens, and
+log-probabilities as near as two routes are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +79,17 @@ def alone(runner: GPURunner) -> tuple[RowOutput, ...]:
     return run(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]})
 
 
+def same(found: Sequence[RowOutput], alone: Sequence[RowOutput]) -> None:
+    """Compare what the sound rows got."""
+    if not torch.cuda.is_available():
+        assert tuple(found) == tuple(alone)
+        return
+    for got, wanted in zip(found, alone, strict=True):
+        assert (got.row, got.token_ids, got.error) == (wanted.row, wanted.token_ids, None)
+        logprobs = [each.logprob for each in wanted.logprobs]
+        assert [each.logprob for each in got.logprobs] == pytest.approx(logprobs, abs=0.05)
+
+
 def expect(
     runner: GPURunner,
     alone: tuple[RowOutput, ...],
@@ -85,7 +100,7 @@ def expect(
     """Row 1 fails between two others, which get what they get alone."""
     first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
     assert failed == RowOutput(1, (), error=error)
-    assert (first, last) == alone
+    same((first, last), alone)
 
 
 @pytest.mark.parametrize("drafts", [(), (3, 4)], ids=["", "drafts"])
@@ -134,7 +149,7 @@ def test_logits_that_are_not_finite(
     reason = "no token can be sampled: the model gave a logit that is not finite"
     query = "the model's logits are not usable: their maximum is not finite"
     assert failed == RowOutput(1, (), error=RowError(query if wants == "query" else reason))
-    assert (first, last) == alone
+    same((first, last), alone)
 
 
 def test_an_exception_of_one_rows_parameters(
@@ -198,4 +213,4 @@ def test_the_next_step_runs_after_a_row_without_a_choice(runner: GPURunner) -> N
         return [output for output in found if output.row != 1]
 
     broken = SamplingParams(min_tokens=1, stop_token_ids=ALL)
-    assert two_steps({**SAMPLINGS, 1: broken}) == two_steps({0: SAMPLINGS[0], 2: SAMPLINGS[2]})
+    same(two_steps({**SAMPLINGS, 1: broken}), two_steps({0: SAMPLINGS[0], 2: SAMPLINGS[2]}))
