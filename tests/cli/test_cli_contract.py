@@ -186,9 +186,9 @@ def test_a_limit_on_addresses_is_told(
     error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is why; without one such an error is a bug and stays one."""
-    monkeypatch.setattr("resource.getrlimit", lambda _which: (700 << 20, 700 << 20))
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (700_000_000, 700_000_000))
     assert run_app(raising(error), []) == 1
-    assert "may have 700 MB of addresses, by ulimit -v" in capsys.readouterr().err
+    assert "may have 700.0 MB of addresses, by ulimit -v" in capsys.readouterr().err
     monkeypatch.setattr("resource.getrlimit", lambda _which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if not isinstance(error, MemoryError):
         with pytest.raises(type(error)):

@@ -231,7 +231,8 @@ def test_commands(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     model = str(smollm2_path)
     plan = ["plan", model, "--memory", "4G", "--fp8-copies", "--device"]
     assert run_app(app, [*plan, "cuda"]) == 0
-    assert " in FP8, and the embedding" in capsys.readouterr().out.splitlines()[0]
+    weights = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights"))
+    assert " in FP8, and the embedding" in weights
     for command in ([*plan, "cpu"], ["run", model, "hi", "--fp8-copies"], ["bench", model, "--fp8-copies"]):
         assert run_app(app, [*command, *([] if command[0] == "plan" else ["--device", "cpu"])]) != 0
         assert "fp8_copies needs a GPU" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(tracing.importlib, "import_module", absent)
-    with pytest.raises(RealizarError, match=r"realizar\[otel\]"):
+    with pytest.raises(RealizarError, match=r"pip install .*\[otel\]"):
         tracing.make_tracer("http://nowhere")
 
 

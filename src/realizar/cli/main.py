@@ -128,10 +128,13 @@ def _memory_limit() -> str:
         return ""
     import resource
 
+    from realizar.sizes import format_bytes
+
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or limit > _ENOUGH_ADDRESSES:
         return ""
-    return f" (this process may have {limit >> 20} MB of addresses, by ulimit -v, and even a small model needs 1500)"
+    given = format_bytes(limit)
+    return f" (this process may have {given} of addresses, by ulimit -v, and even a small model needs 1.5 GB)"
 
 
 def _fail(message: str, status: int) -> int:

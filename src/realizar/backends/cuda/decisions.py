@@ -8,6 +8,7 @@ from itertools import groupby
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.linears import MergedLinear
 from realizar.backends.cuda.products import Products
+from realizar.sizes import format_bytes
 
 
 def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
@@ -15,7 +16,7 @@ def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
     major, minor = device.capability
     return (
         f"{device.name}, compute capability {major}.{minor}, {device.processors} multiprocessors,"
-        f" {device.memory_bytes / 1e9:.1f} GB; attention multiplies in {compute}, the KV cache holds {kv_dtype};"
+        f" {format_bytes(device.memory_bytes)}; attention multiplies in {compute}, the KV cache holds {kv_dtype};"
         f" kernels may start early: {'yes' if device.has_dependent_launch else 'no'}"
     )
 
