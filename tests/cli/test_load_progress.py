@@ -44,6 +44,17 @@ def test_a_terminal_gets_one_line_that_is_gone_at_the_end(monkeypatch: pytest.Mo
     assert states == ["", "loading weights 25%", "loading weights 50%", "loading weights", "compiling linear", "", ""]
 
 
+@pytest.mark.usefixtures("at_once")
+def test_a_timer_shows_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may fire between a report that was shown and the next."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with load_progress() as report:
+        report("loading weights", 0.25)
+        wait_for_timers()
+    assert terminal.getvalue().count("loading weights 25%") == 1
+
+
 def test_a_quick_start_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     load()
     assert capsys.readouterr().err == ""

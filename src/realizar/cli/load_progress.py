@@ -70,15 +70,16 @@ class _Line:
     """Rewrites one line of a terminal."""
 
     def __init__(self) -> None:
-        self._width = 0
+        self._shown = ""
 
     def show(self, text: str) -> None:
-        print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
-        self._width = len(text)
+        if text != self._shown:  # the timer may show what a report has shown
+            print(f"\r{text:<{len(self._shown)}}", end="", file=sys.stderr, flush=True)
+            self._shown = text
 
     def close(self) -> None:
-        if self._width:
-            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+        if self._shown:
+            print(f"\r{'':<{len(self._shown)}}\r", end="", file=sys.stderr, flush=True)
 
 
 class _Log:
