@@ -69,6 +69,7 @@ def test_what_holds_no_grammar_is_named(realizar: Callable[..., Any], tmp_path: 
         (("--grammar", f"@{tmp_path}"), f"{tmp_path}: Is a directory"),
         (("--grammar", f"@{tmp_path}/empty"), f"{tmp_path}/empty is empty"),
         (("--grammar", f"@{tmp_path}/binary"), f"{tmp_path}/binary: not UTF-8 at byte 2"),
+        (("--json-schema", "@/dev/zero"), "/dev/zero: more than 16777216 characters"),
         (("--json-schema", "@"), "the file's name in --json-schema @FILE is empty"),
         (("--grammar", ""), "--grammar is empty"),
         (("--regex", ""), "--regex is empty"),

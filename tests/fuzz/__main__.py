@@ -28,7 +28,8 @@ def fuzz_model(model: str, extent: Extent) -> Report:
         else:
             path = pull(model)
         vocab_size = len(open_checkpoint(path).metadata["tokenizer.ggml.tokens"])
-        with fuzzed_server(str(path), folder) as server:
+        drafts = ("--speculative-tokens", "3") if model == "tiny" else ()
+        with fuzzed_server(str(path), folder, *drafts) as server:
             asyncio.run(Run(server, extent, vocab_size, report).run())
     print(f"{model}: {report.summary()}", flush=True)
     return report

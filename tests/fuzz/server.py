@@ -20,7 +20,7 @@ _STOP_S = 120.0
 _POLL_S = 0.05
 _GRAVE = re.compile(r"Traceback|CRITICAL|books are wrong|never awaited|Exception ignored", re.IGNORECASE)
 _SIZE = ("--context-length", "1024", "--max-running", "8", "--max-queued", "64", "--kv-cache-bytes", "200M")
-_OPEN = ("--allow-request-templates", "--embeddings", "last")
+_OPEN = ("--allow-request-templates", "--allow-request-priority", "--embeddings", "last")
 
 
 class FuzzedServer:
@@ -72,14 +72,14 @@ class FuzzedServer:
 
 
 @contextmanager
-def fuzzed_server(model: str, folder: Path) -> Iterator[FuzzedServer]:
-    """A ready server with two keys; it is ended with the block."""
+def fuzzed_server(model: str, folder: Path, *options: str) -> Iterator[FuzzedServer]:
+    """A ready server with two keys, and options beside those of every run; it is ended with the block."""
     keys, log = folder / "keys", folder / "log"
     keys.write_text(f"{HEALTHY_KEY}\n{HOSTILE_KEY}\n", encoding="ascii")
     keys.chmod(0o600)
     command = [sys.executable, "-m", "realizar", "serve", model, "--port", "0", "--api-key-file", str(keys)]
     with log.open("wb") as said:
-        process = subprocess.Popen([*command, *_SIZE, *_OPEN], stdout=subprocess.DEVNULL, stderr=said)
+        process = subprocess.Popen([*command, *_SIZE, *_OPEN, *options], stdout=subprocess.DEVNULL, stderr=said)
     server = FuzzedServer(process, log)
     try:
         server.wait_ready()

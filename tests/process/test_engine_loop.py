@@ -133,3 +133,10 @@ def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
     (failed,) = [output for output in found if output.request_id == "large"]
     assert failed.error == RowError("a step's results for the request are too large to be sent", "request")
     assert list(engine._loop._inbox) == [Abort("large")]
+
+
+def test_the_prompt_of_a_request_that_fails_is_counted_and_forgotten() -> None:
+    loop = EngineLoop(lambda event: None)
+    loop._prompts["a"] = 5
+    loop._count(TokenOutput("a", 0, (), 0.0, 0.0, error=RowError("no")))
+    assert (loop._prompts, loop._prompt_tokens) == ({}, 5)

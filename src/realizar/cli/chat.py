@@ -44,6 +44,8 @@ def chat_command(
     sampling = (sampling or SamplingOptions()).checked()
     chat = ForChat(read_chat_template(chat_template))
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:
+        if llm.device.kind == "cuda" and not quiet:
+            _tell(f"device: {llm.device.label}")
         speaker = _Speaker(llm)
         window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _tell)
         session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)

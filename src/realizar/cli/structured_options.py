@@ -12,6 +12,9 @@ from cyclopts import Parameter
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 
+_MOST_CHARACTERS = 16 << 20
+"""Of a file: more than any grammar may have, and short of what would fill the memory."""
+
 
 @Parameter(name="*", group="Structured output", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,12 @@ def _text(option: str, value: str) -> str:
     _filled(f"the file's name in {option} @FILE", value[1:])
     path = Path(value[1:])
     try:
-        return _filled(str(path), path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror}", "structured") from error
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{path}: not UTF-8 at byte {error.start}", "structured") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidRequestError(f"{path}: more than {_MOST_CHARACTERS} characters", "structured")
+    return _filled(str(path), text)

@@ -133,7 +133,7 @@ class EngineLoop:
 
     def _count(self, output: TokenOutput) -> None:
         self._generation_tokens += len(output.token_ids)
-        if output.token_ids or output.finish_reason is not None:
+        if output.token_ids or output.finish_reason is not None or output.error is not None:
             self._prompt_tokens += self._prompts.pop(output.request_id, 0)
 
     def _compile(self, core: EngineCore, command: Add) -> None:

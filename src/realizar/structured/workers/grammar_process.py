@@ -129,7 +129,7 @@ def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # of systems without /proc, which have no such limit either
         data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-        most = data_pages * resource.getpagesize() + memory_bytes
+        most = _within(data_pages * resource.getpagesize() + memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -140,8 +140,13 @@ def _limit(memory_bytes: int) -> None:
 def _limit_cpu(cpu_s: int | None) -> None:
     """Have the kernel end this process after so many more seconds of processor time, or no more."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = resource.RLIM_INFINITY
+    soft = hard
     if cpu_s is not None:
-        soft = int(sum(os.times()[:2])) + cpu_s
+        soft = _within(int(sum(os.times()[:2])) + cpu_s, hard)
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _within(wanted: int, hard: int) -> int:
+    """A limit that may be set under a hard one, which is -1 where there is none."""
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,0 +1,28 @@
+"""A grammar's process keeps its bounds under whatever hard limits its parent has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import resource
+hard = 1 << 33
+resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))
+resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+from realizar.structured.workers import grammar_process as process
+said = []
+process._limit_cpu(3)
+said.append(resource.getrlimit(resource.RLIMIT_CPU)[0] < 1000)
+process._limit_cpu(None)
+said.append(resource.getrlimit(resource.RLIMIT_CPU) == (1000, 1000))
+process.os.dup2 = lambda *_: None  # what is said here is read
+process._limit(1 << 40)
+said.append(resource.getrlimit(resource.RLIMIT_DATA) == (hard, hard))
+print(said)
+"""
+
+
+def test_hard_limits_are_kept() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "[True, True, True]\n", done.stderr
