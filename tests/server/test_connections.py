@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
+from unittest.mock import create_autospec
 
 import pytest
+import uvicorn
 
 from http_door import SETTINGS, Door, at_the_door
+from realizar.server.app import create_app
 from realizar.server.clients import client_of, peer_of
 from realizar.server.connections import Connections
+from realizar.server.http_protocol import _AnswerTransport, bounded_protocol
+from realizar.server.listen import uvicorn_config
+from scripted_engine import ScriptedEngine, scripted_model
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -200,6 +206,71 @@ def test_a_peer_that_reads_nothing_is_cut_off() -> None:
         assert reader is not None
 
     at_the_door(main, replace(SETTINGS, write_timeout_s=0.2))
+
+
+class SlowTransport(asyncio.Transport):
+    """A connection to a peer that takes what the test has it take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+        self.aborted = self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.waiting += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def is_closing(self) -> bool:
+        return self.aborted or self.closed
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HandLoop:
+    """A loop whose timers go off by hand."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[asyncio.TimerHandle, Any, tuple[Any, ...]]] = []
+
+    def call_later(self, _: float, callback: Any, *args: Any) -> asyncio.TimerHandle:
+        timer = create_autospec(asyncio.TimerHandle, instance=True)
+        self.timers.append((timer, callback, args))
+        return timer
+
+    def fire_stall(self) -> None:
+        """Have the one timer go off that watches the writing."""
+        ((timer, callback, args),) = [each for each in self.timers if each[1].__name__ == "_check_writing"]
+        self.timers = [each for each in self.timers if each[0] is not timer]
+        callback(*args)
+
+
+def test_a_peer_that_takes_a_part_of_a_faster_stream_lives() -> None:
+    """The buffer is as full at every check, as the stream refills it; what counts is what the peer took."""
+    loop, transport = HandLoop(), SlowTransport()
+    config = uvicorn_config(create_app(cast("Any", ScriptedEngine()), scripted_model(), SETTINGS), SETTINGS)
+    config.load()
+    protocol: Any = bounded_protocol(SETTINGS)(config, uvicorn.server.ServerState(), {}, cast("Any", loop))
+    protocol.connection_made(transport)
+    answer = _AnswerTransport(transport, protocol._write, protocol._close_gently)
+    answer.write(b"x" * 70_000)
+    protocol.pause_writing()
+    for _ in range(3):
+        transport.waiting -= 5_000
+        answer.write(b"x" * 5_000)
+        loop.fire_stall()
+        assert not transport.aborted
+    transport.waiting -= 5_000
+    answer.write(b"x" * 9_000)  # more waits than before
+    loop.fire_stall()
+    assert not transport.aborted
+    loop.fire_stall()
+    assert transport.aborted
 
 
 class Idle:

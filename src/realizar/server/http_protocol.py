@@ -42,6 +42,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _in_message = _in_headers = _progress = False
     _unread = _header_bytes = _num_headers = _dropped = 0
     _owed = 0  # requests begun whose answer is not complete
+    _written = 0  # bytes given to the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -118,7 +119,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self.table.busy(self)
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self.transport, self._close_gently))
+        self.cycle.transport = cast(
+            "asyncio.Transport", _AnswerTransport(self.transport, self._write, self._close_gently)
+        )
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -171,7 +174,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._discarding = True
             self.transport.close()
             return
-        self.transport.write(_error_bytes(fault))
+        self._write(_error_bytes(fault))
         self._linger(_LINGER_S)
 
     def _close_gently(self) -> None:
@@ -223,16 +226,22 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    def _write(self, data: bytes) -> None:
+        """Write to the peer: the only way by which anything is written, so that it is counted."""
+        self._written += len(data)
+        self.transport.write(data)
+
     def _watch_writing(self) -> None:
         """See to it that the peer takes what waits to be written."""
-        size = self.transport.get_write_buffer_size()
-        if size and self._stall_timer is None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting and self._stall_timer is None:
             seconds = self.settings.write_timeout_s
-            self._stall_timer = self.loop.call_later(seconds, self._check_writing, size)
+            self._stall_timer = self.loop.call_later(seconds, self._check_writing, self._written - waiting)
 
-    def _check_writing(self, size_before: int) -> None:
+    def _check_writing(self, taken_before: int) -> None:
+        """Cut off a peer that took nothing. How much waits says nothing: a stream refills what its reader takes."""
         self._stall_timer = None
-        if self.transport.get_write_buffer_size() >= size_before:
+        if self._written - self.transport.get_write_buffer_size() == taken_before:
             self.transport.abort()
         else:
             self._watch_writing()
@@ -244,10 +253,15 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """A connection as uvicorn writes an answer to it: closing lets the peer read the answer. Args: close: does so."""
+    """A connection as uvicorn writes an answer to it: closing lets the peer read the answer.
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
+    Args:
+        write: counts what is written.
+        close: closes so.
+    """
+
+    def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = write, transport.is_closing, close
 
 
 def _error_bytes(fault: ApiError) -> bytes:
