@@ -31,7 +31,6 @@ from realizar.scheduler.scheduler import Scheduler
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
-_STUCK = "the output can't go on within its grammar"
 
 
 class EngineCore:
@@ -67,7 +66,7 @@ class EngineCore:
         self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars)
-        self._stuck: dict[int, str] = {}
+        self._stuck: dict[int, RowError] = {}
         self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
         self._ended: list[TokenOutput] = []  # of requests that ended outside a step's results
         self._death: str | None = None
@@ -310,10 +309,7 @@ class EngineCore:
     def _fail_stuck(self) -> list[TokenOutput]:
         """End requests whose grammar can't go on: what the step chose for them is dropped."""
         stuck, self._stuck = self._stuck, {}
-        failed = [
-            self._scheduler.fail(sequence_id, RowError(f"{_STUCK}: {reason}", "request", "structured"))
-            for sequence_id, reason in stuck.items()
-        ]
+        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in stuck.items()]
         return [output for output in failed if output is not None]
 
     def _close_rows(self) -> None:

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from realizar.backends.base import RowOutput, Step
 from realizar.batch import OpenedRow, ScheduledBatch
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
+_STUCK = "the output can't go on within its grammar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,12 @@ class RowGrammars:
         future = self._thread.submit(self._made_service().masks, rows)
         self._masks = _Masks(tuple(each.row for each in wanted), tuple(each.sequence_id for each in wanted), future)
 
-    def give(self, step: Step) -> dict[int, str]:
+    def give(self, step: Step) -> dict[int, RowError]:
         """Wait for the masks and set them on their step.
 
         Returns:
-            Number of the sequence to reason, for rows that can't go on: what they get from the step is to be dropped.
+            Number of the sequence to its request's error, for rows that can't go on: what they get from the step is to
+            be dropped.
         """
         if self._masks is None:
             return {}
@@ -127,15 +130,17 @@ class RowGrammars:
         failure = masks.future.exception()
         if failure is not None:
             _LOG.error("masks could not be computed", exc_info=failure)
-            return dict.fromkeys(masks.sequence_ids, f"masks could not be computed: {failure}")
+            error = RowError(f"{_STUCK}: masks could not be computed: {type(failure).__name__}")
+            return dict.fromkeys(masks.sequence_ids, error)
         ready: dict[int, NDArray[np.uint32]] = {}
-        stuck: dict[int, str] = {}
+        stuck: dict[int, RowError] = {}
         for row, sequence_id, mask in zip(masks.rows, masks.sequence_ids, masks.future.result(), strict=True):
             state = self._rows[row]
             if state.error is None:
                 ready[row] = mask
             else:
-                stuck[sequence_id] = state.error
+                param = "structured" if state.cause == "request" else None
+                stuck[sequence_id] = RowError(f"{_STUCK}: {state.error}", state.cause, param)
                 self._made_service().forget(state.grammar.structured)
         if ready:
             step.set_masks(ready)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.worker import GrammarWorker
 
@@ -44,6 +45,7 @@ class FollowedRow:
         output: all that was chosen.
         worker: the process that has a matcher of this row; the first `num_sent` of `output` are taken in there.
         error: why the row can't go on, or None.
+        cause: of the error: `request`: the grammar; `engine`: the machine or the program.
         ended: whether its output is complete.
     """
 
@@ -53,6 +55,7 @@ class FollowedRow:
     worker: GrammarWorker | None = None
     num_sent: int = 0
     error: str | None = None
+    cause: ErrorCause = "request"
     ended: bool = False
 
     def advance(self, token_ids: Sequence[int]) -> None:

@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RequestFailedError
+from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 
 _MOST_REFUSALS = 1024
 _MOST_REFUSED_CHARACTERS = 16 << 20
+_MEMORY_S = 600.0  # of refusals that the machine may be at fault for
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a grammar is refused; `until_s`, of the clock, is when that is forgotten."""
+
+    reason: str
+    cause: ErrorCause
+    until_s: float
+
+    def error(self) -> InvalidRequestError | RequestFailedError:
+        """What a request for it gets."""
+        if self.cause == "request":
+            return InvalidRequestError(self.reason, "structured")
+        return RequestFailedError(self.reason)
 
 
 class KnownGrammars:
-    """Thread-safe; nothing here waits for a process but `close`."""
+    """Thread-safe; nothing here waits for a process but `close`.
 
-    def __init__(self, limits: WorkerLimits) -> None:
-        self._limits = limits
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, limits: WorkerLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
         self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = OrderedDict()  # the last one asked for is last
         self._retired: list[FollowedGrammar] = []
-        self._refusals: OrderedDict[StructuredOutput, str] = OrderedDict()
+        self._refusals: OrderedDict[StructuredOutput, Refusal] = OrderedDict()
         self._refused_characters = 0
 
     def has(self, structured: StructuredOutput) -> bool:
         """Whether a grammar is compiled, or was refused."""
         with self._lock:
-            return structured in self._grammars or structured in self._refusals
+            return structured in self._grammars or self._refusal(structured) is not None
 
     def check(self, structured: StructuredOutput) -> None:
-        """Raise InvalidRequestError where a grammar was refused."""
+        """Raise InvalidRequestError where a grammar was refused; RequestFailedError where the machine was at fault."""
         with self._lock:
             self._check(structured)
 
@@ -54,13 +78,17 @@ class KnownGrammars:
         with self._lock:
             self._grammars[structured] = FollowedGrammar(structured, worker)
 
-    def refuse(self, structured: StructuredOutput, reason: str) -> None:
-        """Remember that a grammar is refused, for as long as there is room."""
+    def refuse(self, structured: StructuredOutput, reason: str, cause: ErrorCause) -> None:
+        """Remember that a grammar is refused, for as long as there is room; some minutes where it may be a good one."""
         with self._lock:
             self._retire(structured)
-            if structured not in self._refusals:
+            known = self._refusal(structured)
+            if known is not None and known.cause == "request":
+                return
+            if known is None:
                 self._refused_characters += len(structured.value)
-            self._refusals[structured] = reason
+            until_s = math.inf if cause == "request" else self._clock() + _MEMORY_S
+            self._refusals[structured] = Refusal(reason, cause, until_s)
             while len(self._refusals) > _MOST_REFUSALS or self._refused_characters > _MOST_REFUSED_CHARACTERS:
                 dropped, _ = self._refusals.popitem(last=False)
                 self._refused_characters -= len(dropped.value)
@@ -70,19 +98,19 @@ class KnownGrammars:
         with self._lock:
             self._retire(structured)
 
-    def follow(self, structured: StructuredOutput) -> tuple[FollowedGrammar, str | None]:
+    def follow(self, structured: StructuredOutput) -> tuple[FollowedGrammar, Refusal | None]:
         """The grammar of a row that begins, and why it can't be followed, if so.
 
         One that was forgotten while the request waited has no process yet.
         """
         with self._lock:
             found = self._grammars.get(structured)
-            error = self._refusals.get(structured)
+            refusal = self._refusal(structured)
             if found is None:
-                found = FollowedGrammar(structured, retired=error is not None)
+                found = FollowedGrammar(structured, retired=refusal is not None)
                 (self._retired.append(found) if found.retired else self._grammars.update({structured: found}))
             found.num_rows += 1
-            return found, error
+            return found, refusal
 
     def unfollow(self, row: FollowedRow) -> None:
         """A row has ended."""
@@ -134,10 +162,19 @@ class KnownGrammars:
         return len(workers), sum(worker.memory_bytes for worker in workers)
 
     def _check(self, structured: StructuredOutput) -> None:
-        reason = self._refusals.get(structured)
-        if reason is not None:
+        refusal = self._refusal(structured)
+        if refusal is not None:
             self._refusals.move_to_end(structured)
-            raise InvalidRequestError(reason, "structured")
+            raise refusal.error()
+
+    def _refusal(self, structured: StructuredOutput) -> Refusal | None:
+        """What is remembered against a grammar; forgotten when its time is over."""
+        refusal = self._refusals.get(structured)
+        if refusal is not None and self._clock() >= refusal.until_s:
+            del self._refusals[structured]
+            self._refused_characters -= len(structured.value)
+            return None
+        return refusal
 
     def _retire(self, structured: StructuredOutput) -> None:
         grammar = self._grammars.pop(structured, None)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.errors import RealizarError
+from realizar.errors import InvalidRequestError, RealizarError
+from realizar.outputs import ErrorCause
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import RowStep, Step
@@ -37,7 +38,7 @@ class StepMasks:
         num_words: uint32 words of a mask.
         step_s: time in which a process has to answer.
         revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
-        condemn: called with a grammar, and why, when its process died of one row alone.
+        condemn: called with a grammar, why, and the cause, when its process died of one row alone.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StepMasks:
         num_words: int,
         step_s: float,
         revive: Callable[[FollowedGrammar], GrammarWorker],
-        condemn: Callable[[FollowedGrammar, str], None],
+        condemn: Callable[[FollowedGrammar, str, ErrorCause], None],
     ) -> None:
         self._memory, self._num_words, self._step_s = memory, num_words, step_s
         self._revive, self._condemn = revive, condemn
@@ -78,44 +79,50 @@ class StepMasks:
     def _ask(self, groups: dict[FollowedGrammar, list[_Part]]) -> None:
         """All processes work at the same time; those that died are looked at afterwards."""
         asked: list[FollowedGrammar] = []
-        failed: list[FollowedGrammar] = []
+        failed: list[tuple[FollowedGrammar, ErrorCause]] = []
         for grammar, parts in groups.items():
             try:
                 self._send(grammar, parts)
                 asked.append(grammar)
-            except WorkerDiedError:
-                failed.append(grammar)
+            except WorkerDiedError as death:
+                failed.append((grammar, death.cause))
         for grammar in asked:
             try:
                 self._receive(grammar, groups[grammar])
             except WorkerDiedError as death:
                 _LOG.warning("a grammar's process %s in a step; its rows are followed anew", death)
-                failed.append(grammar)
-        for grammar in failed:
-            self._one_by_one(grammar, groups[grammar])
+                failed.append((grammar, death.cause))
+        for grammar, first in failed:
+            self._one_by_one(grammar, groups[grammar], first)
 
-    def _one_by_one(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
-        """Follow each row anew, alone, in a new process: the one that ends it again is in error, and no other."""
+    def _one_by_one(self, grammar: FollowedGrammar, parts: Sequence[_Part], first: ErrorCause) -> None:
+        """Follow each row anew, alone, in a new process: the one that ends it again is in error, and no other.
+
+        One death that may be the grammar's own, after a `first` that is not, is no proof against the grammar.
+        """
         num_late = 0
-        reason = ""
+        reason, cause = "", first
         for part in parts:
             if num_late >= _MOST_LATE:
-                part.row.error = reason
+                part.row.error, part.row.cause = reason, cause
                 continue
             try:
                 if grammar.worker is None:
                     grammar.worker = self._revive(grammar)
             except (RealizarError, ServerError, WorkerDiedError) as error:
                 num_late, reason = _MOST_LATE, f"it can't be compiled again: {error}"
-                part.row.error = reason
+                cause = "request" if isinstance(error, InvalidRequestError) else "engine"
+                part.row.error, part.row.cause = reason, cause
                 continue
             try:
                 self._send(grammar, [part])
                 self._receive(grammar, [part])
             except WorkerDiedError as death:
                 num_late += death.out_of_time
+                cause = death.cause if first == "request" else "engine"
                 part.row.error = reason = f"following it {death}"
-                self._condemn(grammar, reason)
+                part.row.cause = cause
+                self._condemn(grammar, reason, cause)
 
     def _send(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
         worker = grammar.worker

@@ -49,7 +49,7 @@ class ServerHandle:
 
     def __init__(self, vocabulary: Vocabulary, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
         self._lock = threading.Lock()
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         self._channel: Channel[FromServer] = Channel(ours, FromServer)
         with theirs:
             try:
@@ -79,7 +79,7 @@ class ServerHandle:
         Raises:
             ServerError: there is no more room for a process, or the server has died; `alive` tells.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         channel: Channel[FromWorker] = Channel(ours, FromWorker)
         try:
             with theirs, self._lock:
@@ -127,3 +127,11 @@ class ServerHandle:
         if not isinstance(answer, Done | Refused | Forked | Reaped):
             raise ServerError("its process answered out of turn")
         return answer
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected. Raises ServerError."""
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise ServerError(f"there are no sockets for its process: {error.strerror}") from error

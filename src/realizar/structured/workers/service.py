@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.errors import InvalidRequestError, QueueFullError, RealizarError
+from realizar.errors import InvalidRequestError, QueueFullError, RealizarError, RequestFailedError
+from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.kind_names import refusal
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
@@ -40,6 +42,7 @@ class GrammarService:
         vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
         encode: text to ids without special ones, for text that a grammar leaves no choice about; else greedy.
         limits: what grammars may take.
+        clock: seconds, monotonic, by which refusals are forgotten.
 
     Raises:
         InvalidRequestError: there are no end ids, so that no output could be complete.
@@ -55,6 +58,7 @@ class GrammarService:
         *,
         limits: WorkerLimits | None = None,
         server_command: Sequence[str] = SERVER_COMMAND,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         ends = tuple(sorted({index for index in end_ids if index < vocab_size}))
         if not ends:
@@ -76,7 +80,7 @@ class GrammarService:
         self._server: ServerHandle | None = None
         self._server_lock = threading.Lock()
         self._closed = False
-        self._known = KnownGrammars(self._limits)
+        self._known = KnownGrammars(self._limits, clock)
         self._queue = CompileQueue(self._limits.queued_per_client)
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
@@ -94,6 +98,7 @@ class GrammarService:
 
         Raises:
             InvalidRequestError: it is malformed, not supported, impossible or too heavy.
+            RequestFailedError: no process came to an end with it, which may be the machine's fault.
             QueueFullError: there is no room for it now. EngineDeadError: the service was closed.
         """
         while not self._known.has(structured):
@@ -132,14 +137,17 @@ class GrammarService:
         """Keep a compiled grammar for a request for as long as it is open, from the next call on; whether it is there.
 
         Raises:
-            InvalidRequestError: it was refused.
+            InvalidRequestError, RequestFailedError: it was refused.
         """
         return self._known.hold(request_id, structured, is_open)
 
     def open_row(self, structured: StructuredOutput, output: Sequence[int]) -> FollowedRow:
         """A row at the grammar's begin, or after some output. It is in error where its grammar was refused."""
-        grammar, error = self._known.follow(structured)
-        return FollowedRow(next(self._keys), grammar, list(output), error=error)
+        grammar, refused = self._known.follow(structured)
+        row = FollowedRow(next(self._keys), grammar, list(output))
+        if refused is not None:
+            row.error, row.cause = refused.reason, refused.cause
+        return row
 
     def close_row(self, row: FollowedRow) -> None:
         """End a row."""
@@ -187,14 +195,14 @@ class GrammarService:
             return error
         except Exception as error:  # noqa: BLE001 - one grammar must not cost the others their compiler
             _LOG.exception("a grammar could not be compiled")
-            return InvalidRequestError(f"the grammar can't be compiled: {type(error).__name__}", "structured")
+            return RequestFailedError(f"the grammar can't be compiled: {type(error).__name__}")
         return None
 
     def _run(self, job: CompileJob) -> None:
         """Compile a grammar, unless that was done; remember what came of it.
 
         Raises:
-            InvalidRequestError: it is refused. QueueFullError: there is no room for its process.
+            InvalidRequestError, RequestFailedError: it is refused. QueueFullError: there is no room for its process.
         """
         if self._known.has(job.structured):
             return
@@ -207,8 +215,9 @@ class GrammarService:
             raise QueueFullError("the grammars of open requests take all memory that grammars may have", _RETRY_S)
         try:
             worker = self._compile(job.structured, job)
-        except InvalidRequestError as error:
-            self._known.refuse(job.structured, str(error))
+        except (InvalidRequestError, RequestFailedError) as error:
+            cause: ErrorCause = "request" if isinstance(error, InvalidRequestError) else "engine"
+            self._known.refuse(job.structured, str(error), cause)
             raise
         except ServerError as error:
             if error.lasting:
@@ -224,8 +233,10 @@ class GrammarService:
 
         Raises:
             InvalidRequestError: the grammar is refused, or its process dies of it. ServerError: there is no process.
+            RequestFailedError: its process dies, and the machine may be at fault.
         """
         tries = 2
+        cause: ErrorCause = "request"  # only where every death says so
         while True:
             worker = self._new_worker()
             if job is not None:
@@ -240,9 +251,14 @@ class GrammarService:
                 if job is not None and not job.wanted:
                     return None
                 tries -= 1
+                cause = "engine" if death.cause == "engine" else cause
                 if death.out_of_time or not tries:
                     _LOG.warning("compiling a grammar %s; its request is refused", death)
-                    raise refusal(structured, f"compiling it {death}") from death
+                    error = refusal(structured, f"compiling it {death}")
+                    raise (error if cause == "request" else RequestFailedError(str(error))) from death
+            except BaseException:  # a refusal, or a fault of the program: nobody else would end the process
+                worker.close()
+                raise
             finally:
                 if job is not None:
                     job.stop = None
@@ -254,11 +270,11 @@ class GrammarService:
             raise ServerError("nobody waits for it")
         return worker
 
-    def _condemn(self, grammar: FollowedGrammar, reason: str) -> None:
+    def _condemn(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:
         """A row has ended its grammar's process by itself: nobody else shall follow it."""
         error = refusal(grammar.structured, reason)
         _LOG.warning("%s", error)
-        self._known.refuse(grammar.structured, str(error))
+        self._known.refuse(grammar.structured, str(error), cause)
 
     def _new_worker(self) -> GrammarWorker:
         """A process for a grammar. A server that died is replaced once. Raises ServerError."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
+from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
 from realizar.structured.workers.messages import (
@@ -57,12 +58,14 @@ class WorkerLimits:
 class WorkerDiedError(Exception):
     """A grammar's process has ended or been ended; the message continues "compiling it" or "following it".
 
-    `out_of_time`: it was ended because it took too long.
+    `out_of_time`: it was ended because it took too long. `cause`: `request` where it crashed or used up its processor
+    time, which the grammar may do again; `engine` where a clock ran out, as it does on a machine that swaps, or nobody
+    knows how it ended.
     """
 
-    def __init__(self, reason: str, *, out_of_time: bool) -> None:
+    def __init__(self, reason: str, *, out_of_time: bool, cause: ErrorCause = "engine") -> None:
         super().__init__(reason)
-        self.out_of_time = out_of_time
+        self.out_of_time, self.cause = out_of_time, cause
 
 
 class GrammarWorker:
@@ -163,10 +166,10 @@ class GrammarWorker:
         if isinstance(error, ChannelTimeoutError):
             return WorkerDiedError(f"took longer than {timeout_s:g} s", out_of_time=True)
         if cpu_s is not None and status == -signal.SIGXCPU:
-            return WorkerDiedError(f"took longer than {cpu_s} s", out_of_time=True)
+            return WorkerDiedError(f"took longer than {cpu_s} s", out_of_time=True, cause="request")
         if status is not None and status < 0:
-            return WorkerDiedError(f"crashed ({_signal_name(-status)})", out_of_time=False)
-        return WorkerDiedError("ended its process", out_of_time=False)
+            return WorkerDiedError(f"crashed ({_signal_name(-status)})", out_of_time=False, cause="request")
+        return WorkerDiedError("ended its process", out_of_time=False, cause="request" if status else "engine")
 
 
 def _signal_name(number: int) -> str:

@@ -1,0 +1,90 @@
+"""What a request hears whose grammar can't be followed any more, by whose fault that is; others go on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from grammar_services import LastingService
+from realizar.config import EngineConfig
+from realizar.engine.core import EngineCore
+from realizar.engine.output_errors import error_of
+from realizar.errors import InvalidRequestError, RequestFailedError
+from realizar.outputs import ErrorCause, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.workers.followed import FollowedRow
+from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
+
+END = 94
+TOKENS = [bytes((0x20 + index,)) for index in range(END)] + [b"<end>", b"<control>"]
+LETTERS = StructuredOutput("regex", "[a-f]{9}x")
+
+
+class Service(LastingService):
+    """Fails the second step that has grammars: raises, or puts its rows in error."""
+
+    def __init__(self, failure: Exception | ErrorCause) -> None:
+        super().__init__(TOKENS, (95,), (END,), VOCAB_SIZE)
+        self.failure, self.num_steps = failure, 0
+
+    def masks(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[Any]:
+        found = super().masks(rows)
+        self.num_steps += 1
+        if self.num_steps == 2:
+            if isinstance(self.failure, Exception):
+                raise self.failure
+            for row, _ in rows:
+                row.error, row.cause = "it is over", self.failure
+        return found
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    made = Service(request.param)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize(
+    ("service", "raised", "reason"),
+    [
+        (KeyError("a secret path"), RequestFailedError, "masks could not be computed: KeyError"),
+        ("engine", RequestFailedError, "it is over"),
+        ("request", InvalidRequestError, "it is over"),
+    ],
+    indirect=["service"],
+)
+def test_a_request_hears_whose_fault_it_was(
+    service: Service, raised: type[Exception], reason: str, in_flight: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault of the machine is no error of the request, and the log tells of it."""
+    backend = ScriptedBackend()
+    core = EngineCore(
+        backend,
+        make_spec(backend.windows),
+        EngineConfig(max_running=10, max_step_tokens=100),
+        new_grammars=lambda: service,
+        steps_in_flight=in_flight,
+    )
+    plain = Request("plain", (4, 5), SamplingParams(temperature=0), 12)
+    core.add(plain)
+    sampling = SamplingParams(temperature=0, structured=LETTERS, stop_token_ids=(END,))
+    core.add(Request("stuck", (1, 2), sampling, 12))
+    outputs: dict[str, list[TokenOutput]] = defaultdict(list)
+    while core.has_work:
+        for output in core.step():
+            outputs[output.request_id].append(output)
+        core.audit()
+    error = error_of(outputs["stuck"][-1])
+    assert type(error) is raised
+    assert str(error) == f"the output can't go on within its grammar: {reason}"
+    assert getattr(error, "param", None) == ("structured" if raised is InvalidRequestError else None)
+    assert ("request stuck ended" in caplog.text) == (raised is RequestFailedError)
+    told = [token_id for output in outputs["plain"] for token_id in output.token_ids]
+    assert told == expected_tokens((4, 5), (None,), plain.sampling, 12)
+    core.close()
