@@ -132,6 +132,7 @@ class EngineCore:
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
+            RequestFailedError: so too, but for a fault that may be the machine's.
             QueueFullError: as many requests wait as may.
             EngineDeadError: the engine stopped.
         """
@@ -144,7 +145,7 @@ class EngineCore:
         """Whether the request's grammar, if it has one, is compiled; kept then for a request that is added next.
 
         Raises:
-            InvalidRequestError: the grammar was refused.
+            InvalidRequestError, RequestFailedError: the grammar was refused.
         """
         return self._grammars.hold(request, self._scheduler.is_open)
 

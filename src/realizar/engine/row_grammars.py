@@ -64,6 +64,7 @@ class RowGrammars:
 
         Raises:
             InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
+            RequestFailedError: its process failed, which may be the machine's fault.
             QueueFullError: there is no room for it now.
         """
         if structured is not None:
@@ -88,7 +89,7 @@ class RowGrammars:
         """Keep a request's grammar, if it is compiled, for as long as the request is open; whether there is no need to.
 
         Raises:
-            InvalidRequestError: it was refused.
+            InvalidRequestError, RequestFailedError: it was refused.
         """
         structured = request.sampling.structured
         return structured is None or self._made_service().hold(request.request_id, structured, is_open)
