@@ -17,7 +17,15 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.base import ForwardInput, LogprobQuery, RowError, RowInput, RowOutput  # noqa: E402
+from realizar.backends.base import (  # noqa: E402
+    FROM_PREVIOUS_STEP,
+    ForwardInput,
+    LogprobQuery,
+    RowError,
+    RowInput,
+    RowOutput,
+)
+from realizar.backends.cuda.sampler import DeviceSampler  # noqa: E402
 from realizar.backends.cuda.sampler_penalties import PenaltyTable  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError  # noqa: E402
@@ -156,15 +164,52 @@ def test_an_exception_of_one_rows_parameters(
     runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows are sampled at once; when that raises, one by one."""
-    honest = PenaltyTable.apply
+    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
+    expect(runner, alone, RowError("the request's sampling failed: IndexError"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (7,)},
+        {"temperature": 0.0, "presence_penalty": 0.1, "frequency_penalty": 2.0},
+        {"temperature": 0.0, "dry_multiplier": 3.0, "dry_allowed_length": 1},
+        {"seed": 3, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 1.0},
+    ],
+    ids=["min_tokens", "penalties", "dry", "mirostat"],
+)
+def test_a_row_before_the_one_that_raises_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Rows are sampled one by one after a later group raised: what the first chose before is not in its state twice."""
+    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
+
+    def choices(rows: list[int]) -> tuple[list[int], Any]:
+        sampler = DeviceSampler(2, RECIPE.vocab_size, 64, torch.device("cpu"), scratch_bytes=1)
+        sampler.open(0, SamplingParams(**options), [1, 2, 7, 7], 3, 0)
+        sampler.open(1, SamplingParams(temperature=0.0), [1, 2], 2, 0)
+        logits = torch.tensor(np.random.default_rng(5).standard_normal((4, RECIPE.vocab_size)), dtype=torch.float32)
+        logits[:, 7] += 4.0
+        found = []
+        for position in range(4):
+            if len(rows) > 1:
+                with pytest.raises(IndexError):
+                    sampler.sample(logits[position].expand(2, -1), rows, [4 + position] * 2, {})
+            found += sampler.sample(logits[position][None], [0], [4 + position], {}).tolist()
+        return found, sampler._rows[0].num_output_tokens
+
+    assert choices([0, 1]) == choices([0])
+
+
+def raising(honest: Any, row: int) -> Any:
+    """`PenaltyTable.apply` with a bug that only one row's parameters meet."""
 
     def apply(self: PenaltyTable, logits: Any, rows: Any) -> None:
-        if 1 in rows:
+        if row in rows:
             raise IndexError("a bug")
         honest(self, logits, rows)
 
-    monkeypatch.setattr(PenaltyTable, "apply", apply)
-    expect(runner, alone, RowError("the request's sampling failed: IndexError"))
+    return apply
 
 
 def test_a_device_without_memory_is_not_one_rows(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,22 +240,32 @@ def test_pooling(
 
 def test_the_next_step_runs_after_a_row_without_a_choice(runner: GPURunner) -> None:
     """The failed row's token of the next step is an id of the vocabulary, and its neighbours' tokens are as ever."""
-    from realizar.backends.base import FROM_PREVIOUS_STEP
-
-    def two_steps(samplings: dict[int, SamplingParams]) -> list[RowOutput]:
-        backend, rows = runner.backend, list(samplings)
-        for row, sampling in samplings.items():
-            backend.open(row, sampling, PROMPTS[row], LENGTHS[row], 0)
-        backend.submit(step_of(rows))
-        places = np.array([LENGTHS[row] for row in rows], np.int32)
-        inputs = tuple(RowInput(row, index, 1, LENGTHS[row], True) for index, row in enumerate(rows))
-        slots = np.array(rows, np.int32) * CONFIG.block_size + places
-        tables = np.array([[row] for row in rows], np.int32)
-        ids = np.full(len(rows), FROM_PREVIOUS_STEP, np.int32)
-        found = backend.submit(ForwardInput(ids, places, (slots,), (tables,), inputs)).result().rows
-        for row in rows:
-            backend.close(row)
-        return [output for output in found if output.row != 1]
-
     broken = SamplingParams(min_tokens=1, stop_token_ids=ALL)
-    same(two_steps({**SAMPLINGS, 1: broken}), two_steps({0: SAMPLINGS[0], 2: SAMPLINGS[2]}))
+    found = two_steps(runner, {**SAMPLINGS, 1: broken})
+    same(found, two_steps(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]}))
+
+
+def test_the_next_step_after_an_exception_in_a_later_group(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 was chosen in a group before: its log-probabilities show what its penalties counted."""
+    monkeypatch.setattr(runner.backend._sampler, "rows_at_once", 1)
+    first = SamplingParams(temperature=0.0, logprobs=2, frequency_penalty=1.5)
+    alone = two_steps(runner, {0: first, 2: SAMPLINGS[2]})
+    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
+    same(two_steps(runner, {**SAMPLINGS, 0: first}), alone)
+
+
+def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[RowOutput]:
+    """What the second step gives the rows other than row 1."""
+    backend, rows = runner.backend, list(samplings)
+    for row, sampling in samplings.items():
+        backend.open(row, sampling, PROMPTS[row], LENGTHS[row], 0)
+    backend.submit(step_of(rows))
+    places = np.array([LENGTHS[row] for row in rows], np.int32)
+    inputs = tuple(RowInput(row, index, 1, LENGTHS[row], True) for index, row in enumerate(rows))
+    slots = np.array(rows, np.int32) * CONFIG.block_size + places
+    tables = np.array([[row] for row in rows], np.int32)
+    ids = np.full(len(rows), FROM_PREVIOUS_STEP, np.int32)
+    found = backend.submit(ForwardInput(ids, places, (slots,), (tables,), inputs)).result().rows
+    for row in rows:
+        backend.close(row)
+    return [output for output in found if output.row != 1]

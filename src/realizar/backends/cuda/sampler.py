@@ -136,14 +136,26 @@ class DeviceSampler:
             torch.OutOfMemoryError: there is not as much memory as was to be kept free.
         """
         groups = [slice(first, first + self.rows_at_once) for first in range(0, len(rows), self.rows_at_once)]
-        if len(groups) == 1:
-            return self._sample(logits, rows, positions, masks)
-        return torch.cat([self._sample(logits[each], rows[each], positions[each], masks) for each in groups])
+        mirostat_mu = self._mirostat_mu.clone()
+        chosen = [self._choose(logits[each], rows[each], positions[each], masks, mirostat_mu) for each in groups]
+        # Every group has its choices, so that nothing of one row's parameters can raise any more.
+        self._mirostat_mu = mirostat_mu
+        for each, (_, taken) in zip(groups, chosen, strict=True):
+            self._accept(rows[each], taken)
+        return chosen[0][0] if len(chosen) == 1 else torch.cat([found for found, _ in chosen])
 
-    def _sample(
+    def _accept(self, rows: Sequence[int], choices: torch.Tensor) -> None:
+        """Take choices, all of them ids, into the rows' state."""
+        for row in rows:
+            self._rows[row].num_output_tokens += 1
+        self._penalties.accept(rows, choices)
+        self._dry.accept(rows, choices)
+
+    def _choose(
         self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int],
-        masks: Mapping[int, NDArray[np.uint32]],
-    ) -> torch.Tensor:  # fmt: skip
+        masks: Mapping[int, NDArray[np.uint32]], mirostat_mu: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """int64 [rows] twice: what `sample` gives, and ids for the rows' state, of which only `mirostat_mu` changes."""
         forbidding = any(row in masks or self._rows[row].ending_forbidden for row in rows)
         adjusted = self._adjust(logits, rows, masks)
         top = adjusted.max(dim=1, keepdim=True).values
@@ -153,13 +165,9 @@ class DeviceSampler:
         if drawn:
             these = torch.tensor(drawn, device=self._device)
             part = torch.where(usable[these, None], adjusted[these], 0.0)
-            choices[these] = self._draw(part, [rows[i] for i in drawn], [positions[i] for i in drawn])
-        for row in rows:
-            self._rows[row].num_output_tokens += 1
-        self._penalties.accept(rows, choices)
-        self._dry.accept(rows, choices)
-        choices = torch.where(usable, choices, -1)
-        return torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, choices) if forbidding else choices
+            choices[these] = self._draw(part, [rows[i] for i in drawn], [positions[i] for i in drawn], mirostat_mu)
+        found = torch.where(usable, choices, -1)
+        return torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, found) if forbidding else found, choices
 
     def _adjust(
         self, logits: torch.Tensor, rows: Sequence[int], masks: Mapping[int, NDArray[np.uint32]]
@@ -197,7 +205,10 @@ class DeviceSampler:
             if row in masks:
                 adjusted[index, ends] = torch.where(adjusted[index].max() == float("-inf"), kept, float("-inf"))
 
-    def _draw(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+    def _draw(
+        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int], mirostat_mu: torch.Tensor
+    ) -> torch.Tensor:
+        """int64 [rows]; the rows' values in `mirostat_mu`, float64 [max_rows], become those of the next choice."""
         states = [self._rows[row] for row in rows]
         uniforms = self._uniforms(states, positions, philox.DRAW_TOKEN)
         acts = [
@@ -219,8 +230,8 @@ class DeviceSampler:
             )
         these = torch.tensor(mirostat, device=self._device)
         table_rows = torch.tensor([rows[i] for i in mirostat], device=self._device)
-        chosen, self._mirostat_mu[table_rows] = truncation.draw_mirostat(
-            logits[these], [samplings[i] for i in mirostat], self._mirostat_mu[table_rows], uniforms[these]
+        chosen, mirostat_mu[table_rows] = truncation.draw_mirostat(
+            logits[these], [samplings[i] for i in mirostat], mirostat_mu[table_rows], uniforms[these]
         )
         choices[these] = chosen
         return choices
