@@ -130,6 +130,27 @@ def phrase_of(status: bytes) -> bytes:
     return {b"200": b" OK", b"400": b" Bad Request", b"431": b" Request Header Fields Too Large"}[status]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [b"CONNECT example.com:443", b"GET http://[", b"GET http://localhost", b"GET /caf\xc3\xa9"],
+    ids=["connect", "no address", "no path", "not ascii"],
+)
+def test_a_target_that_is_none(line: bytes) -> None:
+    """As the first request of a connection, and as a later one."""
+    bad = line + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+    async def main(door: Door) -> None:
+        reader, writer = await door.connect()
+        writer.write(GET)
+        await reader.readuntil(b"]}")
+        writer.write(bad)
+        for answer in (await door.exchange(bad), await reader.read()):
+            assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n"), answer
+            assert b'"code":"invalid_http"' in answer
+
+    at_the_door(main)
+
+
 def test_requests_ahead_of_their_answers() -> None:
     """A few are taken, in order; more end the connection before they take memory."""
 

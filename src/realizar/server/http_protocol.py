@@ -116,9 +116,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
             self._fail(ApiError(400, f"a request needs one Host header, not {hosts}", code="invalid_host"))
-        self._in_headers = False
         self.table.busy(self)
-        super().on_headers_complete()
+        super().on_headers_complete()  # raises where the target is no address: the request has no cycle then
+        self._in_headers = False
         self.cycle.transport = cast(
             "asyncio.Transport", _AnswerTransport(self.transport, self._write, self._close_gently)
         )
