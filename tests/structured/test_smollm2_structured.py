@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,26 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
         assert found[name].outputs == expected[name].outputs, name
     assert counts.draft_tokens > counts.accepted_tokens > 5
     assert json.loads(found["grammar"].outputs[0].text) == ["potatoes"] * 6
+
+
+@pytest.mark.parametrize("stop", [(), ("!",)], ids=["ends itself", "ends by a stop string"])
+def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]) -> None:
+    """Prompts wait for those before them; what is done then takes up no room of later calls."""
+    service = llm._client._core._grammars._made_service()
+    few = replace(service._limits, processes=2, idle=2)
+    monkeypatch.setattr(service, "_limits", few)
+    monkeypatch.setattr(service._known, "_limits", few)
+    told: list[tuple[int, int]] = []
+    for first in (0, 5):
+        words = [f"w{number}" for number in range(first, first + 5)]
+        samplings = [structured("regex", f"{word}!", stop=stop) for word in words]
+        outputs = llm.generate([PROMPT] * 5, samplings, progress=lambda *counts: told.append(counts))
+        assert [output.outputs[0].text for output in outputs] == [word if stop else f"{word}!" for word in words]
+    assert {total for _, total in told} == {5}
+
+
+def test_more_prompts_than_may_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = llm._client._core._scheduler
+    monkeypatch.setattr(scheduler, "_max_queued", 1)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1)
+    assert len(llm.generate([[number] for number in range(5, 45)], sampling)) == 40

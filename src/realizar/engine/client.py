@@ -18,8 +18,9 @@ from realizar.engine.interrupts import interrupts_deferred
 from realizar.engine.output_errors import error_of
 from realizar.engine.output_processor import GrowingText, OutputProcessor
 from realizar.engine.prepare import prepare_request
-from realizar.errors import DeviceLostError, EngineDeadError, RealizarError, RequestFailedError
+from realizar.errors import DeviceLostError, EngineDeadError, QueueFullError, RealizarError, RequestFailedError
 from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
+from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
@@ -136,6 +137,7 @@ class EngineClient:
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run.
+            QueueFullError: too many requests or grammars are open; see `wait_for_an_end`.
             EngineDeadError: the engine stopped.
         """
         request = prepare_request(
@@ -147,7 +149,7 @@ class EngineClient:
             end_ids=self._end_ids,
             score_only=score_only,
         )
-        self._core.prepare(request.sampling)  # may take a second: other threads go on meanwhile
+        self._prepare_grammar(request)
         stream = RequestStream(self, request.request_id, keep_pieces)
         with interrupts_deferred(), self._lock:
             if self._death is not None:
@@ -163,6 +165,15 @@ class EngineClient:
             if not (stream.done if until_done else stream.has_news):
                 self._step()
 
+    def wait_for_an_end(self, on_step: Callable[[], None]) -> bool:
+        """Run steps until an open request has ended, whoever's it is; False where none is open."""
+        with self._lock:
+            waiting = list(self._streams.values())
+        while waiting and not any(stream.done for stream in waiting):
+            self.drive(waiting[0], until_done=True)
+            on_step()
+        return bool(waiting)
+
     def abort(self, stream: RequestStream) -> None:
         """End a request without an output; its blocks are free at once."""
         with interrupts_deferred(), self._lock:
@@ -175,6 +186,15 @@ class EngineClient:
         with interrupts_deferred(), self._lock:
             self._core.close()
             self._fail(EngineDeadError("the engine was closed"))
+
+    def _prepare_grammar(self, request: Request) -> None:
+        """Compile its grammar, which may take a second: other threads go on meanwhile."""
+        try:
+            self._core.prepare(request.sampling)
+        except QueueFullError:
+            with interrupts_deferred(), self._lock:
+                self._core.release_grammars(request)
+            self._core.prepare(request.sampling)
 
     def _step(self) -> None:
         try:

@@ -149,6 +149,16 @@ class EngineCore:
         """
         return self._grammars.hold(request, self._scheduler.is_open)
 
+    def release_grammars(self, request: Request) -> None:
+        """Give back, before a request is added, the grammars of requests that have ended: one may take their place.
+
+        Raises:
+            InvalidRequestError: the request's own grammar was refused.
+        """
+        self._check_alive()
+        self._close_rows()
+        self.holds_grammar(request)
+
     def read_vocabulary(self) -> None:
         """Make ready for the first grammar, where the model can follow any."""
         self._grammars.read_vocabulary()

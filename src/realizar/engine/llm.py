@@ -18,7 +18,7 @@ from realizar.engine.client import EngineClient, RequestStream
 from realizar.engine.llm_options import with_options
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.engine.prompt_progress import ProgressReporter, PromptProgress
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RequestOutput, TokenLogprobs
@@ -122,7 +122,7 @@ class LLM:
         *,
         progress: PromptProgress | bool | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, together, in their order.
+        """Complete prompts, together, in their order; those above what may be open at once begin as others end.
 
         Args:
             prompts: a text, token ids, or a sequence of such.
@@ -131,8 +131,8 @@ class LLM:
                 None for a line where stderr is a terminal and there are several prompts.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run; none is then run. Or there are
-                not as many parameters as prompts.
+            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run; none is then answered. Or there
+                are not as many parameters as prompts.
             EngineDeadError: the engine stopped.
         """
         return self._run_all([self._tokens_of(prompt) for prompt in _listed(prompts)], sampling_params, progress)
@@ -161,7 +161,8 @@ class LLM:
 
         Raises:
             ChatTemplateError: the model has no template, or it refuses or fails.
-            InvalidRequestError, ContextLengthError, CapacityError: a conversation can't run; none is then run.
+            InvalidRequestError, ContextLengthError, CapacityError: a conversation can't run; none is then
+                answered.
             EngineDeadError: the engine stopped.
         """
         conversations: list[Any] = list(messages)
@@ -227,17 +228,31 @@ class LLM:
     ) -> list[RequestOutput]:
         wanted = self._sampling_of_each(sampling_params, len(prompts))
         with ExitStack() as open_streams:
-            streams = [
-                open_streams.enter_context(self._client.submit(ids, sampling, prompt=text, keep_pieces=False))
-                for (text, ids), sampling in zip(prompts, wanted, strict=True)
-            ]
-            reporter = ProgressReporter(progress, streams)
+            streams: list[RequestStream] = []
+            reporter = ProgressReporter(progress, streams, len(prompts))
+            for (text, ids), sampling in zip(prompts, wanted, strict=True):
+                streams.append(open_streams.enter_context(self._submit_in_turn(text, ids, sampling, reporter)))
             for stream in streams:
                 while not stream.done:
                     self._client.drive(stream, until_done=True)
                     reporter.step()
             reporter.end()
             return [stream.result() for stream in streams]
+
+    def _submit_in_turn(
+        self, text: str | None, token_ids: list[int], sampling: SamplingParams, reporter: ProgressReporter
+    ) -> RequestStream:
+        """Queue a prompt; where as many requests or grammars are open as may, once one of them has ended.
+
+        Raises:
+            QueueFullError: it has no room though nothing is open.
+        """
+        while True:
+            try:
+                return self._client.submit(token_ids, sampling, prompt=text, keep_pieces=False)
+            except QueueFullError:
+                if not self._client.wait_for_an_end(reporter.step):
+                    raise
 
     def _sampling_of_each(
         self, given: SamplingParams | Sequence[SamplingParams] | None, count: int

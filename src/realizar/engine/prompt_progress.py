@@ -21,14 +21,16 @@ class ProgressReporter:
     Args:
         wanted: a callback; True for a line on stderr, False for nothing; None for the line where stderr is a terminal
             and there are several requests.
+        streams: those that are open or done; may grow.
+        total: how many there will be.
     """
 
-    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[RequestStream]) -> None:
-        self._streams = streams
+    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[RequestStream], total: int) -> None:
+        self._streams, self._total = streams, total
         self._report: PromptProgress | None = None
         if callable(wanted):
             self._report = wanted
-        elif wanted or (wanted is None and len(streams) > 1 and sys.stderr.isatty()):
+        elif wanted or (wanted is None and total > 1 and sys.stderr.isatty()):
             self._report = _Line()
         self._next_s = 0.0
 
@@ -37,13 +39,13 @@ class ProgressReporter:
         if self._report is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _INTERVAL_S
             done = sum(stream.done for stream in self._streams)
-            if done < len(self._streams):
-                self._report(done, len(self._streams))
+            if done < self._total:
+                self._report(done, self._total)
 
     def end(self) -> None:
         """All are done."""
-        if self._report is not None and self._streams:
-            self._report(len(self._streams), len(self._streams))
+        if self._report is not None and self._total:
+            self._report(self._total, self._total)
 
 
 class _Line:
