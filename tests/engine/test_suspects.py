@@ -154,6 +154,36 @@ def test_few_wait() -> None:
     asyncio.run(main())
 
 
+def test_who_left_just_before_a_death_is_a_suspect_of_that_death_alone() -> None:
+    async def main() -> None:
+        clock = Clock()
+        suspects = Suspects(clock)
+        suspects.note_left(OTHERS[0])
+        clock.now_s += 31
+        suspects.note_left(POISON)
+        clock.now_s += 29
+        assert suspects.num_left == 1
+        suspects.note_death([])
+        assert (len(suspects), suspects.num_left) == (1, 0)
+        suspects.note_death([OTHERS[1]])
+        assert await admitted(suspects, POISON)  # two points, none for the second death
+        suspects.note_left(POISON)
+        suspects.note_death([OTHERS[2]])
+        with pytest.raises(InvalidRequestError):
+            await suspects.admit(POISON)
+
+    asyncio.run(main())
+
+
+def test_those_who_left_are_few() -> None:
+    suspects = Suspects(Clock())
+    for number in range(5000):
+        suspects.note_left(replace(POISON, prompt_token_ids=(number,)))
+    assert suspects.num_left == 4096
+    suspects.forget_left()
+    assert suspects.num_left == 0
+
+
 def test_all_is_forgotten_in_the_end() -> None:
     async def main() -> None:
         clock = Clock()

@@ -124,6 +124,28 @@ def test_who_was_beside_it_is_served_in_the_end(tmp_path: Path) -> None:
     run(main())
 
 
+def test_who_hangs_up_before_the_death_is_suspected_too(tmp_path: Path) -> None:
+    """The client leaves while the step that kills is on its way; it ends no server, and is refused in the end."""
+    held = tmp_path / "held"
+
+    async def main() -> None:
+        async with running(dies="poison", holds=str(held), rows=1) as engine:
+            for death in (1, 2):
+                stream = await engine.generate(POISON, GREEDY)
+                await until(held.exists)
+                stream.close()
+                assert engine.num_open == 0
+                held.unlink()
+                await until(lambda count=death: engine.num_restarts == count)  # type: ignore[misc]
+                async with asyncio.timeout(60):
+                    await engine.wait_ready()
+            with pytest.raises(InvalidRequestError, match="engine stopped each time"):
+                await engine.generate(POISON, GREEDY)
+            assert engine.state == "ready"
+
+    run(main())
+
+
 def test_deaths_while_nothing_is_open_end_the_server() -> None:
     async def main() -> None:
         async with running() as engine:

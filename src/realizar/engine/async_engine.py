@@ -115,6 +115,11 @@ class AsyncEngine:
         return len(self._requests)
 
     @property
+    def may_be_to_blame(self) -> bool:
+        """For the link, see `LinkListener`."""
+        return self._requests.may_be_to_blame
+
+    @property
     def num_restarts(self) -> int:
         """Engines that died and were replaced."""
         return self._earlier_stats.num_restarts

@@ -19,8 +19,8 @@ class LinkListener(Protocol):
     """Told of everything on the event loop's thread."""
 
     @property
-    def num_open(self) -> int:
-        """Requests that have not ended."""
+    def may_be_to_blame(self) -> bool:
+        """Whether a request that the engine has, or just had, may be what it died of."""
 
     def handle(self, event: Event) -> None:
         """An event of the engine, but `Failed`."""

@@ -35,7 +35,7 @@ class OpenRequests:
     """Owner of every open request on the side that asks.
 
     Attributes:
-        suspects: requests that were open when an engine died.
+        suspects: requests that were open when an engine died, or had just been aborted.
 
     Args:
         new_text: makes the text of a choice from the request's sampling parameters.
@@ -109,12 +109,18 @@ class OpenRequests:
                 _LOG.exception("the text of %s failed", output.request_id)
                 self._abort(output.request_id, RequestFailedError("the tokens could not be turned into text"))
 
+    @property
+    def may_be_to_blame(self) -> bool:
+        """Whether the engine has a request that it may die of: one that is open, or was aborted a short while ago."""
+        return bool(self._open) or self.suspects.num_left > 0
+
     def suspect_all(self) -> None:
-        """The engine died, and an open request may be why."""
+        """The engine died, and a request that is open or was just aborted may be why."""
         self.suspects.note_death([entry.request for entry in self._open.values()])
 
     def fail(self, error: RealizarError) -> None:
-        """End every open request."""
+        """End every open request: the engine that had them is gone."""
+        self.suspects.forget_left()
         for request_id in list(self._open):
             self._end(request_id, error)
 
@@ -135,13 +141,17 @@ class OpenRequests:
         self._note_end()
         whole = self._processor.finished(delta.request_id, output.produced_s)
         if whole is not None:
-            self.suspects.clear(self._open[delta.request_id].request)
+            request = self._open[delta.request_id].request
+            self.suspects.clear(request)
+            if isinstance(delta.stop_reason, str):  # found here: the engine goes on until it hears of it
+                self.suspects.note_left(request)
             self._forget(delta.request_id)
             stream.end(whole)
 
     def _abort(self, request_id: str, error: RealizarError | None = None) -> None:
         if request_id in self._open:
             self._send(Abort(request_id))
+            self.suspects.note_left(self._open[request_id].request)
             self._end(request_id, error or RealizarError("the request was closed"))
 
     def _end(self, request_id: str, error: RealizarError) -> None:

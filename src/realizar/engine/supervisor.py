@@ -25,8 +25,8 @@ class ProcessLink:
 
     An engine that says itself why it can't load, before any was ever ready, is not tried again: a broken model does not
     mend. Later the same is a fault of the model's files: another engine is started when they change, or now and then.
-    Everything else is a crash. Crashes while requests are open are taken for theirs, and never end the server; of
-    others, at the start or while nothing is open, some in a row do.
+    Everything else is a crash. Crashes while requests are open, or were just aborted, are taken for theirs, and never
+    end the server; of others, at the start or while nothing is open, some in a row do.
 
     Args:
         load: the model and how to run it.
@@ -87,7 +87,7 @@ class ProcessLink:
             if end.ready_s is not None and end.ready_s >= self._vigilance.steady_s:
                 crashes = deaths = 0
             deaths += 1
-            crashes += not listener.num_open and fault is None
+            crashes += not listener.may_be_to_blame and fault is None
             error: RealizarError | None = None
             if end.reported and not self._was_ready:
                 error = end.error

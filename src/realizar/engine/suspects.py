@@ -5,6 +5,9 @@ that were open then are suspects, and nearly all are innocent. So a point is giv
 open in, and two where no other was open. With two points it runs while no other of two points does, so that another
 death tells them apart; with three it is refused. Whoever ends in any other way than by a death is cleared, and all is
 forgotten after a while: the machine may have been at fault.
+
+A client may leave before the step that its request kills. So requests that were aborted a short while ago are suspects
+like those that are open.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
@@ -26,6 +29,8 @@ REFUSED = 3  # points with which it does not run
 _MOST = 4096  # contents remembered
 _MOST_WAITING = 64
 _MEMORY_S = 600.0
+_MOST_LEFT = 4096  # requests remembered that were aborted of late
+_LEFT_S = 30.0  # an engine may still be at work on a request for so long after its client left
 
 
 def fingerprint(request: Request) -> bytes:
@@ -46,17 +51,37 @@ class Suspects:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._points: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # and when the last came, oldest first
+        self._left: deque[tuple[bytes, float]] = deque(maxlen=_MOST_LEFT)  # and when, oldest first
         self._apart = asyncio.Lock()
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return len(self._points)
 
+    @property
+    def num_left(self) -> int:
+        """Requests that were aborted of late, of which the engine that runs may still die."""
+        oldest_s = self._clock() - _LEFT_S
+        while self._left and self._left[0][1] < oldest_s:
+            self._left.popleft()
+        return len(self._left)
+
+    def note_left(self, request: Request) -> None:
+        """A request was aborted while the engine may be at work on it."""
+        self._left.append((fingerprint(request), self._clock()))
+
+    def forget_left(self) -> None:
+        """The engine is gone: the next one never had those that left."""
+        self._left.clear()
+
     def note_death(self, requests: Collection[Request]) -> None:
         """An engine died while these were open. Copies of one request count once: one death says no more of them."""
         now = self._clock()
-        for key in dict.fromkeys(map(fingerprint, requests)):
-            points = self._points.pop(key, (0, now))[0] + (APART if len(requests) == 1 else 1)
+        num_suspects = len(requests) + self.num_left
+        keys = [*map(fingerprint, requests), *(key for key, _ in self._left)]
+        self.forget_left()
+        for key in dict.fromkeys(keys):
+            points = self._points.pop(key, (0, now))[0] + (APART if num_suspects == 1 else 1)
             self._points[key] = points, now
         while len(self._points) > _MOST:
             self._points.popitem(last=False)
