@@ -1,4 +1,4 @@
-"""The context that fits is found from the header, before any weight is read: loading is tried once."""
+"""The context that fits is found from the header, before any weight is read; loading may find that half of it does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine import loading
 from realizar.engine.loading import fitting_context, load_fitting_core
-from realizar.errors import CapacityError
+from realizar.errors import CapacityError, UnsupportedModelError
 from realizar.models.registry import build_spec
 
 CONFIG = EngineConfig(device="cpu", threads=1, max_running=1, max_step_tokens=16)
@@ -71,14 +71,41 @@ def test_what_does_not_fit_at_all_is_refused_with_its_sizes(
         load_fitting_core(checkpoint, CONFIG)
 
 
-def test_an_error_of_loading_is_not_tried_again(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_a_plan_that_was_off_is_tried_once(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By what is free at the plan the whole context fits; by what loading finds, half of it or not even that."""
+    whole = build_spec(checkpoint).context_length
+    loads: list[int | None] = []
+    load, most = loading.load_core, whole // 2
+
+    def short_of_memory(given: Checkpoint, config: EngineConfig, **options: Any) -> Any:
+        loads.append(config.context_length)
+        if config.context_length is None or config.context_length > most:
+            raise CapacityError("the GPU is out of memory")
+        return load(given, config, **options)
+
+    monkeypatch.setattr(loading, "load_core", short_of_memory)
+    core = load_fitting_core(checkpoint, CONFIG)
+    assert core.capacity.context_length == whole // 2
+    core.close()
+    assert f"{whole} tokens was planned and does not fit, {whole // 2} are tried: the GPU is out" in caplog.text
+    most = 0
+    with pytest.raises(CapacityError, match="out of memory"):
+        load_fitting_core(checkpoint, CONFIG)
+    assert loads == [whole, whole // 2] * 2
+
+
+def test_an_error_that_is_not_of_memory_is_not_tried_again(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def fails(*_arguments: Any, **_options: Any) -> None:
         calls.append(1)
-        raise CapacityError("the GPU is out of memory")
+        raise UnsupportedModelError("no such kernel")
 
     monkeypatch.setattr(loading, "load_core", fails)
-    with pytest.raises(CapacityError, match="out of memory"):
+    with pytest.raises(UnsupportedModelError):
         load_fitting_core(checkpoint, CONFIG)
     assert calls == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from realizar.structured.workers.service import GrammarService
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
 
+_LOG = logging.getLogger(__name__)
 _SHORTEST_CONTEXT = 512
 
 
@@ -90,10 +92,20 @@ def load_fitting_core(
 ) -> EngineCore:
     """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
 
+    A plan may be a little off, and others may take memory meanwhile: where loading finds that the planned context does
+    not fit, half of it is tried, once.
+
     Raises what `load_core` does; CapacityError where not even the shortest context worth having fits.
     """
-    fitting = replace(config, context_length=fitting_context(checkpoint, config))
-    return load_core(checkpoint, fitting, progress=progress)
+    length = fitting_context(checkpoint, config)
+    try:
+        return load_core(checkpoint, replace(config, context_length=length), progress=progress)
+    except CapacityError as error:
+        if length // 2 < _SHORTEST_CONTEXT:
+            raise
+        reason = str(error)  # the error itself would keep what was loaded
+    _LOG.warning("a context of %d tokens was planned and does not fit, %d are tried: %s", length, length // 2, reason)
+    return load_core(checkpoint, replace(config, context_length=length // 2), progress=progress)
 
 
 def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
