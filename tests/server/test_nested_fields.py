@@ -151,6 +151,26 @@ def test_tokens_are_told_as_a_chat_would_have_them() -> None:
     assert b"strict" not in bytes(told.json()["tokens"])
 
 
+RUSSIAN = "ж" * 45_000  # 90,000 tokens of the scripted model; 270,000 as escapes, above its context
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [tool(description=RUSSIAN)]},
+        {"documents": [{"text": RUSSIAN}]},
+        {"messages": [HI, {"role": "assistant", "tool_calls": [{**tool(arguments={"x": RUSSIAN}), "id": "1"}]}]},
+        {"chat_template_kwargs": {"x": RUSSIAN}},
+    ],
+    ids=["tools", "documents", "arguments", "variables"],
+)
+def test_text_that_is_not_ascii_is_as_long_as_the_template_writes_it(fields: dict[str, Any]) -> None:
+    template = TEMPLATE + "{{ tools | tojson if tools }}{{ documents | tojson if documents }}{{ x }}"
+    response, engine = ask(CHAT, {"messages": [HI], **fields}, template)
+    assert response.status_code == 200, response.text[:300]
+    assert RUSSIAN in bytes(engine.asked[0][0]).decode()
+
+
 @pytest.mark.parametrize(
     "calls",
     [

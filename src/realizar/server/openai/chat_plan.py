@@ -87,7 +87,7 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     tokenizer = api.model.tokenizer
     most = max_tokens if request.truncate_prompt_tokens is None else max(max_tokens, MAX_TOKENS)
     check_fits(text_of(messages), tokenizer, most, "messages")
-    check_fits(json.dumps([shown, request.documents]), tokenizer, most, "tools")
+    check_fits(json.dumps([shown, request.documents], ensure_ascii=False), tokenizer, most, "tools")
     stop.check()
     find_format(template.source(shown))  # tries the template out
     with about("messages"):
@@ -118,7 +118,7 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
         if name in _RESERVED or not name.isidentifier():
             path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
             raise refused(f"{path} can't be set", path, "invalid_value")
-    if given and len(json.dumps(given)) > _MAX_KWARGS_CHARACTERS:
+    if given and len(json.dumps(given, ensure_ascii=False)) > _MAX_KWARGS_CHARACTERS:
         raise refused("chat_template_kwargs are too large", "chat_template_kwargs", "string_too_long")
     return dict(given or {})
 

@@ -48,7 +48,7 @@ def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
         texts += [part["text"] for part in content] if isinstance(content, list) else [content or ""]
         for call in message.get("tool_calls", ()):
             arguments = call["function"].get("arguments", "")
-            texts.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
+            texts.append(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
     return "\n".join(texts)
 
 
