@@ -84,14 +84,18 @@ def api_of(request: Request) -> Api:
     return cast("Api", request.app.state.api)
 
 
-async def compute(request: Request, function: Callable[[Stop], T]) -> T:
+async def compute(request: Request, function: Callable[[Stop], T], size_bytes: int | None = None) -> T:
     """The result of a function on a thread, in the turn of the request's client. The body must have been read.
+
+    Args:
+        size_bytes: of what it works on, where that is not the body.
 
     Raises:
         ClientLeftError: the client left first; the function is told to stop, or never called.
     """
     lease = lease_of(request)
-    return await unless_left(request.receive, api_of(request).work.run(lease.client, lease.body_bytes, function))
+    size = lease.body_bytes if size_bytes is None else size_bytes
+    return await unless_left(request.receive, api_of(request).work.run(lease.client, size, function))
 
 
 def note(request: Request, **notes: Any) -> None:

@@ -17,6 +17,8 @@ _RETRY_AFTER_S = 1
 _WORTH_RETURNING_BYTES = 1 << 20
 _BYTES_PER_LOGPROB = 500  # measured: records, names and the answer's objects
 _BYTES_PER_TOP_LOGPROB = 150
+_BYTES_PER_VALUE = 32  # of a vector: float32, up to 25 characters of JSON, and the room that a growing text takes
+_BYTES_PER_BASE64_VALUE = 12
 
 
 class RequestMemory:
@@ -47,8 +49,8 @@ class RequestMemory:
         if held_bytes + num_bytes > most:
             raise ApiError(
                 413,
-                f"the request and its log-probabilities take {held_bytes + num_bytes >> 10} KiB; at most {most >> 10} "
-                "KiB are allowed (--request-memory)",
+                f"the request and its answer take {held_bytes + num_bytes >> 10} KiB; at most {most >> 10} KiB are "
+                "allowed (--request-memory)",
                 code="request_too_large",
                 headers={"connection": "close"},
             )
@@ -101,6 +103,13 @@ class RequestLease:
         if self._logprobs > FREE_BYTES:
             self.take(self._logprobs)
             self._logprobs = 0
+
+    def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> int:
+        """Hold an answer of so many vectors beside what is held; return its bytes. Raises what `hold` does."""
+        size = num_vectors * width * (_BYTES_PER_BASE64_VALUE if as_base64 else _BYTES_PER_VALUE)
+        if size > FREE_BYTES:
+            self.take(size)
+        return size
 
     def take(self, num_bytes: int) -> None:
         """Hold so many bytes more. Raises what `hold` does."""

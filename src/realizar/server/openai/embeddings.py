@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +22,7 @@ from realizar.server.merge import Admission
 from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.protocol.answers import EmbeddingData, make_usage
 from realizar.server.protocol.embedding import EmbeddingRequest
+from realizar.server.request_memory import lease_of
 from realizar.server.settings import Pooling
 from realizar.server.work import Stop
 
@@ -35,16 +37,47 @@ async def embeddings(request: Request) -> Response:
     prompts = await compute(request, lambda stop: _tokenized(api, record, stop))
     num_given = sum(len(prompt.token_ids) for prompt in prompts)
     note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
+    as_base64 = record.encoding_format == "base64"
+    size = lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=as_base64)
     found = await unless_left(request.receive, _embed_all(api, record, prompts, pooling))
-    num_tokens = sum(each.num_prompt_tokens for each in found)
-    as_text = record.encoding_format == "base64"
-    answer: dict[str, Any] = {
-        "object": "list",
-        "data": [EmbeddingData(index, _encoded(each.vector, as_text=as_text)) for index, each in enumerate(found)],
-        "model": api.model.name,
-        "usage": make_usage(num_tokens, 0, sum(each.num_cached_tokens for each in found)),
-    }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, sum(each.num_cached_tokens for each in found))
+    end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage))
+    body = await compute(request, lambda stop: _encoded(found, end, stop, as_base64=as_base64), size)
+    return Response(memoryview(body), media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and what it took."""
+
+    vector: NDArray[np.float32]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+    @classmethod
+    def of(cls, embedding: Embedding) -> _Unit:
+        """The vector, unless all of it is 0, over its length."""
+        values = np.asarray(embedding.vector, np.float64)
+        norm = float(np.linalg.norm(values))
+        unit = (values / norm if norm > 0 else values).astype("<f4")
+        return cls(unit, embedding.num_prompt_tokens, embedding.num_cached_tokens)
+
+
+def _encoded(units: Sequence[_Unit], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
+    """The answer, of which only one vector at a time is there as Python's numbers.
+
+    Args:
+        end: the JSON after the vectors.
+        as_base64: write little-endian float32 as base64, instead of numbers.
+    """
+    body = bytearray(b'{"object":"list","data":[')
+    for index, unit in enumerate(units):
+        stop.check()
+        vector = base64.b64encode(unit.vector.data).decode() if as_base64 else unit.vector.astype(np.float64).tolist()
+        body += b"," * (index > 0)
+        body += msgspec.json.encode(EmbeddingData(index, vector))
+    body += end
+    return body
 
 
 def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[Prompt]:
@@ -80,19 +113,19 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
         raise unsupported("dimensions", f"this model's vectors have {size} and can't be shortened")
 
 
-async def _embed_all(
-    api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
-) -> list[Embedding]:
+async def _embed_all(api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling) -> list[_Unit]:
     admission = Admission(api.engine.info.max_running)
     request_id = new_id("embd")
 
-    async def one(place: int, prompt: Prompt) -> Embedding:
+    async def one(place: int, prompt: Prompt) -> _Unit:
         token_ids = keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens)
         where = f"input[{place}]" if len(prompts) > 1 else "input"
         async with admission.slots:
             with renaming({"prompt": where}):
-                return await admission.enter(
-                    lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
+                return _Unit.of(
+                    await admission.enter(
+                        lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
+                    )
                 )
 
     tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
@@ -102,11 +135,3 @@ async def _embed_all(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _encoded(vector: Sequence[float], *, as_text: bool) -> list[float] | str:
-    """A vector of unit length: numbers, or base64 of little-endian float32."""
-    values = np.asarray(vector, np.float64)
-    norm = float(np.linalg.norm(values))
-    unit = (values / norm if norm > 0 else values).astype("<f4")
-    return base64.b64encode(unit.tobytes()).decode() if as_text else unit.astype(np.float64).tolist()
