@@ -8,6 +8,7 @@ import re
 import pytest
 
 from grammar_walks import TOKENS, small_factory
+from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar
 
@@ -54,6 +55,23 @@ def test_escaped_backslashes_begin_no_class(text: str) -> None:
     grammar = FACTORY.compile(StructuredOutput("regex", re.escape(text)))
     assert accepts(grammar, text)
     assert not accepts(grammar, text.replace("d", "9"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [(r"\(?ext\.? \d+", ("(ext. 12", "ex 3")), (r"(\(?max\)?)", ("(max)", "max(")), ("[(?x]", ("?", "(?x"))],
+)
+def test_a_bracket_that_stands_for_itself_begins_no_flags(pattern: str, texts: tuple[str, str]) -> None:
+    """`(?x` within a set, or of an escaped bracket that may be left out."""
+    grammar = FACTORY.compile(StructuredOutput("regex", pattern))
+    assert accepts(grammar, texts[0])
+    assert not accepts(grammar, texts[1])
+
+
+@pytest.mark.parametrize("pattern", ["(?x) a # b", r"\\(?x)a", r"[]\]](?sx:a)", "[[(?]a](?ix)a"])
+def test_comments_are_refused_wherever_they_begin(pattern: str) -> None:
+    with pytest.raises(InvalidRequestError, match="flag x"):
+        FACTORY.compile(StructuredOutput("regex", pattern))
 
 
 def test_space_between_json_tokens() -> None:

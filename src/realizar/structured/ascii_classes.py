@@ -22,8 +22,6 @@ def ascii_classes(pattern: str) -> str:
     Raises:
         ValueError: it is verbose (`(?x)`), or has a range that ends with one of these; one line.
     """
-    if _VERBOSE.search(pattern):
-        raise ValueError("the flag x, for comments in regular expressions, is not supported")
     return _Rewriter(pattern).rewritten()
 
 
@@ -52,6 +50,8 @@ class _Rewriter:
             return self._escape(self._pattern[at : at + 2]), 2
         if character == "[":
             return self._open(at)
+        if not self._depth and _VERBOSE.match(self._pattern, at):
+            raise ValueError("the flag x, for comments in regular expressions, is not supported")
         if self._depth and character == "]":
             self._depth -= 1
             self._before = _NOTHING
