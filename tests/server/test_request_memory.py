@@ -15,9 +15,13 @@ from typing import Any, cast
 import pytest
 
 from http_door import SETTINGS, Door, at_the_door
+from realizar.engine.async_stream import AsyncStream
 from realizar.errors import ContextLengthError
+from realizar.outputs import ChoiceDelta, RequestOutput, Timings
+from realizar.server.api import pieces_of
 from realizar.server.errors import ApiError
 from realizar.server.leaving import unless_left
+from realizar.server.metrics import Metrics
 from realizar.server.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.request_memory import FREE_BYTES, RequestMemory
 from realizar.server.strict_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
@@ -50,6 +54,66 @@ def test_a_client_gets_half_and_others_the_rest() -> None:
     with pytest.raises(ApiError) as refused:
         memory.lease("c").hold(501 * FREE_BYTES)
     assert refused.value.status == 413
+
+
+def test_an_answer_that_runs_is_not_ended_for_what_others_hold() -> None:
+    """Its log-probabilities count, so that new requests are refused; it alone may not hold more than a share."""
+    memory = RequestMemory(1000 * FREE_BYTES)
+    running, other, new = (memory.lease("a") for _ in range(3))
+    running.begin_logprobs()
+    other.hold(480 * FREE_BYTES)
+
+    async def main() -> list[ChoiceDelta]:
+        stream = AsyncStream("x", lambda: None)
+        entries = (None,) * (100 * FREE_BYTES // 500)
+        for text in "abc":
+            stream.take_in(ChoiceDelta("x", 0, text, (65,), logprobs=cast("Any", entries)))
+        stream.end(RequestOutput("x", None, (65,), (), Timings(0.0, 0.1, 0.2, 0.3)))
+        return [piece async for piece in pieces_of(stream, Metrics("m"), running, 0)]
+
+    assert "".join(piece.text for piece in asyncio.run(main())) == "abc"
+    for refused_call in (new.begin_logprobs, lambda: memory.lease("b").hold(200 * FREE_BYTES)):
+        with pytest.raises(ApiError) as refused:
+            refused_call()
+        assert refused.value.status == 429
+    with pytest.raises(ApiError) as refused:
+        running.add_logprobs(210 * FREE_BYTES // 500, 0)
+    assert refused.value.status == 413
+    running.release()
+    new.begin_logprobs()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "x", "logprobs": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+    ],
+)
+def test_log_probabilities_above_the_share_are_refused_before_they_run(
+    path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, take = [0], RequestMemory.take
+
+    def noting(memory: RequestMemory, client: str, num_bytes: int, held_bytes: int = 0) -> None:
+        take(memory, client, num_bytes, held_bytes)
+        held.append(held_bytes + num_bytes)
+
+    monkeypatch.setattr(RequestMemory, "take", noting)
+    settings = replace(SETTINGS, request_memory_bytes=1 << 20, body_timeout_s=600.0)
+
+    async def main(door: Door) -> None:
+        _, writer = await door.connect()
+        writer.write(post("/v1/completions", b'{"prompt": "' + b"x" * 515_000)[:-10])
+        await writer.drain()
+        while held[-1] < 515_000:  # noqa: ASYNC110 - the server takes the body in
+            await asyncio.sleep(0.001)
+        answer = await door.exchange(post(path, json.dumps(fields).encode(), "connection: close"))
+        assert answer.startswith(b"HTTP/1.1 429"), answer
+        assert b"too_much_in_flight" in answer
+        assert door.app.state.api.engine.num_asked == 0
+
+    at_the_door(main, settings)
 
 
 def test_bodies_that_are_still_coming_count() -> None:

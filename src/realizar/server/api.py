@@ -127,7 +127,7 @@ async def pieces_of(
     """The pieces of an open request, counted; the request is closed when its reader stops.
 
     Args:
-        lease: holds the log-probabilities, which are kept until the end, each with `top` others.
+        lease: counts the log-probabilities, which are kept until the end, each with `top` others.
         enough: asked after each piece whether the rest is not wanted.
     """
     last_s: dict[int, float] = {}
@@ -142,7 +142,7 @@ async def pieces_of(
                     metrics.tokens_came(len(piece.token_ids), now - last_s[piece.choice])
                 last_s[piece.choice] = now
             if piece.logprobs:
-                lease.hold_logprobs(len(piece.logprobs), top)
+                lease.add_logprobs(len(piece.logprobs), top)
             yield piece
             if enough() and not stream.done:
                 metrics.stopped(len(last_s), first_s - started_s, now - started_s)

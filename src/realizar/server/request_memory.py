@@ -45,15 +45,8 @@ class RequestMemory:
         Raises:
             ApiError: 429, its requests hold its share already; 413, even an idle server would not let it have so many.
         """
-        most, held = self._total // 2, self._held[client]
-        if held_bytes + num_bytes > most:
-            raise ApiError(
-                413,
-                f"the request and its answer take {held_bytes + num_bytes >> 10} KiB; at most {most >> 10} KiB are "
-                "allowed (--request-memory)",
-                code="request_too_large",
-                headers={"connection": "close"},
-            )
+        held = self._held[client]
+        self._check_most(num_bytes, held_bytes)
         if held + num_bytes > self._free - num_bytes:
             raise ApiError(
                 429,
@@ -63,6 +56,29 @@ class RequestMemory:
                 code="too_much_in_flight",
                 headers={"retry-after": str(_RETRY_AFTER_S)},
             )
+        self._count(client, num_bytes)
+
+    def add(self, client: str, num_bytes: int, held_bytes: int) -> None:
+        """Count what a request that runs has come to hold, whatever else is held: new ones find less.
+
+        Raises:
+            ApiError: 413, as `take`.
+        """
+        self._check_most(num_bytes, held_bytes)
+        self._count(client, num_bytes)
+
+    def _check_most(self, num_bytes: int, held_bytes: int) -> None:
+        most = self._total // 2
+        if held_bytes + num_bytes > most:
+            raise ApiError(
+                413,
+                f"the request and its answer take {held_bytes + num_bytes >> 10} KiB; at most {most >> 10} KiB are "
+                "allowed (--request-memory)",
+                code="request_too_large",
+                headers={"connection": "close"},
+            )
+
+    def _count(self, client: str, num_bytes: int) -> None:
         self._held[client] += num_bytes
         self._free -= num_bytes
 
@@ -93,16 +109,35 @@ class RequestLease:
             self.take(wanted)
 
     def hold_logprobs(self, num_tokens: int, num_top: int) -> None:
-        """Hold log-probabilities of so many more tokens, beside what is held. Raises what `hold` does.
+        """Before a request runs: hold its prompt's log-probabilities, beside what is held. Raises what `hold` does.
 
         Args:
             num_top: of the most probable tokens, listed for each.
         """
-        size = num_tokens * (_BYTES_PER_LOGPROB + num_top * _BYTES_PER_TOP_LOGPROB)
-        self._logprobs += size
-        if self._logprobs > FREE_BYTES:
-            self.take(self._logprobs)
-            self._logprobs = 0
+        if num_bytes := self._due(num_tokens, num_top):
+            self.take(num_bytes)
+
+    def begin_logprobs(self) -> None:
+        """Before a request runs: hold its answer's first log-probabilities. Raises what `hold` does."""
+        self.take(FREE_BYTES)
+
+    def add_logprobs(self, num_tokens: int, num_top: int) -> None:
+        """While a request runs: count log-probabilities of its answer. It is not ended for what others hold.
+
+        Raises:
+            ApiError: 413, it alone holds more than any share.
+        """
+        if num_bytes := self._due(num_tokens, num_top):
+            self._memory.add(self.client, num_bytes, self._held)
+            self._held += num_bytes
+
+    def _due(self, num_tokens: int, num_top: int) -> int:
+        """Bytes to count now, as small amounts are gathered first."""
+        self._logprobs += num_tokens * (_BYTES_PER_LOGPROB + num_top * _BYTES_PER_TOP_LOGPROB)
+        if self._logprobs <= FREE_BYTES:
+            return 0
+        due, self._logprobs = self._logprobs, 0
+        return due
 
     def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> int:
         """Hold an answer of so many vectors beside what is held; return its bytes. Raises what `hold` does."""

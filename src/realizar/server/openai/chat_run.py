@@ -68,6 +68,8 @@ class ChatRun:
         with renaming({"prompt": "messages", "structured": self._plan.structured_field}):
             if (scored := self._plan.sampling.prompt_logprobs) is not None:
                 self._lease.hold_logprobs(len(self._plan.token_ids), scored)
+            if self._plan.top_logprobs is not None:
+                self._lease.begin_logprobs()
             stream = await self._api.engine.generate(
                 self._plan.token_ids,
                 self._plan.sampling,

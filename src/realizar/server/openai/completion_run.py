@@ -91,6 +91,8 @@ class CompletionRun:
         """
         if (scored := self._plan.sampling.prompt_logprobs) is not None:
             self._lease.hold_logprobs(sum(len(prompt.token_ids) for prompt in self._plan.prompts), scored)
+        if self._plan.logprobs is not None:
+            self._lease.begin_logprobs()
         parts = [functools.partial(self._named_part, place) for place in range(len(self._plan.prompts))]
         async with aclosing(merged(parts)) as pieces:
             async for piece in pieces:
