@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from grammar_walks import CONTROL, END, TOKENS, allowed_ids
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers import masks as step_masks
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.masks import StepMasks
+from realizar.structured.workers.messages import Stepped
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 
@@ -156,19 +159,67 @@ def test_a_killed_process_costs_nothing(service: GrammarService) -> None:
         service.close_row(each.row)
 
 
-def test_a_stopped_process_is_replaced(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped, other = Follower(service, LETTERS), Follower(service, DIGITS)
-    step(service, stopped, other)
-    worker = stopped.row.worker
-    assert worker is not None
-    os.kill(worker.pid, signal.SIGSTOP)
-    patient = worker.receive_step
-    monkeypatch.setattr(worker, "receive_step", lambda _timeout_s: patient(0.1))
-    step(service, stopped, other)
-    assert stopped.row.worker is not worker
-    assert not is_alive(worker.pid)
-    step(service, other, stopped)
-    for each in (stopped, other):
+def test_stopped_processes_are_replaced_within_one_time(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many hang, a step waits for all of them once: those that answer count, the others are asked anew."""
+    stopped = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,4{number}}}x")) for number in range(3)]
+    other = Follower(service, DIGITS)
+    step(service, *stopped, other)
+    workers = [each.row.worker for each in stopped]
+    beside = other.row.worker
+    times_s: list[float] = []
+    receive = GrammarWorker.receive_step
+
+    def receive_soon(self: GrammarWorker, timeout_s: float) -> Stepped:
+        if self in workers:
+            times_s.append(timeout_s)
+        return receive(self, 0.1 if self in workers else timeout_s)
+
+    places = [worker.fileno() for worker in workers if worker is not None]
+
+    def wait_for_others(waiting: Sequence[int], _timeout_s: float) -> Sequence[Any]:
+        """As if the time ran out as soon as only the stopped ones are left."""
+        others = [each for each in waiting if each not in places]
+        return wait(others) if others else []
+
+    monkeypatch.setattr(GrammarWorker, "receive_step", receive_soon)
+    monkeypatch.setattr(step_masks, "wait", wait_for_others)
+    for worker in workers:
+        assert worker is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+    step(service, *stopped, other)
+    assert len(times_s) == 3
+    assert sum(times_s) <= WorkerLimits().step_s
+    for each, worker in zip(stopped, workers, strict=True):
+        assert worker is not None
+        assert each.row.worker is not worker
+        assert not is_alive(worker.pid)
+    assert other.row.worker is beside
+    step(service, other, *stopped)
+    for each in (*stopped, other):
+        service.close_row(each.row)
+
+
+def test_a_step_waits_only_for_what_is_left_of_its_time(
+    service: GrammarService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer of another process leaves less for the rest."""
+    rows = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,5{number}}}x")) for number in range(3)]
+    now_s = 0.0
+    left_s: list[float] = []
+
+    def wait_for_one(waiting: Sequence[int], timeout_s: float) -> Sequence[Any]:
+        nonlocal now_s
+        left_s.append(timeout_s)
+        now_s += 4.0
+        return wait(waiting[:1])
+
+    monkeypatch.setattr(step_masks, "monotonic", lambda: now_s)
+    monkeypatch.setattr(step_masks, "wait", wait_for_one)
+    step(service, *rows)
+    assert left_s == [10.0, 6.0, 2.0]
+    for each in rows:
         service.close_row(each.row)
 
 
@@ -181,11 +232,11 @@ def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monk
         step(service, *rows)
     send = StepMasks._send
 
-    def deadly(self: StepMasks, grammar: FollowedGrammar, parts: Any) -> None:
+    def deadly(self: StepMasks, grammar: FollowedGrammar, parts: Any, timeout_s: float) -> None:
         if any(part.row is bad.row for part in parts):
             assert grammar.worker is not None
             os.kill(grammar.worker.pid, signal.SIGKILL)
-        send(self, grammar, parts)
+        send(self, grammar, parts, timeout_s)
 
     monkeypatch.setattr(StepMasks, "_send", deadly)
     masks = service.masks([(each.row, ()) for each in rows])

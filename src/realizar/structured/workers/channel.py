@@ -35,6 +35,10 @@ class Channel(Generic[_Record]):
         self._socket = connection
         self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(received_type)
 
+    def fileno(self) -> int:
+        """The socket's, to wait for several at once."""
+        return self._socket.fileno()
+
     def send(self, record: Any, timeout_s: float | None = None) -> None:
         """Send a record.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
 _LOG = logging.getLogger(__name__)
 _MOST_LATE = 2  # rows of a grammar that may run out of time one by one, before the rest is given up
+_LEAST_S = 1e-3  # for a process when the step's time is over: what it has said by then still counts
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class StepMasks:
     Args:
         memory: where the processes put masks.
         num_words: uint32 words of a mask.
-        step_s: time in which a process has to answer.
+        step_s: time in which all processes of a step have to answer, and then one that is asked anew.
         revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
         condemn: called with a grammar, why, and the cause, when its process died of one row alone.
     """
@@ -77,21 +80,28 @@ class StepMasks:
         return [self._taken(part) for part in parts]
 
     def _ask(self, groups: dict[FollowedGrammar, list[_Part]]) -> None:
-        """All processes work at the same time; those that died are looked at afterwards."""
+        """All processes work at the same time and have one deadline; those that died or are late are asked anew."""
+        deadline_s = monotonic() + self._step_s
         asked: list[FollowedGrammar] = []
         failed: list[tuple[FollowedGrammar, ErrorCause]] = []
         for grammar, parts in groups.items():
-            try:
-                self._send(grammar, parts)
+            try:  # one that does not read leaves the others half of the time
+                self._send(grammar, parts, max(deadline_s - self._step_s / 2 - monotonic(), _LEAST_S))
                 asked.append(grammar)
             except WorkerDiedError as death:
                 failed.append((grammar, death.cause))
-        for grammar in asked:
-            try:
-                self._receive(grammar, groups[grammar])
-            except WorkerDiedError as death:
-                _LOG.warning("a grammar's process %s in a step; its rows are followed anew", death)
-                failed.append((grammar, death.cause))
+        waiting = {grammar.worker.fileno(): grammar for grammar in asked if grammar.worker is not None}
+        while waiting:
+            answered = wait(list(waiting), max(deadline_s - monotonic(), 0.0))
+            for place in [each for each in waiting if not answered or each in answered]:
+                grammar = waiting.pop(place)
+                left_s = max(deadline_s - monotonic(), _LEAST_S) if answered else _LEAST_S
+                try:
+                    self._receive(grammar, groups[grammar], left_s)
+                except WorkerDiedError as death:
+                    reason = f"took longer than the {self._step_s:g} s of a step" if death.out_of_time else f"{death}"
+                    _LOG.warning("a grammar's process %s; its rows are followed anew", reason)
+                    failed.append((grammar, death.cause))
         for grammar, first in failed:
             self._one_by_one(grammar, groups[grammar], first)
 
@@ -115,8 +125,8 @@ class StepMasks:
                 part.row.error, part.row.cause = reason, cause
                 continue
             try:
-                self._send(grammar, [part])
-                self._receive(grammar, [part])
+                self._send(grammar, [part], self._step_s)
+                self._receive(grammar, [part], self._step_s)
             except WorkerDiedError as death:
                 num_late += death.out_of_time
                 cause = death.cause if first == "request" else "engine"
@@ -124,7 +134,7 @@ class StepMasks:
                 part.row.cause = cause
                 self._condemn(grammar, reason, cause)
 
-    def _send(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
+    def _send(self, grammar: FollowedGrammar, parts: Sequence[_Part], timeout_s: float) -> None:
         worker = grammar.worker
         if worker is None:
             raise WorkerDiedError("has no process", out_of_time=False)
@@ -132,17 +142,17 @@ class StepMasks:
         steps = tuple(_row_step(part, worker) for part in parts)
         step = Step(steps, closed, parts[0].start * self._num_words * 4, self._memory.size_bytes)
         try:
-            worker.send_step(step, self._step_s)
+            worker.send_step(step, timeout_s)
         except WorkerDiedError:
             grammar.worker = None
             raise
 
-    def _receive(self, grammar: FollowedGrammar, parts: Sequence[_Part]) -> None:
+    def _receive(self, grammar: FollowedGrammar, parts: Sequence[_Part], timeout_s: float) -> None:
         worker = grammar.worker
         if worker is None:
             raise WorkerDiedError("has no process", out_of_time=False)
         try:
-            answer = worker.receive_step(self._step_s)
+            answer = worker.receive_step(timeout_s)
         except WorkerDiedError:
             grammar.worker = None
             raise

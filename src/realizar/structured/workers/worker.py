@@ -107,6 +107,10 @@ class GrammarWorker:
             raise InvalidRequestError(answer.reason, "structured")
         self.memory_bytes = answer.memory_bytes
 
+    def fileno(self) -> int:
+        """Can be read when the process has said something; to wait for several at once."""
+        return self._channel.fileno()
+
     def send_step(self, step: Step, timeout_s: float) -> None:
         """Have a step's masks computed; `receive_step` waits for them. Raises WorkerDiedError."""
         try:
