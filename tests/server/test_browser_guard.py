@@ -111,6 +111,23 @@ def test_pages_of_other_origins() -> None:
     check(cases)
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000"], ids=["without the port", "the proxy's own"])
+def test_a_proxy_that_changes_the_host(host: str) -> None:
+    """The server's own page passes, as its browser says so; pages of others, and of names that are rebound, do not."""
+    origin = "Origin: https://llm.example:8443"
+    same = (origin, "Sec-Fetch-Site: same-origin", JSON)
+    cases = [(call("GET", "/v1/models", f"Host: {host}", *same[:2]), 200, "")]
+    cases.append((call("POST", "/v1/completions", f"Host: {host}", *same), 200, ""))
+    cases += [
+        (call("POST", "/v1/completions", f"Host: {host}", origin, JSON, *site), 403, "--cors-origin")
+        for site in ((), ("Sec-Fetch-Site: same-site",), ("Sec-Fetch-Site: cross-site",), ("Sec-Fetch-Site: none",))
+    ]
+    cases.append((call("POST", "/v1/completions", "Host: llm.example:8443", *same), 403, "--allowed-host"))
+    twice = (*same, "Sec-Fetch-Site: cross-site")
+    cases.append((call("POST", "/v1/completions", f"Host: {host}", *twice), 400, "two sec-fetch-site"))
+    check(cases, allowed_hosts=LOCAL)
+
+
 def test_origins_that_are_allowed() -> None:
     cross = ("Sec-Fetch-Site: cross-site", JSON)
     check(

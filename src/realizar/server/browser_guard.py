@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from realizar.server.errors import ApiError
 
 _ANY = "*"
-_SAFE_SITES = (b"same-origin", b"none")
 
 
 class BrowserGuardMiddleware:
@@ -63,6 +62,11 @@ class BrowserGuardMiddleware:
         return self._foreign(scope["method"], headers, host)
 
     def _foreign(self, method: str, headers: dict[bytes, bytes], host: str) -> ApiError | None:
+        # No page can set Sec-Fetch-Site, and it holds where a proxy gives Host another name or drops its port. Browsers
+        # send it only over HTTPS and to localhost: a name that is rebound to this machine, or to its proxy, gets none.
+        site = headers.get(b"sec-fetch-site")
+        if site == b"same-origin":
+            return None
         origin = headers[b"origin"].decode("latin-1").lower() if b"origin" in headers else None
         if origin is not None and (origin in self._origins or _is_of(origin, host)):
             return None
@@ -71,13 +75,12 @@ class BrowserGuardMiddleware:
                 f"pages of {origin[:100]!a} may not call this server; --cors-origin {_shown(origin)} allows them",
                 "origin_not_allowed",
             )
-        site = headers.get(b"sec-fetch-site")
         followed_link = (
             method in ("GET", "HEAD")
             and headers.get(b"sec-fetch-mode") == b"navigate"
             and headers.get(b"sec-fetch-dest") == b"document"
         )
-        if site is None or site in _SAFE_SITES or followed_link:
+        if site is None or site == b"none" or followed_link:
             return None
         return _refused(
             "a page of another site may not use this server (Sec-Fetch-Site); --cors-origin allows an origin",
