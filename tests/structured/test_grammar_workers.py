@@ -408,6 +408,40 @@ def test_open_requests_bound_the_processes() -> None:
     service.close()
 
 
+def test_a_client_has_a_share_of_the_processes() -> None:
+    """It may have as many as others leave it then: one that holds half of all is refused, and others are not."""
+    service = make_service(WorkerLimits(processes=4, idle=1))
+    open_ids: set[str] = set()
+
+    def ask(client: str, text: str) -> None:
+        structured = StructuredOutput("regex", text)
+        service.prepare(structured, client)
+        open_ids.add(text)
+        assert service.hold(text, structured, open_ids.__contains__, client)
+
+    ask("a", "first")
+    ask("a", "second")
+    with pytest.raises(QueueFullError, match="share"):
+        ask("a", "third")
+    ask("b", "fourth")
+    with pytest.raises(QueueFullError, match="share"):
+        ask("b", "fifth")
+    ask("", "sixth")  # the process's own user: all that is left
+    service.close()
+
+
+def test_a_client_has_a_share_of_the_memory() -> None:
+    service = make_service()
+    service.prepare(LETTERS, "a")
+    assert service.hold("a", LETTERS, {"a"}.__contains__, "a")
+    _, size_bytes = service._known.usage()
+    service._limits = service._known._limits = WorkerLimits(total_bytes=2 * size_bytes)
+    with pytest.raises(QueueFullError, match="share"):
+        service.prepare(DIGITS, "a")
+    service.prepare(DIGITS, "b")
+    service.close()
+
+
 def test_open_requests_bound_the_memory() -> None:
     service = make_service(WorkerLimits(total_bytes=1))
     service.prepare(LETTERS)

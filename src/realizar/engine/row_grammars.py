@@ -92,7 +92,9 @@ class RowGrammars:
             InvalidRequestError, RequestFailedError: it was refused.
         """
         structured = request.sampling.structured
-        return structured is None or self._made_service().hold(request.request_id, structured, is_open)
+        if structured is None:
+            return True
+        return self._made_service().hold(request.request_id, structured, is_open, request.client)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; its history may hold output already."""

@@ -17,7 +17,7 @@ class FollowedGrammar:
 
     Attributes:
         worker: its process; None where that has died, until a row needs it.
-        holders: ids of requests that have it or will have it.
+        holders: clients of the requests that have it or will have it, by their ids.
         num_rows: rows that follow it.
         closed: keys of rows that ended since the last step.
         retired: nobody may begin to follow it; it goes with its last row.
@@ -25,7 +25,7 @@ class FollowedGrammar:
 
     structured: StructuredOutput
     worker: GrammarWorker | None = None
-    holders: set[str] = field(default_factory=set)
+    holders: dict[str, str] = field(default_factory=dict)
     num_rows: int = 0
     closed: deque[int] = field(default_factory=deque)
     retired: bool = False

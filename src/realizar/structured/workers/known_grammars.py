@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError, RequestFailedError
@@ -60,16 +60,18 @@ class KnownGrammars:
         with self._lock:
             self._check(structured)
 
-    def hold(self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool]) -> bool:
+    def hold(
+        self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
+    ) -> bool:
         """See `GrammarService.hold`."""
         with self._lock:
             self._check(structured)
-            for grammar in self._grammars.values():
-                grammar.holders = {holder for holder in grammar.holders if is_open(holder)}
+            for grammar in (*self._grammars.values(), *self._retired):
+                grammar.holders = {holder: whose for holder, whose in grammar.holders.items() if is_open(holder)}
             found = self._grammars.get(structured)
             if found is None:
                 return False
-            found.holders.add(request_id)
+            found.holders[request_id] = client
             self._grammars.move_to_end(structured)
             return True
 
@@ -145,6 +147,17 @@ class KnownGrammars:
         with self._lock:
             return self._usage()
 
+    def has_share(self, client: str) -> bool:
+        """Whether a client may have one more process: it has less than what others leave, so one alone has half.
+
+        The client "" is the process's own user, and no share bounds it.
+        """
+        with self._lock:
+            used = [each for each in (*self._grammars.values(), *self._retired) if each.worker and not each.idle]
+            held = [each for each in used if client in each.holders.values()]
+            most, most_bytes = self._limits.processes - len(used), self._limits.total_bytes - _size_bytes(used)
+            return not client or (len(held) < most and _size_bytes(held) < most_bytes)
+
     def close(self) -> None:
         """End all processes."""
         with self._lock:
@@ -181,3 +194,7 @@ class KnownGrammars:
         if grammar is not None:
             grammar.retired = True
             self._retired.append(grammar)
+
+
+def _size_bytes(grammars: Iterable[FollowedGrammar]) -> int:
+    return sum(grammar.worker.memory_bytes for grammar in grammars if grammar.worker is not None)

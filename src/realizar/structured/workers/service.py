@@ -133,13 +133,15 @@ class GrammarService:
         """Wait for a grammar no more: where nobody else does, it is not compiled. Idempotent."""
         self._queue.cancel(ticket)
 
-    def hold(self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool]) -> bool:
+    def hold(
+        self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
+    ) -> bool:
         """Keep a compiled grammar for a request for as long as it is open, from the next call on; whether it is there.
 
         Raises:
             InvalidRequestError, RequestFailedError: it was refused.
         """
-        return self._known.hold(request_id, structured, is_open)
+        return self._known.hold(request_id, structured, is_open, client)
 
     def open_row(self, structured: StructuredOutput, output: Sequence[int]) -> FollowedRow:
         """A row at the grammar's begin, or after some output. It is in error where its grammar was refused."""
@@ -213,6 +215,9 @@ class GrammarService:
             raise QueueFullError(f"open requests have {count} different grammars, as many as may", _RETRY_S)
         if size_bytes >= self._limits.total_bytes:
             raise QueueFullError("the grammars of open requests take all memory that grammars may have", _RETRY_S)
+        clients = {ticket.client for ticket in tuple(job.tickets)}
+        if clients and not any(map(self._known.has_share, clients)):
+            raise QueueFullError("the grammars of this client's open requests take all of its share", _RETRY_S)
         try:
             worker = self._compile(job.structured, job)
         except (InvalidRequestError, RequestFailedError) as error:
