@@ -27,8 +27,9 @@ class StructuredOutput:
     Attributes:
         kind: `json_object` is any JSON object; `choice` is one of some strings.
         value: the schema as JSON text, the regular expression (of the whole output, in Rust's syntax, with `\\d`,
-            `\\w` and `\\s` of ASCII alone, as in a schema's `pattern`), the Lark grammar (as llguidance reads it), the
-            choices as a JSON list of strings; "" for `json_object`.
+            `\\w` and `\\s` of ASCII alone, as in a schema's `pattern`), the Lark grammar (as llguidance reads it;
+            in its own terminals, as `/\\d/`, these are of all scripts), the choices as a JSON list of strings; "" for
+            `json_object`.
     """
 
     kind: StructuredKind

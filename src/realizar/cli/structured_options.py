@@ -25,7 +25,7 @@ class StructuredOptions:
         json_object: any JSON object.
         json_schema: JSON of this schema; @FILE reads it from a file.
         regex: text that matches all of this expression; \d, \w and \s are digits, letters and spaces of ASCII.
-        grammar: text of this Lark grammar; @FILE reads it from a file.
+        grammar: text of this Lark grammar, whose \d, \w and \s are of all scripts; @FILE reads it from a file.
         choice: one of some texts; repeat the option for each.
     """
 
