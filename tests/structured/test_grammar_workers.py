@@ -7,20 +7,29 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from grammar_followers import (
+    BYTES,
+    DIGITS,
+    ENDLESS,
+    LETTERS,
+    PATIENT,
+    VOCAB_SIZE,
+    Follower,
+    is_alive,
+    make_service,
+    step,
+    wait_for,
+)
 from grammar_walks import CONTROL, END, TOKENS, allowed_ids
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
-from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers import masks as step_masks
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.masks import StepMasks
@@ -28,68 +37,12 @@ from realizar.structured.workers.messages import Stepped
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 
-VOCAB_SIZE = len(TOKENS) + 7
-FACTORY = GrammarFactory(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
-LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
-DIGITS = StructuredOutput("regex", "[0-9]{3,40}x")
-# Compiling takes time quadratic in these: ten seconds.
-_MANY = {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}, "x-guidance": {"lenient": True}}
-ENDLESS = StructuredOutput("lark", "start: %json " + json.dumps(_MANY))
-BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}
-PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
-
-
-def make_service(limits: WorkerLimits | None = None) -> GrammarService:
-    return GrammarService(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, limits=limits)
-
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[GrammarService]:
     made = make_service()
     yield made
     made.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-class Follower:
-    """A row in a service, beside one in this process that says what its masks must be."""
-
-    def __init__(self, service: GrammarService, structured: StructuredOutput, seed: int = 0) -> None:
-        service.prepare(structured)
-        self.row = service.open_row(structured, ())
-        self._matcher = FACTORY.compile(structured).start()
-        self._rng = np.random.default_rng(seed)
-
-    def check(self, mask: Any) -> None:
-        """Compare a mask, and choose one of its ids."""
-        assert self.row.error is None
-        (expected,) = FACTORY.masks([(self._matcher, ())])
-        assert np.array_equal(mask, expected)
-        if self._matcher.ended:
-            return
-        chosen = int(self._rng.choice(allowed_ids(expected[0])))
-        self._matcher.advance([chosen])
-        self.row.advance([chosen])
-
-
-def step(service: GrammarService, *followers: Follower) -> None:
-    masks = service.masks([(each.row, ()) for each in followers])
-    for follower, mask in zip(followers, masks, strict=True):
-        follower.check(mask)
 
 
 MOST = 2**63
@@ -340,124 +293,6 @@ def test_forced_text_is_cut_as_the_tokenizer_does() -> None:
             assert allowed_ids(mask[0]).tolist() == [first]
         service.close()
     assert "name value" in asked
-
-
-def test_what_nobody_waits_for_is_ended() -> None:
-    """The only client of a grammar leaves while it is compiled: the next one's turn comes, and its process is gone."""
-    service = make_service(PATIENT)
-    heard: list[RealizarError | None] = []
-    ticket = service.prepare_later(ENDLESS, "a", heard.append)
-    job = service._queue._jobs[ENDLESS]
-    wait_for(lambda: job.stop is not None)
-    worker = getattr(job.stop, "__self__", None)
-    assert isinstance(worker, GrammarWorker)
-    os.kill(worker.pid, signal.SIGSTOP)  # it won't come to an end by itself
-    service.cancel(ticket)
-    service.prepare(LETTERS, "b")
-    assert not is_alive(worker.pid)
-    assert not heard
-    assert not service._known.has(ENDLESS)
-    service.close()
-
-
-def test_a_client_with_many_grammars_does_not_hold_up_another() -> None:
-    """Grammars of two clients are compiled in turns, whoever came first."""
-    service = make_service(PATIENT)
-    order: list[str] = []
-    done = threading.Event()
-
-    def note(name: str) -> Callable[[RealizarError | None], None]:
-        def heard(error: RealizarError | None) -> None:
-            assert error is None
-            order.append(name)
-            if len(order) == 5:
-                done.set()
-
-        return heard
-
-    first = service.prepare_later(ENDLESS, "many", note("endless"))
-    for number in range(4):
-        service.prepare_later(StructuredOutput("regex", f"many{number}"), "many", note(f"many{number}"))
-    service.prepare_later(StructuredOutput("regex", "one"), "one", note("one"))
-    service.cancel(first)
-    assert done.wait(60)
-    assert "one" in order[:2]
-    service.close()
-
-
-def test_open_requests_bound_the_processes() -> None:
-    service = make_service(WorkerLimits(processes=2, idle=1))
-    open_ids = {"a", "b"}
-    for name, structured in (("a", LETTERS), ("b", DIGITS)):
-        service.prepare(structured)
-        assert service.hold(name, structured, open_ids.__contains__)
-    third = StructuredOutput("regex", "third")
-    with pytest.raises(QueueFullError, match="2 different grammars"):
-        service.prepare(third)
-    open_ids.remove("a")
-    assert service.hold("b", DIGITS, open_ids.__contains__)
-    service.prepare(third)
-    assert not service._known.has(LETTERS)
-    assert service._known.usage()[0] == 2
-    open_ids.clear()
-    assert service.hold("c", third, open_ids.__contains__)
-    for number in range(4):
-        service.prepare(StructuredOutput("regex", f"idle{number}"))
-    assert service._known.usage()[0] <= 2
-    assert service._known.has(third)
-    service.close()
-
-
-def test_a_client_has_a_share_of_the_processes() -> None:
-    """It may have as many as others leave it then: one that holds half of all is refused, and others are not."""
-    service = make_service(WorkerLimits(processes=4, idle=1))
-    open_ids: set[str] = set()
-
-    def ask(client: str, text: str) -> None:
-        structured = StructuredOutput("regex", text)
-        service.prepare(structured, client)
-        open_ids.add(text)
-        assert service.hold(text, structured, open_ids.__contains__, client)
-
-    ask("a", "first")
-    ask("a", "second")
-    with pytest.raises(QueueFullError, match="share"):
-        ask("a", "third")
-    ask("b", "fourth")
-    with pytest.raises(QueueFullError, match="share"):
-        ask("b", "fifth")
-    ask("", "sixth")  # the process's own user: all that is left
-    service.close()
-
-
-def test_a_client_has_a_share_of_the_memory() -> None:
-    service = make_service()
-    service.prepare(LETTERS, "a")
-    assert service.hold("a", LETTERS, {"a"}.__contains__, "a")
-    _, size_bytes = service._known.usage()
-    service._limits = service._known._limits = WorkerLimits(total_bytes=2 * size_bytes)
-    with pytest.raises(QueueFullError, match="share"):
-        service.prepare(DIGITS, "a")
-    service.prepare(DIGITS, "b")
-    service.close()
-
-
-def test_open_requests_bound_the_memory() -> None:
-    service = make_service(WorkerLimits(total_bytes=1))
-    service.prepare(LETTERS)
-    open_ids = {"a"}
-    assert service.hold("a", LETTERS, open_ids.__contains__)
-    row = Follower(service, LETTERS)
-    step(service, row)
-    assert service._known.usage()[1] > 1000
-    with pytest.raises(QueueFullError, match="memory"):
-        service.prepare(DIGITS)
-    service.close_row(row.row)
-    open_ids.clear()
-    assert not service.hold("b", DIGITS, open_ids.__contains__)
-    service.prepare(DIGITS)
-    assert not service._known.has(LETTERS)
-    service.close()
 
 
 def test_a_row_that_opens_late_finds_its_grammar_compiled_anew(service: GrammarService) -> None:

@@ -1,0 +1,133 @@
+"""How many grammars open requests may have, by processes and memory, whose they are, and who waits for whom."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from grammar_followers import DIGITS, ENDLESS, LETTERS, PATIENT, Follower, is_alive, make_service, step, wait_for
+from realizar.errors import QueueFullError, RealizarError
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+
+
+def test_what_nobody_waits_for_is_ended() -> None:
+    """The only client of a grammar leaves while it is compiled: the next one's turn comes, and its process is gone."""
+    service = make_service(PATIENT)
+    heard: list[RealizarError | None] = []
+    ticket = service.prepare_later(ENDLESS, "a", heard.append)
+    job = service._queue._jobs[ENDLESS]
+    wait_for(lambda: job.stop is not None)
+    worker = getattr(job.stop, "__self__", None)
+    assert isinstance(worker, GrammarWorker)
+    os.kill(worker.pid, signal.SIGSTOP)  # it won't come to an end by itself
+    service.cancel(ticket)
+    service.prepare(LETTERS, "b")
+    assert not is_alive(worker.pid)
+    assert not heard
+    assert not service._known.has(ENDLESS)
+    service.close()
+
+
+def test_a_client_with_many_grammars_does_not_hold_up_another() -> None:
+    """Grammars of two clients are compiled in turns, whoever came first."""
+    service = make_service(PATIENT)
+    order: list[str] = []
+    done = threading.Event()
+
+    def note(name: str) -> Callable[[RealizarError | None], None]:
+        def heard(error: RealizarError | None) -> None:
+            assert error is None
+            order.append(name)
+            if len(order) == 5:
+                done.set()
+
+        return heard
+
+    first = service.prepare_later(ENDLESS, "many", note("endless"))
+    for number in range(4):
+        service.prepare_later(StructuredOutput("regex", f"many{number}"), "many", note(f"many{number}"))
+    service.prepare_later(StructuredOutput("regex", "one"), "one", note("one"))
+    service.cancel(first)
+    assert done.wait(60)
+    assert "one" in order[:2]
+    service.close()
+
+
+def test_open_requests_bound_the_processes() -> None:
+    service = make_service(WorkerLimits(processes=2, idle=1))
+    open_ids = {"a", "b"}
+    for name, structured in (("a", LETTERS), ("b", DIGITS)):
+        service.prepare(structured)
+        assert service.hold(name, structured, open_ids.__contains__)
+    third = StructuredOutput("regex", "third")
+    with pytest.raises(QueueFullError, match="2 different grammars"):
+        service.prepare(third)
+    open_ids.remove("a")
+    assert service.hold("b", DIGITS, open_ids.__contains__)
+    service.prepare(third)
+    assert not service._known.has(LETTERS)
+    assert service._known.usage()[0] == 2
+    open_ids.clear()
+    assert service.hold("c", third, open_ids.__contains__)
+    for number in range(4):
+        service.prepare(StructuredOutput("regex", f"idle{number}"))
+    assert service._known.usage()[0] <= 2
+    assert service._known.has(third)
+    service.close()
+
+
+def test_a_client_has_a_share_of_the_processes() -> None:
+    """It may have as many as others leave it then: one that holds half of all is refused, and others are not."""
+    service = make_service(WorkerLimits(processes=4, idle=1))
+    open_ids: set[str] = set()
+
+    def ask(client: str, text: str) -> None:
+        structured = StructuredOutput("regex", text)
+        service.prepare(structured, client)
+        open_ids.add(text)
+        assert service.hold(text, structured, open_ids.__contains__, client)
+
+    ask("a", "first")
+    ask("a", "second")
+    with pytest.raises(QueueFullError, match="share"):
+        ask("a", "third")
+    ask("b", "fourth")
+    with pytest.raises(QueueFullError, match="share"):
+        ask("b", "fifth")
+    ask("", "sixth")  # the process's own user: all that is left
+    service.close()
+
+
+def test_a_client_has_a_share_of_the_memory() -> None:
+    service = make_service()
+    service.prepare(LETTERS, "a")
+    assert service.hold("a", LETTERS, {"a"}.__contains__, "a")
+    _, size_bytes = service._known.usage()
+    service._limits = service._known._limits = WorkerLimits(total_bytes=2 * size_bytes)
+    with pytest.raises(QueueFullError, match="share"):
+        service.prepare(DIGITS, "a")
+    service.prepare(DIGITS, "b")
+    service.close()
+
+
+def test_open_requests_bound_the_memory() -> None:
+    service = make_service(WorkerLimits(total_bytes=1))
+    service.prepare(LETTERS)
+    open_ids = {"a"}
+    assert service.hold("a", LETTERS, open_ids.__contains__)
+    row = Follower(service, LETTERS)
+    step(service, row)
+    assert service._known.usage()[1] > 1000
+    with pytest.raises(QueueFullError, match="memory"):
+        service.prepare(DIGITS)
+    service.close_row(row.row)
+    open_ids.clear()
+    assert not service.hold("b", DIGITS, open_ids.__contains__)
+    service.prepare(DIGITS)
+    assert not service._known.has(LETTERS)
+    service.close()
