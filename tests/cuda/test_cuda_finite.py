@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+from fake_card import FakeCard, FakePacker  # noqa: E402
 from random_models import Recipe  # noqa: E402
 from realizar.backends.cuda import weights as weights_module  # noqa: E402
-from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
+from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.merger import product_groups  # noqa: E402
-from realizar.backends.cuda.pack import PackedMatrix  # noqa: E402
-from realizar.backends.cuda.pack_raw import RawMatrix, pack_by_threads  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.weights import Weights  # noqa: E402
 from realizar.backends.program import build_program  # noqa: E402
@@ -29,30 +25,6 @@ CPU = torch.device("cpu")
 TYPES = [each.name for each in (*QUANTIZED_TYPES, *FLOAT_TYPES) if each is not GGMLType.NVFP4]
 PARTS = ("biases", "layer_norm", "qk_norm", "sinks", "post_norms")
 VECTORS = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, parts=PARTS, windows=(None,))
-
-
-class FakeCard(DeviceProfile):
-    """The CPU in the place of a card whose products are CUDA C++: matrices go the way of raw blocks."""
-
-    @property
-    def has_cuda_kernels(self) -> bool:
-        return True
-
-
-class FakePacker:
-    """Packs where the real one does, on the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def pack(
-        self,
-        parts: Sequence[RawMatrix],
-        into: torch.Tensor | None = None,
-        uploaded: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> PackedMatrix:
-        return pack_by_threads(parts, self.device, into, uploaded, **options)
 
 
 @pytest.mark.parametrize("road", ["raw", "planes"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,9 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from cuda_runs import GPURunner  # noqa: E402
+from fake_card import FakeCard, FakePacker  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda import weights as weights_module  # noqa: E402
-from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.merger import product_groups  # noqa: E402
 from realizar.backends.cuda.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.pack_raw import RawMatrix, memory_bytes, pack_by_threads  # noqa: E402
@@ -33,30 +32,6 @@ RECIPES = {
     "codebook": Recipe(weights="IQ4_NL", parts=("biases", "post_norms", "layer_norm")),
     "floats": Recipe(weights="BF16", parts=("biases", "ungated"), activation="gelu"),
 }
-
-
-class FakeCard(DeviceProfile):
-    """The CPU in the place of a card whose products are CUDA C++."""
-
-    @property
-    def has_cuda_kernels(self) -> bool:
-        return True
-
-
-class FakePacker:
-    """Packs where the real one does, on the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def pack(
-        self,
-        parts: Sequence[RawMatrix],
-        into: torch.Tensor | None = None,
-        uploaded: Callable[[int], None] | None = None,
-        **options: Any,
-    ) -> PackedMatrix:
-        return pack_by_threads(parts, self.device, into, uploaded, **options)
 
 
 def groups_of(spec: ModelSpec) -> list[list[Linear]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import pytest
 
+from core_runs import run, tokens
 from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput, StepOutput
@@ -17,7 +17,7 @@ from realizar.engine.async_link import ThreadLink
 from realizar.engine.client import EngineClient
 from realizar.engine.core import EngineCore
 from realizar.errors import EngineDeadError, RequestFailedError, StepError
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
@@ -62,19 +62,6 @@ class LostStep(ScriptedStep):
 def make_core(backend: ScriptedBackend, in_flight: int) -> EngineCore:
     config = EngineConfig(max_running=1000, max_step_tokens=16)
     return EngineCore(backend, make_spec(backend.windows), config, steps_in_flight=in_flight)
-
-
-def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
-    outputs: dict[str, list[TokenOutput]] = defaultdict(list)
-    while core.has_work:
-        for output in core.step():
-            outputs[output.request_id].append(output)
-        core.audit()
-    return outputs
-
-
-def tokens(outputs: list[TokenOutput]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from core_runs import run, tokens
 from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput
@@ -62,19 +63,6 @@ class LateStep(ScriptedStep):
     def result(self) -> None:  # type: ignore[override]
         self._small._last = None
         raise CapacityError("the GPU is out of memory: tried 2 GiB")
-
-
-def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
-    outputs: dict[str, list[TokenOutput]] = defaultdict(list)
-    while core.has_work:
-        for output in core.step():
-            outputs[output.request_id].append(output)
-        core.audit()
-    return outputs
-
-
-def tokens(outputs: list[TokenOutput]) -> list[int]:
-    return [token_id for output in outputs for token_id in output.token_ids]
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])

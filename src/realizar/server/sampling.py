@@ -22,14 +22,10 @@ MAX_PRIORITY = 100
 MAX_LISTED_IDS = 1 << 16
 """Entries of stop_token_ids, and of logit_bias, times the prompts that they are told to the engine with."""
 _DRY_BREAKERS = ("\n", ":", '"', "*")  # what DRY's author recommends, where a request turns it on and names none
-_SAME_NAME = (
-    "n",
-    "seed",
+SAMPLER_FIELDS = (
     "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
     "top_k",
+    "top_p",
     "min_p",
     "typical_p",
     "top_n_sigma",
@@ -43,9 +39,12 @@ _SAME_NAME = (
     "mirostat_tau",
     "mirostat_eta",
     "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
 )
+"""Fields of a request that shape its choices, named as those of `SamplingParams`."""
+
+_SAME_NAME = ("n", "seed", *SAMPLER_FIELDS, "min_tokens", "ignore_eos")
 
 
 def build_sampling(

@@ -9,29 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, api_of
+from realizar.server.sampling import SAMPLER_FIELDS
 
-_SHOWN = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "max_tokens",
-    "seed",
-)
+_SHOWN = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields that a request may name, with their values where it does not; `max_tokens` null is the rest of the context."""
 
 
