@@ -49,29 +49,30 @@ _LEAST_INFINITE_E8M0 = 253  # times the largest code it is beyond float32; 255 i
 _AT_ONCE = 1 << 15  # numbers, so that what is made of them stays in the cache
 
 
-def find_not_finite(ggml_type: GGMLType, data: NDArray[np.uint8]) -> str | None:
+def find_not_finite(ggml_type: GGMLType, data: NDArray[np.uint8], first_block: int = 0) -> str | None:
     """What is wrong with the first weight that is NaN or infinite, as `the scale of block 3 is not finite`, or None.
 
     Args:
         ggml_type: one that weights can have.
         data: uint8 [size in bytes], whole blocks, contiguous.
+        first_block: number of the first of them in its tensor; a number of a float tensor is a block.
     """
     if ggml_type in _EXPONENTS:
         kind, mask = _EXPONENTS[ggml_type]
         place = _first(data.view(kind), mask)
-        return None if place is None else f"number {place} is not finite"
+        return None if place is None else f"number {first_block + place} is not finite"
     blocks = data.reshape(-1, ggml_type.type_size)
     for what, offset in zip(("scale", "minimum"), _HALF_FIELDS.get(ggml_type, ()), strict=False):
         place = _first(_column(blocks, offset, _HALF[0]), _HALF[1])
         if place is not None:
-            return f"the {what} of block {place} is not finite"
+            return f"the {what} of block {first_block + place} is not finite"
     place = None
     if ggml_type is GGMLType.MXFP4:
         found = np.flatnonzero(blocks[:, 0] >= _LEAST_INFINITE_E8M0)
         place = int(found[0]) if found.size else None
     elif ggml_type is GGMLType.IQ1_M:
         place = _first_iq1_m(blocks)
-    return None if place is None else f"the scale of block {place} is not finite"
+    return None if place is None else f"the scale of block {first_block + place} is not finite"
 
 
 def _column(blocks: NDArray[np.uint8], offset: int, kind: str) -> NDArray[Any]:

@@ -8,7 +8,9 @@ times 8 plus 1 and minus 1. `Planes` is the reference; backends pack it, or repa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +84,27 @@ class Planes:
         if large is None or self.super_group_size is None:
             return values
         return values * np.repeat(large, self.super_group_size // self.group_size, axis=1)
+
+    def rows_between(self, start: int, stop: int) -> Planes:
+        """The out_features from `start` to `stop`."""
+        return self._cut(lambda values, _: values[start:stop])
+
+    def columns_between(self, start: int, stop: int) -> Planes:
+        """The columns from `start` to `stop`; both are multiples of the outermost group and of eight."""
+        return self._cut(lambda values, width: values[:, start // width : stop // width])
+
+    def _cut(self, cut: Callable[[Any, int], Any]) -> Planes:
+        """Each array as `cut` gives it, which takes the array and how many columns a number of it stands for."""
+        arrays = {
+            "codes": self.vector_size,
+            "scales": self.group_size,
+            "minima": self.group_size,
+            "super_scales": self.super_group_size or 0,
+            "super_minima": self.super_group_size or 0,
+            "signs": 8,
+        }
+        values = ((name, width, getattr(self, name)) for name, width in arrays.items())
+        return replace(self, **{name: cut(value, width) for name, width, value in values if value is not None})
 
     def dequantize(self) -> NDArray[np.float32]:
         """float32 [rows, cols], equal bit for bit to ggml's reference dequantisation of the same blocks."""

@@ -1,0 +1,174 @@
+"""Matrices of ggml blocks, and of plain numbers, as sources: what GGUF and unquantised safetensors files hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import UnsupportedModelError
+from realizar.quantization.convert import dequantize, to_planes
+from realizar.quantization.finite import find_not_finite
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource, check_columns, check_run
+
+_MEMORY = Path("memory")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Where a run of out_features lies in a mapped file: from a byte of a tensor on, so many bytes apart."""
+
+    checkpoint: Checkpoint
+    stored: StoredTensor
+    first_byte: int
+    stride: int
+
+    def after(self, rows: int) -> _Pages:
+        return replace(self, first_byte=self.first_byte + rows * self.stride)
+
+    def part(self, start: int, stop: int) -> StoredTensor:
+        """The bytes of some of the run's out_features as a tensor."""
+        first, last = (self.first_byte + place * self.stride for place in (start, stop))
+        return replace(self.stored, data=self.stored.data[first:last], offset=self.stored.offset + first)
+
+
+class BlockSource(MatrixSource):
+    """A matrix whose `raw` bytes are ggml blocks.
+
+    Args:
+        ggml_type: of the blocks.
+        raw: uint8 [out_features, bytes of one], rows contiguous.
+        path, name: as in `MatrixSource`.
+        first_block: number of the first block in its tensor, for errors.
+        pages: where it lies in a mapped file; None in memory.
+
+    Raises:
+        UnsupportedModelError: weights can't have the type.
+    """
+
+    def __init__(
+        self, ggml_type: GGMLType, raw: NDArray[np.uint8], path: Path = _MEMORY, name: str = "matrix",
+        first_block: int = 0, pages: _Pages | None = None,
+    ) -> None:  # fmt: skip
+        layout = ggml_layout(ggml_type)
+        super().__init__(layout, raw.shape[0], raw.shape[1] // layout.block_bytes * layout.block_size, path, name)
+        self._type, self._raw, self._first_block, self._pages = ggml_type, raw, first_block, pages
+
+    @property
+    def raw(self) -> NDArray[np.uint8]:
+        return self._raw
+
+    def planes(self, start: int, stop: int) -> Planes:
+        return to_planes(self._type, self._bytes(start, stop), stop - start, self.in_features)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        return dequantize(self._type, self._bytes(start, stop), stop - start, self.in_features)
+
+    def gather(self, out_features: NDArray[np.int32]) -> NDArray[np.float32]:
+        return dequantize(self._type, self._raw[out_features].reshape(-1), len(out_features), self.in_features)
+
+    def find_not_finite(self, start: int, stop: int) -> str | None:
+        first = self._first_block + start * (self.row_bytes // self.layout.block_bytes)
+        return find_not_finite(self._type, self._bytes(start, stop), first)
+
+    def rows(self, start: int, stop: int) -> BlockSource:
+        check_run(self, start, stop)
+        first = self._first_block + start * (self.row_bytes // self.layout.block_bytes)
+        pages = None if self._pages is None else self._pages.after(start)
+        return BlockSource(self._type, self._raw[start:stop], self.path, self.name, first, pages)
+
+    def columns(self, start: int, stop: int) -> BlockSource:
+        """As in `MatrixSource`; errors of such a slice count its own blocks."""
+        check_columns(self, start, stop)
+        raw = self._raw[:, self.layout.row_bytes(start) : self.layout.row_bytes(stop)]
+        return BlockSource(self._type, raw, self.path, self.name, 0, self._pages)
+
+    def prefetch(self) -> None:
+        if self._pages is not None:
+            self._pages.checkpoint.prefetch(self._pages.part(0, self.out_features))
+
+    def release(self, start: int, stop: int) -> None:
+        if self._pages is not None:
+            self._pages.checkpoint.release(self._pages.part(start, stop))
+
+    def _bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """A run of out_features as contiguous bytes: a view, but for slices by columns."""
+        return np.ascontiguousarray(self._raw[start:stop]).reshape(-1)
+
+
+def ggml_layout(ggml_type: GGMLType) -> WeightLayout:
+    """The layout of a type.
+
+    Raises:
+        UnsupportedModelError: weights can't have the type.
+    """
+    layout = GGML_LAYOUTS.get(ggml_type)
+    if layout is None:
+        raise UnsupportedModelError(f"weights of type {ggml_type.name} are not supported")
+    return layout
+
+
+def block_source(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, in_features: int) -> BlockSource:
+    """A source from bytes in memory.
+
+    Args:
+        data: uint8 [size in bytes], contiguous, out_features one after another.
+
+    Raises:
+        UnsupportedModelError: weights can't have the type.
+        ValueError: `data` is not of the size that the shape asks for.
+    """
+    row_bytes = ggml_layout(ggml_type).row_bytes(in_features)
+    if data.size != out_features * row_bytes:
+        raise ValueError(
+            f"{data.size} bytes are not {out_features} out_features of {in_features} {ggml_type.name} weights"
+        )
+    return BlockSource(ggml_type, data.reshape(out_features, row_bytes))
+
+
+def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
+    """The layout of a checkpoint's tensor, without its bytes.
+
+    Raises:
+        UnsupportedModelError: weights can't have its type.
+    """
+    try:
+        return ggml_layout(checkpoint.tensors[name].ggml_type)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{checkpoint.path}: tensor '{name}': {error}") from error
+
+
+def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
+    """A checkpoint's tensor as a matrix.
+
+    A vector is a matrix of one out_feature. The matrices of a stack lie one below the other: `expert_source` gives one.
+
+    Raises:
+        UnsupportedModelError: weights can't have its type.
+    """
+    stored, layout = checkpoint.tensors[name], tensor_layout(checkpoint, name)
+    row_bytes = layout.row_bytes(stored.shape[-1])
+    raw = stored.data.reshape(-1, row_bytes)
+    return BlockSource(stored.ggml_type, raw, stored.path, name, 0, _Pages(checkpoint, stored, 0, row_bytes))
+
+
+def expert_source(checkpoint: Checkpoint, name: str, expert: int) -> MatrixSource:
+    """One matrix of a stacked tensor [experts, out_features, in_features].
+
+    Raises:
+        UnsupportedModelError: weights can't have its type.
+        ValueError: the tensor is not a stack, or has no such expert.
+    """
+    shape = checkpoint.tensors[name].shape
+    if len(shape) != 3:
+        raise ValueError(f"tensor '{name}' of shape {shape} is not a stack of matrices")
+    if not 0 <= expert < shape[0]:
+        raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
+    return tensor_source(checkpoint, name).rows(expert * shape[1], (expert + 1) * shape[1])

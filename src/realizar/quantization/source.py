@@ -1,0 +1,172 @@
+"""`MatrixSource`: a weight matrix between its checkpoint and a backend's packers. numpy only.
+
+A backend asks a source for its layout, finds the format and the kernels for it, and packs the matrix from `planes`, a
+run of out_features at a time. Where the backend knows the layout's own bytes, it may read `raw` in place of planes. A
+format of weights is a subclass with `planes`; slices of it are sources too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.naming import shown
+from realizar.errors import CheckpointError
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.planes import Planes
+
+_WEIGHTS_AT_ONCE = 1 << 20
+
+
+class MatrixSource(ABC):
+    """A weight matrix [out_features, in_features], or a slice of one.
+
+    Args:
+        layout: how its numbers are stored.
+        out_features, in_features: its shape; `in_features` is a whole number of the layout's blocks.
+        path, name: the file and the tensor in it, for errors.
+
+    Raises:
+        ValueError: the columns are not a whole number of blocks.
+    """
+
+    def __init__(self, layout: WeightLayout, out_features: int, in_features: int, path: Path, name: str) -> None:
+        self.row_bytes = layout.row_bytes(in_features)
+        self.layout, self.out_features, self.in_features = layout, out_features, in_features
+        self.path, self.name = path, name
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file."""
+        return self.out_features * self.row_bytes
+
+    @property
+    def raw(self) -> NDArray[np.uint8] | None:
+        """The stored bytes, uint8 [out_features, row_bytes], where they are in the layout's own order; else None.
+
+        Bytes of an out_feature are contiguous; out_features may lie further apart. A float matrix always has them.
+        """
+        return None
+
+    @abstractmethod
+    def planes(self, start: int, stop: int) -> Planes:
+        """The exact weights of a run of out_features.
+
+        Raises:
+            UnsupportedModelError: the layout is of a float matrix.
+        """
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The weights of a run of out_features: float32 [stop - start, in_features]."""
+        return self.planes(start, stop).dequantize()
+
+    def gather(self, out_features: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The weights of some out_features, in any order: float32 [len(out_features), in_features]."""
+        return np.concatenate([self.read(int(each), int(each) + 1) for each in out_features])
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """All weights: float32 [out_features, in_features], made in runs that need little memory beside the result."""
+        weights = np.empty((self.out_features, self.in_features), np.float32)
+        step = max(1, _WEIGHTS_AT_ONCE // max(self.in_features, 1))
+        for start in range(0, self.out_features, step):
+            stop = min(start + step, self.out_features)
+            weights[start:stop] = self.read(start, stop)
+        return weights
+
+    def check_finite(self, start: int, stop: int) -> None:
+        """Refuse out_features with weights that are not finite: they would make random text of every prompt.
+
+        Raises:
+            CheckpointError: a weight is NaN or infinite.
+        """
+        reason = self.find_not_finite(start, stop)
+        if reason is not None:
+            raise CheckpointError(self.path, f"tensor {shown(self.name)}", reason)
+
+    def find_not_finite(self, start: int, stop: int) -> str | None:
+        """Why a run of out_features has a weight that is NaN or infinite, as a sentence; or None."""
+        planes = self.planes(start, stop)
+        arrays = {
+            "scale": (planes.scales, planes.super_scales),
+            "minimum": (planes.minima, planes.super_minima),
+        }
+        for what, levels in arrays.items():
+            for values in levels:
+                if values is not None and not np.isfinite(values).all():
+                    place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
+                    return f"a {what} of out_feature {start + place} is not finite"
+        return None
+
+    def rows(self, start: int, stop: int) -> MatrixSource:
+        """The out_features from `start` to `stop` as a source.
+
+        Raises:
+            ValueError: the matrix has no such out_features.
+        """
+        check_run(self, start, stop)
+        return Slice(self, start, stop, 0, self.in_features)
+
+    def columns(self, start: int, stop: int) -> MatrixSource:
+        """The columns from `start` to `stop` as a source, both at borders of the layout's blocks.
+
+        Raises:
+            ValueError: the matrix has no such columns, or they are not whole blocks.
+        """
+        check_columns(self, start, stop)
+        return Slice(self, 0, self.out_features, start, stop)
+
+    def prefetch(self) -> None:
+        """Ask the system to read the bytes ahead, without waiting for them."""
+        return
+
+    def release(self, start: int, stop: int) -> None:
+        """Tell the system that the pages of a run of out_features are not needed for now; they stay valid."""
+        return
+
+
+class Slice(MatrixSource):
+    """Some out_features and columns of a source that has no road of its own to them."""
+
+    def __init__(self, whole: MatrixSource, start: int, stop: int, first_column: int, last_column: int) -> None:
+        super().__init__(whole.layout, stop - start, last_column - first_column, whole.path, whole.name)
+        self._whole, self._start = whole, start
+        self._first_column, self._last_column = first_column, last_column
+
+    def planes(self, start: int, stop: int) -> Planes:
+        planes = self._whole.planes(self._start + start, self._start + stop)
+        return planes.columns_between(self._first_column, self._last_column)
+
+    def prefetch(self) -> None:
+        self._whole.prefetch()
+
+    def release(self, start: int, stop: int) -> None:
+        self._whole.release(self._start + start, self._start + stop)
+
+
+def check_run(source: MatrixSource, start: int, stop: int) -> None:
+    """Refuse a slice by out_features that a matrix does not have.
+
+    Raises:
+        ValueError: it has no such out_features.
+    """
+    if not 0 <= start <= stop <= source.out_features:
+        raise ValueError(f"tensor '{source.name}' has {source.out_features} out_features, not {start} to {stop}")
+
+
+def check_columns(source: MatrixSource, start: int, stop: int) -> None:
+    """Refuse a slice by columns that a matrix can't be cut to.
+
+    Raises:
+        ValueError: it has no such columns, or they are not whole blocks.
+    """
+    if not 0 <= start <= stop <= source.in_features:
+        raise ValueError(f"tensor '{source.name}' has {source.in_features} columns, not {start} to {stop}")
+    unit = source.layout.block_size
+    if start % unit or stop % unit:
+        raise ValueError(
+            f"tensor '{source.name}': columns {start} to {stop} are not at borders of {source.layout.name} blocks,"
+            f" which hold {unit} columns"
+        )
