@@ -54,16 +54,16 @@ test-full: lint  ## the wider matrices too
 parity: .venv/.dev  ## install torch and transformers (1 GB), compare every architecture with transformers, note which agree
 	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'
 	$(BIN)/pytest --no-skips --record-parity tests/models/test_architecture_parity.py $(PYTEST_ARGS)
-	$(BIN)/pytest --no-skips -n $(WORKERS) tests/models/test_parity_rows.py tests/cpu/test_cpu_parity.py $(PYTEST_ARGS)
+	$(BIN)/pytest --no-skips -n $(WORKERS) tests/models/test_parity_rows.py tests/backends/cpu/test_cpu_parity.py $(PYTEST_ARGS)
 
 test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs the device for itself
-	$(BIN)/pytest -m gpu -n $(WORKERS) tests/cuda $(PYTEST_ARGS)
-	$(BIN)/pytest tests/cuda/test_cuda_row_errors.py tests/cuda/test_step_allocations.py $(PYTEST_ARGS)
-	$(BIN)/pytest -m gpu -k many_loads tests/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
+	$(BIN)/pytest -m gpu -n $(WORKERS) tests/backends/cuda $(PYTEST_ARGS)
+	$(BIN)/pytest tests/backends/cuda/test_cuda_row_errors.py tests/backends/cuda/step/test_step_allocations.py $(PYTEST_ARGS)
+	$(BIN)/pytest -m gpu -k many_loads tests/backends/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
 
 sanitize: .venv/.dev  ## the same under memcheck of compute-sanitizer, which CUDA's toolkit brings; slow
 	compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
-		$(BIN)/python -m pytest -m gpu tests/cuda --deselect tests/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
+		$(BIN)/python -m pytest -m gpu tests/backends/cuda --deselect tests/backends/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
 
 fuzz: .venv/.dev  ## hostile requests, connections and files against a real server; FUZZ_ARGS=--help tells more
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ_ARGS)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from realizar.backends.cuda.decode_attention import DecodeAttention
+from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.native.attend_source import AttendKernel
-from realizar.backends.cuda.tuning_search import replay_ms
+from realizar.backends.cuda.tuning.measure import replay_ms
 
 HEADS, KV_HEADS, HEAD, BLOCK = 32, 8, 128, 16
 LAYERS, MOST_PARTS = 16, 64

@@ -25,10 +25,10 @@ from realizar.backends.base import Capacity, ForwardInput, RowInput, StepOutput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.bench import generate
+from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
-from realizar.engine.measure import measure
+from realizar.engine.core.engine_core import EngineCore
 from realizar.models.registry import build_spec
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 _TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(_TESTS), str(_TESTS / "fidelity")]
+sys.path.insert(0, str(_TESTS))
 
-from cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
-from fidelity_rows import KEYS, TOP, Row, divergence, mean  # noqa: E402
+from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
+from fidelity.fidelity_rows import KEYS, TOP, Row, divergence, mean  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 
 

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda.gated import launch_gated, route_gated
+from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.tuning_table import best_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles
-from realizar.backends.cuda.pack_raw import Packer, RawMatrix
-from realizar.backends.cuda.products import ActivationFormat, Activations, ProductConfig, Products
-from realizar.backends.cuda.tune import ROW_COUNTS, Shape, sweep
-from realizar.backends.cuda.tuning import best_lines, write_table
-from realizar.backends.cuda.tuning_search import DeviceMeter, copies, replay_ms, written
+from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms, written
+from realizar.backends.cuda.tuning.sweep import ROW_COUNTS, Shape, sweep
+from realizar.backends.cuda.weights.pack_raw import Packer, RawMatrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import random_blocks
 

@@ -13,7 +13,7 @@ import sys
 from cuda_bench import decodes, random_checkpoint
 
 from realizar.backends.cuda.runner import CUDABackend
-from realizar.backends.cuda.tuning_search import median_ms
+from realizar.backends.cuda.tuning.measure import median_ms
 from realizar.bench import generate
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec

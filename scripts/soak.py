@@ -23,14 +23,14 @@ from typing import Any
 import httpx
 import uvicorn
 
-from realizar.cli.serving import open_port
 from realizar.config import EngineConfig
-from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.loading import find_checkpoint
-from realizar.engine.process_messages import Load
-from realizar.engine.supervisor import ProcessLink
+from realizar.engine.process.messages import Load
+from realizar.engine.process.supervisor import ProcessLink
 from realizar.server.app import create_app
-from realizar.server.listen import uvicorn_config
+from realizar.server.http.listen import uvicorn_config
+from realizar.server.run import open_port
 from realizar.server.served_model import make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.stop_checker import StopChecker

@@ -19,15 +19,15 @@ import time
 import uvicorn
 
 from realizar.backends.base import Capacity
-from realizar.engine.async_engine import AsyncEngine
-from realizar.engine.async_link import LinkListener
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.loading import find_checkpoint
-from realizar.engine.process_messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
-from realizar.engine.transport import FrameReader, encode_frame
+from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
+from realizar.engine.process.transport import FrameReader, encode_frame
 from realizar.outputs import FinishReason, TokenOutput
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
-from realizar.server.listen import uvicorn_config
+from realizar.server.http.listen import uvicorn_config
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.stop_checker import StopChecker

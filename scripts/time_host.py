@@ -19,10 +19,10 @@ from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
+from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
-from realizar.engine.measure import measure
+from realizar.engine.core.engine_core import EngineCore
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams

@@ -15,13 +15,13 @@ import time
 
 import numpy as np
 
-from realizar.backends.cpu import activation_layout as layout
-from realizar.backends.cpu.formats import GROUP, index_of
+from realizar.backends.cpu.codegen import activation_layout as layout
 from realizar.backends.cpu.instruction_set import index_of as set_index
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
-from realizar.backends.cpu.pack import PackedMatrix, pack
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.weights.formats import GROUP, index_of
+from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import random_blocks
 

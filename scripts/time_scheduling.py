@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams

@@ -22,10 +22,10 @@ from typing import Any
 from realizar.backends.base import ForwardInput
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.async_link import LoadProgress
-from realizar.engine.core import EngineCore
-from realizar.engine.process import run_process
-from realizar.engine.process_messages import Load
+from realizar.engine.clients.async_link import LoadProgress
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.process.main import run_process
+from realizar.engine.process.messages import Load
 from realizar.errors import CapacityError
 from realizar.structured.workers.service import GrammarService
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, make_spec

@@ -13,7 +13,7 @@ Pooling = Literal["last", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request with every default resolved; `realizar.engine.prepare.prepare_request` makes one.
+    """A request with every default resolved; `realizar.engine.clients.prepare.prepare_request` makes one.
 
     Attributes:
         request_id: unique among open requests.

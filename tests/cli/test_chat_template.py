@@ -11,7 +11,7 @@ import pytest
 
 from realizar.checkpoint.open import open_checkpoint
 from realizar.hub.builtin import BUILTIN_MODELS
-from realizar.tokenizer.stored_templates import stored_templates
+from realizar.tokenizer.templates.stored_templates import stored_templates
 
 BASE_MODEL = "gemma3:270m"
 

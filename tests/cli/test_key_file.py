@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realizar.cli.serve_options import read_keys
+from realizar.cli.options.serve import read_keys
 from realizar.errors import RealizarError
 
 

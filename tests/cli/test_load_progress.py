@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from realizar.cli import load_progress as module
-from realizar.cli.load_progress import load_progress
+from realizar.cli.terminal import load_progress as module
+from realizar.cli.terminal.load_progress import load_progress
 
 
 class Terminal(io.StringIO):

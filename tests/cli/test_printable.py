@@ -13,10 +13,10 @@ from cyclopts import App
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.cli.commands.run import show
 from realizar.cli.main import app, run_app
-from realizar.cli.printable import PrintableFormatter, error_line, json_line, printable, shown_answer
-from realizar.cli.progress import download_progress
-from realizar.cli.run import show
+from realizar.cli.terminal.printable import PrintableFormatter, error_line, json_line, printable, shown_answer
+from realizar.cli.terminal.progress import download_progress
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e"
 

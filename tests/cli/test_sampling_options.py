@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cyclopts import App, CycloptsError
 
-from realizar.cli.sampling_options import SamplingOptions, describe, parse_assignments
+from realizar.cli.options.sampling import SamplingOptions, describe, parse_assignments
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import BUILT_IN_SAMPLING, SamplingParams
 

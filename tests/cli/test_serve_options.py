@@ -10,16 +10,16 @@ import pytest
 from cyclopts import App, CycloptsError
 
 from realizar.backends.base import Capacity
-from realizar.cli.chat_template import read_chat_template
-from realizar.cli.loading import EngineOptions
-from realizar.cli.sampling_options import SamplingOptions
-from realizar.cli.serve import _prepare, describe
-from realizar.cli.serve_options import BatchingOptions, ServerOptions, read_keys
-from realizar.cli.serving import open_port
+from realizar.cli.commands.serve import _prepare, describe
+from realizar.cli.options.chat_template import read_chat_template
+from realizar.cli.options.loading import EngineOptions
+from realizar.cli.options.sampling import SamplingOptions
+from realizar.cli.options.serve import BatchingOptions, ServerOptions, read_keys
 from realizar.config import EngineConfig
-from realizar.engine.process_messages import EngineInfo
+from realizar.engine.process.messages import EngineInfo
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
+from realizar.server.run import open_port
 
 BASE = EngineConfig(threads=3)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import realizar as realizar_package
-from realizar.cli.progress import download_progress
+from realizar.cli.terminal.progress import download_progress
 from realizar.hub.builtin import BUILTIN_MODELS
 from realizar.sizes import format_bytes
 
@@ -49,4 +49,4 @@ def test_no_message_writes_sizes_in_a_way_of_its_own() -> None:
         for path in root.rglob("*.py")
         if path.relative_to(root).parts[0] not in allowed and own.search(path.read_text(encoding="utf-8"))
     ]
-    assert found == ["cli/prompt.py"], "which counts characters"
+    assert found == ["cli/options/prompt.py"], "which counts characters"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from realizar.cli.terminal import LineHistory, history_path, keys_unseen
+from realizar.cli.terminal.terminal import LineHistory, history_path, keys_unseen
 
 
 @pytest.fixture

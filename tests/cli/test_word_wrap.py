@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from realizar.cli.run import show
-from realizar.cli.word_wrap import WordWrapper
+from realizar.cli.commands.run import show
+from realizar.cli.terminal.word_wrap import WordWrapper
 
 
 def wrapped(text: str, width: int, size: int = 1) -> str:

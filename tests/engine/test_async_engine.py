@@ -14,9 +14,9 @@ import pytest
 from number_text import NumberText, spelled
 from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
-from realizar.engine.async_engine import AsyncEngine
-from realizar.engine.async_link import LoadProgress, ThreadLink
-from realizar.engine.core import EngineCore
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import (
     CapacityError,
     ContextLengthError,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import QueueFullError
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.request import Pooling, Request

@@ -10,8 +10,8 @@ import pytest
 
 from grammar_services import LastingService
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
-from realizar.engine.output_errors import error_of
+from realizar.engine.clients.output_errors import error_of
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.outputs import ErrorCause, TokenOutput
 from realizar.request import Request

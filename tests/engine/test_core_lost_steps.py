@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from core_runs import run, tokens
+from engine.core_runs import run, tokens
 from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput, StepOutput
 from realizar.config import EngineConfig
-from realizar.engine.async_engine import AsyncEngine
-from realizar.engine.async_link import ThreadLink
-from realizar.engine.client import EngineClient
-from realizar.engine.core import EngineCore
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import ThreadLink
+from realizar.engine.clients.engine_client import EngineClient
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import EngineDeadError, RequestFailedError, StepError
 from realizar.outputs import RowError
 from realizar.request import Request

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.outputs import TokenOutput
 from realizar.request import Request

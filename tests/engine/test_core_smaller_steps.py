@@ -6,13 +6,13 @@ from collections import defaultdict
 
 import pytest
 
-from core_runs import run, tokens
+from engine.core_runs import run, tokens
 from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
-from realizar.engine.client import EngineClient
-from realizar.engine.core import EngineCore
+from realizar.engine.clients.engine_client import EngineClient
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, StepMemoryError
 from realizar.outputs import TokenOutput
 from realizar.request import Request

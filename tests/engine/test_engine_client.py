@@ -11,9 +11,9 @@ import pytest
 
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
-from realizar.engine.client import EngineClient
-from realizar.engine.core import EngineCore
-from realizar.engine.interrupts import interrupts_deferred
+from realizar.engine.clients.engine_client import EngineClient
+from realizar.engine.clients.interrupts import interrupts_deferred
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
 from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec

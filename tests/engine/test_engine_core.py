@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, EngineDeadError, InvalidRequestError
 from realizar.outputs import TokenOutput
 from realizar.request import Request

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from realizar.backends.cpu import kv_memory
 from realizar.backends.cpu import plan as cpu_plan
+from realizar.backends.cpu.kv import memory as kv_memory
 from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from realizar.bench.measure import measure
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
-from realizar.engine.measure import measure
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
 from realizar.scheduler.policy import Policy
 from scripted_backend import ScriptedBackend, make_spec

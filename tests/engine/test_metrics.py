@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from realizar.engine.metrics import EngineStats
+from realizar.engine.core.metrics import EngineStats
 
 MEMORY = {"device_memory_used_bytes", "device_memory_total_bytes"}
 MOMENTARY = {"num_running", "num_waiting", "num_used_blocks", "num_blocks", *MEMORY}

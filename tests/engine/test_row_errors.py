@@ -12,9 +12,9 @@ import pytest
 from number_text import NumberText
 from realizar.backends.base import RowInput, RowOutput
 from realizar.config import EngineConfig
-from realizar.engine.client import EngineClient
-from realizar.engine.core import EngineCore
-from realizar.engine.prepare import prepare_request
+from realizar.engine.clients.engine_client import EngineClient
+from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import (
     CapacityError,
     DeviceLostError,

@@ -11,7 +11,7 @@ import pytest
 
 from realizar.backends.base import RowInput, RowOutput
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import StepError
 from realizar.outputs import RowError
 from realizar.request import Request

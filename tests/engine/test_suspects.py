@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from realizar.engine.suspects import Suspects, fingerprint
+from realizar.engine.clients.suspects import Suspects, fingerprint
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput

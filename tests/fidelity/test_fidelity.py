@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cpu_runs import Runner, load_runner
-from fidelity_rows import KEYS, TOP, Row, divergence, mean
+from backends.cpu_runs import Runner, load_runner
+from fidelity.fidelity_rows import KEYS, TOP, Row, divergence, mean
 from realizar.backends.base import LogprobQuery
 from realizar.config import EngineConfig
 

@@ -38,9 +38,9 @@ def read_model(files: dict[str, bytes], folder: Path, *, run: bool) -> str:
 
 def _read(path: Path, *, run: bool) -> str:
     from realizar.checkpoint.open import open_checkpoint
-    from realizar.cli.inspect import _report, why_not_runnable
-    from realizar.tokenizer.chat_template import ChatTemplate
+    from realizar.cli.commands.inspect import _report, why_not_runnable
     from realizar.tokenizer.load import load_tokenizer
+    from realizar.tokenizer.templates.chat_template import ChatTemplate
 
     checkpoint = open_checkpoint(path)
     reason = why_not_runnable(checkpoint)
@@ -67,7 +67,7 @@ def _run(path: Path) -> None:
 
 
 def _line(error: RealizarError) -> str:
-    from realizar.cli.printable import error_line
+    from realizar.cli.terminal.printable import error_line
 
     line = error_line(error)
     if not line.isprintable() or len(line) > 5000:

@@ -48,6 +48,6 @@ def test_another_exception_and_an_odd_line_are_faults(tmp_path: Path, monkeypatc
     with pytest.raises(KeyError):
         read_model(whole_model("gguf"), tmp_path, run=False)
     monkeypatch.undo()
-    monkeypatch.setattr("realizar.cli.inspect._report", lambda *_: ["\x1b[2J"])
+    monkeypatch.setattr("realizar.cli.commands.inspect._report", lambda *_: ["\x1b[2J"])
     with pytest.raises(AssertionError, match="not printable"):
         read_model(whole_model("gguf"), tmp_path, run=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handmade_checkpoint import HEADS, HIDDEN, LAYERS, VOCABULARY, config_checkpoint, gguf_checkpoint, stored
+from models.handmade_checkpoint import HEADS, HIDDEN, LAYERS, VOCABULARY, config_checkpoint, gguf_checkpoint, stored
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors

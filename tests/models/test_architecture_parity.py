@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from architectures import ROWS, Form, build_case, check_logits
-from parity_rows import record
+from models.parity_rows import record
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
+from models.handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from architectures import CASES, ROWS, Form
-from parity_rows import digest, recorded
+from models.parity_rows import digest, recorded
 from realizar.models import registry
 
 FORMS_OF_FAMILIES = [

@@ -8,7 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "realizar"
-# Records of the API: clients write or read their fields, and all that is not read is refused by name (server/body.py).
+# Records of the API: clients write or read their fields, and all that is not read
+# is refused by name (server/http/body.py).
 WIRE = PACKAGE / "server" / "protocol"
 # Records that leave as a whole, and why.
 WHOLE = {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from realizar.batch import FROM_PREVIOUS_STEP
 from realizar.scheduler.drafts import DraftLookup
-from scheduler_runs import Result, answer, make_scheduler, request, shape
+from scheduler.scheduler_runs import Result, answer, make_scheduler, request, shape
 
 
 def looked_up(tokens: list[int], count: int, longest: int, shortest: int) -> tuple[int, ...]:

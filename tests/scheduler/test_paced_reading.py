@@ -13,7 +13,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
-from scheduler_runs import Result
+from scheduler.scheduler_runs import Result
 
 GREEDY = SamplingParams(temperature=0.0)
 

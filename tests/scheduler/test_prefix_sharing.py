@@ -7,7 +7,7 @@ import pytest
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.scheduler import Scheduler
-from scheduler_runs import answer, make_scheduler, request, shape, step
+from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
 
 
 def used(scheduler: Scheduler) -> int:

@@ -8,7 +8,7 @@ from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import Departures
-from scheduler_runs import answer, make_scheduler, request, shape, step
+from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
 
 
 def test_lower_numbers_start_sooner_and_equals_in_order_of_arrival() -> None:

@@ -9,7 +9,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
 from realizar.scheduler.policy import Policy
-from scheduler_runs import Result, answer, make_scheduler, request, shape, step
+from scheduler.scheduler_runs import Result, answer, make_scheduler, request, shape, step
 
 
 def test_decodes_come_first_then_chunks_then_those_that_wait() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
-from scripted_engine import ScriptedEngine, events_of, scripted_model
+from server.scripted_engine import ScriptedEngine, events_of, scripted_model
 
 THINKING = (
     "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from http_door import SETTINGS, Door, at_the_door
-from realizar.engine.async_engine import Embedding
+from realizar.engine.clients.async_engine import Embedding
+from realizar.server.generation.work import Stop
+from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
 from realizar.server.openai import embeddings
 from realizar.server.openai.embeddings import _encoded, _Unit
-from realizar.server.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
-from realizar.server.work import Stop
-from scripted_engine import ScriptedEngine, ScriptedInfo
+from server.http.http_door import SETTINGS, Door, at_the_door
+from server.scripted_engine import ScriptedEngine, ScriptedInfo
 
 WIDTH = 4096
 EMBEDDING = replace(SETTINGS, embeddings="last")

@@ -15,7 +15,7 @@ from realizar import __version__
 from realizar.errors import EngineDeadError
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
-from scripted_engine import ScriptedEngine, events_of, scripted_model
+from server.scripted_engine import ScriptedEngine, events_of, scripted_model
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},

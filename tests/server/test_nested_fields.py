@@ -12,9 +12,9 @@ import pytest
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.app import create_app
-from realizar.server.sampling import _SAME_NAME
+from realizar.server.generation.sampling import _SAME_NAME
 from realizar.server.settings import ServerSettings
-from scripted_engine import ScriptedEngine, scripted_model
+from server.scripted_engine import ScriptedEngine, scripted_model
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

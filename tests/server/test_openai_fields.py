@@ -40,6 +40,7 @@ from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from realizar import server as server_package
 from realizar.server.errors import ApiError
+from realizar.server.generation.sampling import _SAME_NAME
 from realizar.server.openai.tools import plan_tools
 from realizar.server.openapi import describe
 from realizar.server.protocol.chat import ChatCompletionRequest, JsonSchemaFormat, ResponseFormat, Tool
@@ -50,7 +51,6 @@ from realizar.server.protocol.messages import check_messages
 from realizar.server.protocol.neutral import NEUTRAL, check_neutral
 from realizar.server.protocol.sampling import StreamOptions, StructuredOutputs
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from realizar.server.sampling import _SAME_NAME
 
 RECORDS: list[tuple[Any, type[msgspec.Struct]]] = [
     (chat_create_params.CompletionCreateParamsBase, ChatCompletionRequest),

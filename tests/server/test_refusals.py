@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from http_door import Door, at_the_door
 from realizar.server.settings import ServerSettings
-from server_thread import RunningServer, exchange
+from server.http.http_door import Door, at_the_door
+from server.server_thread import RunningServer, exchange
 
 MODEL = "org/smollm2"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

@@ -26,7 +26,7 @@ from realizar.errors import (
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
-from scripted_engine import ScriptedEngine, events_of, scripted_model
+from server.scripted_engine import ScriptedEngine, events_of, scripted_model
 
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
 # How many buckets vLLM's histograms have, the unbounded one included.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from realizar.server.work import LARGE_BYTES, Stop, WorkCancelledError, WorkPool
+from realizar.server.generation.work import LARGE_BYTES, Stop, WorkCancelledError, WorkPool
 
 
 def with_pool(main: Callable[[WorkPool], Coroutine[Any, Any, None]]) -> None:

@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 
 from grammar_services import LastingService
-from grammar_walks import allowed_ids
 from realizar.config import EngineConfig
-from realizar.engine.client import EngineClient
-from realizar.engine.core import EngineCore
-from realizar.engine.prepare import prepare_request
-from realizar.engine.process_loop import EngineLoop
-from realizar.engine.process_messages import Abort, Accepted, Add, Event, Outputs, Ready, Refused, Shutdown
+from realizar.engine.clients.engine_client import EngineClient
+from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.process.loop import EngineLoop
+from realizar.engine.process.messages import Abort, Accepted, Add, Event, Outputs, Ready, Refused, Shutdown
 from realizar.errors import InvalidRequestError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
@@ -34,6 +33,7 @@ from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.server_handle import ServerHandle
 from realizar.structured.workers.service import GrammarService
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
+from structured.grammar_walks import allowed_ids
 
 END = 94
 TOKENS = [bytes((0x20 + index,)) for index in range(END)] + [b"<end>", b"<control>"]

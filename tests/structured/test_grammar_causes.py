@@ -10,7 +10,6 @@ from typing import NoReturn
 
 import pytest
 
-from grammar_walks import CONTROL, END, TOKENS
 from realizar.errors import InvalidRequestError, QueueFullError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
@@ -18,6 +17,7 @@ from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.server_handle import ServerError
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker
+from structured.grammar_walks import CONTROL, END, TOKENS
 
 LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
 MINUTES_S = 600.0

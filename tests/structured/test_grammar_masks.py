@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grammar_walks import CONTROL, END, TOKENS, allowed_ids, next_ids, small_factory, walk
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory
+from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, next_ids, small_factory, walk
 
 FACTORY = small_factory()
 LANGUAGES = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from grammar_walks import TOKENS, small_factory
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
+from structured.grammar_walks import TOKENS, small_factory
 
 FACTORY = small_factory()
 

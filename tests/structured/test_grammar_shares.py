@@ -9,10 +9,20 @@ from collections.abc import Callable
 
 import pytest
 
-from grammar_followers import DIGITS, ENDLESS, LETTERS, PATIENT, Follower, is_alive, make_service, step, wait_for
 from realizar.errors import QueueFullError, RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from structured.grammar_followers import (
+    DIGITS,
+    ENDLESS,
+    LETTERS,
+    PATIENT,
+    Follower,
+    is_alive,
+    make_service,
+    step,
+    wait_for,
+)
 
 
 def test_what_nobody_waits_for_is_ended() -> None:

@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from grammar_followers import (
+from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
+from realizar.sampling_params import StructuredKind, StructuredOutput
+from realizar.structured.workers import masks as step_masks
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.masks import StepMasks
+from realizar.structured.workers.messages import Stepped
+from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from structured.grammar_followers import (
     BYTES,
     DIGITS,
     ENDLESS,
@@ -27,15 +35,7 @@ from grammar_followers import (
     step,
     wait_for,
 )
-from grammar_walks import CONTROL, END, TOKENS, allowed_ids
-from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
-from realizar.sampling_params import StructuredKind, StructuredOutput
-from realizar.structured.workers import masks as step_masks
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
-from realizar.structured.workers.masks import StepMasks
-from realizar.structured.workers.messages import Stepped
-from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
 
 
 @pytest.fixture(scope="module")

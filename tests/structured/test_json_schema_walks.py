@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grammar_walks import small_factory, walk
 from realizar.sampling_params import StructuredOutput
-from schemas import HANDMADE, random_schema
+from structured.grammar_walks import small_factory, walk
+from structured.schemas import HANDMADE, random_schema
 
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="the validator comes with schemathesis")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from grammar_walks import TOKENS, small_factory
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.lark_schemas import prepare_lark_schemas
+from structured.grammar_walks import TOKENS, small_factory
 
 FACTORY = small_factory()
 BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}

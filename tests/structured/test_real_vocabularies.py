@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grammar_walks import allowed_ids
 from realizar.checkpoint.open import open_checkpoint
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
+from structured.grammar_walks import allowed_ids
 
 TEXTS = ["Grüße aus 日本 😀!", "caf\u00e9\n\ttab", "ﷺ and \U0001f9d1\u200d\U0001f680", "the answer is 42"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from grammar_walks import small_factory
 from realizar.sampling_params import StructuredOutput
+from structured.grammar_walks import small_factory
 
 FACTORY = small_factory()
 FIRST_BYTE = 2  # of the ids of single bytes

@@ -14,7 +14,7 @@ from realizar import LLM, SamplingParams
 from realizar.errors import InvalidRequestError
 from realizar.outputs import RequestOutput
 from realizar.sampling_params import StructuredOutput
-from schemas import HANDMADE
+from structured.schemas import HANDMADE
 
 NAMES = (
     "person", "optional value", "nested", "const", "one of, told apart by a constant", "tool call",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import ChatTemplateError, InvalidRequestError
-from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
 
 CHATML = (

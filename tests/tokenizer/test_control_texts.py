@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realizar.errors import InvalidRequestError
-from realizar.tokenizer.control_texts import ControlTextHider
 from realizar.tokenizer.special_tokens import SpecialTokenFinder
+from realizar.tokenizer.templates.control_texts import ControlTextHider
 
 EVERY_PRIVATE_CHARACTER = "".join(
     map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)))

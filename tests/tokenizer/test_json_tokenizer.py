@@ -15,9 +15,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, TokenizerError
-from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.pre_tokenizers import pre_tokenizer
+from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
 
 CORPUS = ["The cat sat on the mat; the dog didn't.", "naïve café 日本語 日本", "x = 1234567\n\n    return x  # y"] * 3

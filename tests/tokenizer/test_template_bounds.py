@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from realizar.errors import ChatTemplateError
-from realizar.tokenizer.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
+from realizar.tokenizer.templates.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
 
 GROW = (

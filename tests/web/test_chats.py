@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from page_driver import ask, finished
 from scripted_api import ScriptedApi, held, words
+from web.page_driver import ask, finished
 
 
 @pytest.fixture

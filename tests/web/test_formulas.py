@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from page_driver import ask, finished, until
 from realizar.server.web import web_routes
 from scripted_api import ScriptedApi, words
+from web.page_driver import ask, finished, until
 
 LOAD = """async () => {
   const { renderMarkdown } = await import('/static/markdown.js');

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from page_driver import ask, finished, until
 from scripted_api import Piece, Script, ScriptedApi, held, words
+from web.page_driver import ask, finished, until
 
 RECORD_CLOCK = """
 window.moments = [];

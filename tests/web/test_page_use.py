@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from page_driver import ask, finished, until
 from scripted_api import ScriptedApi, held, words
+from web.page_driver import ask, finished, until
 
 
 def test_themes(api: ScriptedApi, browser: Any) -> None:

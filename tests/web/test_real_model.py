@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
-from server_thread import CONTEXT, ServerThread
+from server.server_thread import CONTEXT, ServerThread
 
 
 def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:

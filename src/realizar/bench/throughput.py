@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from realizar.backends.base import Capacity
+from realizar.bench.measure import PhaseTimes, measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import load_core
-from realizar.engine.measure import PhaseTimes, measure
 from realizar.scheduler.policy import Policy
 
 _WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from realizar.cli.arguments import Integer
 from realizar.cli.main import run_app
-from realizar.cli.progress import download_progress
+from realizar.cli.options.arguments import Integer
+from realizar.cli.terminal.progress import download_progress
 
 if TYPE_CHECKING:
     from realizar.bench.peers import PeerModel

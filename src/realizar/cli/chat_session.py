@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from realizar.cli.chat_window import ContextWindow, Message
-from realizar.cli.sampling_options import describe, parse_assignments
+from realizar.cli.options.sampling import describe, parse_assignments
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 

@@ -14,24 +14,24 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from realizar import __version__
-from realizar.cli.bench import bench_command
-from realizar.cli.bench_serve import bench_serve_command
-from realizar.cli.chat import chat_command
-from realizar.cli.doctor import doctor_command
-from realizar.cli.inspect import inspect_model
-from realizar.cli.list import list_command
-from realizar.cli.perplexity import perplexity_command
-from realizar.cli.plan import plan_command
-from realizar.cli.printable import PrintableFormatter, error_line
-from realizar.cli.profile import profile_command
-from realizar.cli.pull import pull_command
-from realizar.cli.remove import remove_command
-from realizar.cli.run import run_command
-from realizar.cli.score import score_command
-from realizar.cli.serve import serve_command
-from realizar.cli.tokenize import tokenize_command
-from realizar.cli.trace import trace_command
-from realizar.cli.tune import tune_command
+from realizar.cli.commands.bench import bench_command
+from realizar.cli.commands.bench_serve import bench_serve_command
+from realizar.cli.commands.chat import chat_command
+from realizar.cli.commands.doctor import doctor_command
+from realizar.cli.commands.inspect import inspect_model
+from realizar.cli.commands.list import list_command
+from realizar.cli.commands.perplexity import perplexity_command
+from realizar.cli.commands.plan import plan_command
+from realizar.cli.commands.profile import profile_command
+from realizar.cli.commands.pull import pull_command
+from realizar.cli.commands.remove import remove_command
+from realizar.cli.commands.run import run_command
+from realizar.cli.commands.score import score_command
+from realizar.cli.commands.serve import serve_command
+from realizar.cli.commands.tokenize import tokenize_command
+from realizar.cli.commands.trace import trace_command
+from realizar.cli.commands.tune import tune_command
+from realizar.cli.terminal.printable import PrintableFormatter, error_line
 from realizar.errors import RealizarError
 
 _ENOUGH_ADDRESSES = 4 << 30

@@ -14,21 +14,21 @@ from realizar.backends.base import Capacity
 from realizar.backends.select import ChosenDevice
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.client import EngineClient, RequestStream
+from realizar.engine.clients.engine_client import EngineClient, RequestStream
+from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress
 from realizar.engine.llm_options import with_options
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.engine.prompt_progress import ProgressReporter, PromptProgress
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
-from realizar.tokenizer.chat_messages import Message
-from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.stop_checker import StopChecker
+from realizar.tokenizer.templates.chat_messages import Message
+from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int]"

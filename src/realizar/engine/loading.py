@@ -12,7 +12,7 @@ from realizar.backends.select import STEPS_IN_FLIGHT, choose_device, make_backen
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.core import EngineCore
+from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.errors import InvalidRequestError
-from realizar.models.settings import REQUIRED, Settings
+from realizar.models.hyper_parameters import REQUIRED, Settings
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096

@@ -8,8 +8,8 @@ from typing import Any
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.models import gemma, granite, llama, olmo2, phi3, qwen, starcoder2
-from realizar.models.settings import Settings, config_path
+from realizar.models.architectures import gemma, granite, llama, olmo2, phi3, qwen, starcoder2
+from realizar.models.hyper_parameters import Settings, config_path
 from realizar.models.spec import ModelSpec
 
 Builder = Callable[[Settings], ModelSpec]

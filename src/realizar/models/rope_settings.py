@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
+from realizar.models.hyper_parameters import Settings
 from realizar.models.rope import (
     Frequencies,
     Yarn,
@@ -21,7 +22,6 @@ from realizar.models.rope import (
     plain_frequencies,
     yarn_magnitude,
 )
-from realizar.models.settings import Settings
 from realizar.models.spec import Rope
 
 Pairing = Literal["neox", "interleaved"]

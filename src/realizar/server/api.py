@@ -14,17 +14,17 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 
 from realizar import __version__
-from realizar.engine.async_engine import AsyncEngine
-from realizar.engine.async_stream import AsyncStream
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import EngineUnavailableError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.errors import ApiError
-from realizar.server.leaving import unless_left
+from realizar.server.generation.work import Stop, WorkPool
+from realizar.server.http.disconnects import unless_left
+from realizar.server.http.request_memory import RequestLease, lease_of
 from realizar.server.metrics import Metrics
-from realizar.server.request_memory import RequestLease, lease_of
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
-from realizar.server.work import Stop, WorkPool
 
 T = TypeVar("T")
 

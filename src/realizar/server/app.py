@@ -12,23 +12,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from realizar.engine.async_engine import AsyncEngine
+from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.server import health, tokenizer_routes
 from realizar.server.api import make_api
-from realizar.server.auth import AuthMiddleware, KeyRing
-from realizar.server.browser_guard import BrowserGuardMiddleware
 from realizar.server.errors import ApiError, to_api_error
-from realizar.server.leaving import ClientLeftError
+from realizar.server.http.auth import AuthMiddleware, KeyRing
+from realizar.server.http.browser_guard import BrowserGuardMiddleware
+from realizar.server.http.disconnects import ClientLeftError
+from realizar.server.http.request_log import RequestLogMiddleware
+from realizar.server.http.request_memory import RequestMemoryMiddleware
+from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
 from realizar.server.openai.embeddings import embeddings
 from realizar.server.openai.models import list_models, show_model
 from realizar.server.openapi import openapi
-from realizar.server.request_log import RequestLogMiddleware
-from realizar.server.request_memory import RequestMemoryMiddleware
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
-from realizar.server.tracing import TraceMiddleware, make_tracer
 from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")

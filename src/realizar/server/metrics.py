@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from realizar.engine.metrics import EngineStats
+from realizar.engine.core.metrics import EngineStats
 from realizar.outputs import RequestOutput
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

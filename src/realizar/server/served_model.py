@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
-from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
 
 

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, api_of, compute
-from realizar.server.body import read_record
 from realizar.server.errors import about, refused, unsupported
+from realizar.server.http.body import read_record
 from realizar.server.openai.chat_plan import template_variables
 from realizar.server.openai.tools import check_tools, shown_tools
 from realizar.server.protocol.messages import check_messages, text_of

@@ -12,7 +12,7 @@ from realizar.tokenizer.byte_alphabet import spelled_bytes
 from realizar.tokenizer.pre_tokenizers import PreTokenizer, pre_tokenizer
 from realizar.tokenizer.score_model import by_score
 from realizar.tokenizer.special_tokens import SpecialTokenFinder, SpecialTokens, find_special_tokens
-from realizar.tokenizer.stored_templates import stored_templates
+from realizar.tokenizer.templates.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode, byte_pair, unigram, word_pieces
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary, read_vocabulary

@@ -14,7 +14,7 @@ from realizar.models.dimensions import MAX_VOCABULARY
 from realizar.tokenizer import library_errors
 from realizar.tokenizer.byte_alphabet import spelled_bytes
 from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
-from realizar.tokenizer.stored_templates import stored_templates
+from realizar.tokenizer.templates.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from realizar.errors import InvalidRequestError
-from realizar.tokenizer.parsers.marks import MARKS
+from realizar.tokenizer.marks import MARKS
 
 _LONGEST_UNKNOWN = 128
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.formats import GROUP
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
@@ -18,13 +17,14 @@ from realizar.backends.cpu.kernels.linear import LINEAR
 from realizar.backends.cpu.kernels.normalize import LAYER_NORM, NO_NORM, NORMALIZE, RMS_NORM
 from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kernels.select import SELECT
-from realizar.backends.cpu.kv_memory import KVMemory
-from realizar.backends.cpu.pack import PackedMatrix
-from realizar.backends.cpu.pack_floats import FloatMatrix
+from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.records import Record, address, aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.walker import OPERATION_FIELDS
-from realizar.backends.cpu.weights import Weights
+from realizar.backends.cpu.weights.formats import GROUP
+from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.weights.pack import PackedMatrix
+from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace
 from realizar.backends.machine import read_machine
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Project, Rotate, Select

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from realizar.backends.cpu.compile_events import on_compiling
-from realizar.backends.cpu.formats import FORMATS, WeightFormat
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
 from realizar.backends.cpu.kernels.activate import make_activate
 from realizar.backends.cpu.kernels.attention import combine, make_attend
@@ -17,7 +16,8 @@ from realizar.backends.cpu.kernels.normalize import normalize
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 from realizar.backends.cpu.kernels.rotate import make_rotate
 from realizar.backends.cpu.kernels.select import select
-from realizar.backends.cpu.kv_layout import KV_DTYPES
+from realizar.backends.cpu.kv.layout import KV_DTYPES
+from realizar.backends.cpu.weights.formats import FORMATS, WeightFormat
 
 _MADE: dict[tuple[Any, ...], Any] = {}
 

@@ -14,7 +14,7 @@ from numba import cfunc, types
 from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.bind import BoundProgram
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.kv_layout import KVLayout
+from realizar.backends.cpu.kv.layout import KVLayout
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.runner import MAX_SELECTED, CPUBackend
 from realizar.backends.cpu.walker import OPERATION_FIELDS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
-from realizar.backends.cpu.kv_memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
-from realizar.backends.cpu.pack import packed_bytes
-from realizar.backends.cpu.pack_floats import packed_float_bytes
+from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
+from realizar.backends.cpu.weights.pack import packed_bytes
+from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
 from realizar.backends.program import Project, build_program

@@ -23,14 +23,14 @@ from realizar.backends.cpu.kernels.attention import (
     TILE,
     scratch_bytes,
 )
-from realizar.backends.cpu.kv_memory import KVMemory
-from realizar.backends.cpu.logit_reader import LogitReader
+from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
-from realizar.backends.cpu.sampler import RowSampler
+from realizar.backends.cpu.sampling.logit_reader import LogitReader
+from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.backends.cpu.threads import ThreadTeam
-from realizar.backends.cpu.weights import Weights
+from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import reserve_workspace
 from realizar.backends.machine import physical_cores
 from realizar.backends.program import Project, build_program

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from realizar.backends.cpu.emit import I32, I64
+from realizar.backends.cpu.codegen.emit import I32, I64
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.memory import load_i64
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.activation_layout import RECORD_BYTES
-from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.machine import memory_bytes
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError

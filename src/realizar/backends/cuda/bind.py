@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from realizar.backends.cuda.activations import ActivationBuffer, Form
-from realizar.backends.cuda.bind_attention import AttentionBinder
-from realizar.backends.cuda.bind_norm import Branch, Deferred, NormBinder
+from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_row
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
-from realizar.backends.cuda.linears import MergedLinear
-from realizar.backends.cuda.merger import Merger
-from realizar.backends.cuda.residual import Residual
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.matmul.merging import Merger
+from realizar.backends.cuda.matmul.residual import Residual
+from realizar.backends.cuda.norms import Branch, Deferred, NormBinder
 from realizar.backends.cuda.step_arrays import StepShape
-from realizar.backends.cuda.weights import Weights
+from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import part_of
 from realizar.backends.program import Activate, Attend, Normalize, Operation, Program, Project, Rotate, Select

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.linears import MergedLinear
-from realizar.backends.cuda.products import Products
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.matmul.quantized import Products
 from realizar.sizes import format_bytes
 
 

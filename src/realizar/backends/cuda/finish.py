@@ -13,8 +13,8 @@ from realizar.backends.base import RowError, RowInput
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch
-from realizar.backends.cuda.sampler import DeviceSampler
-from realizar.backends.cuda.sampler_logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
+from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
+from realizar.backends.cuda.sampling.sampler import DeviceSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import NOT_REACHED, CUDAStep, PendingResult
 from realizar.backends.cuda.step_arrays import StepShape

@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.fp8_copies import copy_bytes, is_copied
-from realizar.backends.cuda.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
-from realizar.backends.cuda.kv_memory import KVMemory, kv_limit_bytes
-from realizar.backends.cuda.merger import product_groups
-from realizar.backends.cuda.sampler import reserved_bytes
+from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
+from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
+from realizar.backends.cuda.matmul.merging import product_groups
+from realizar.backends.cuda.sampling.sampler import reserved_bytes
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.workspace import Workspace

@@ -12,23 +12,23 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
+from realizar.backends.cuda.attention.bind import AttentionBinder
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
-from realizar.backends.cuda.bind_attention import AttentionBinder
 from realizar.backends.cuda.decisions import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.device import DeviceProfile, free_bytes, open_device
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.finish import StepFinisher
-from realizar.backends.cuda.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
-from realizar.backends.cuda.kv_memory import KVMemory
 from realizar.backends.cuda.launch import Launch, StepLaunch
-from realizar.backends.cuda.linears import MergedLinear, copy_to_fp8, partial_floats
-from realizar.backends.cuda.merger import Merger, product_groups
+from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
+from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
+from realizar.backends.cuda.matmul.merging import Merger, product_groups
+from realizar.backends.cuda.matmul.quantized import Products
 from realizar.backends.cuda.plan import plan_memory
-from realizar.backends.cuda.products import Products
-from realizar.backends.cuda.rope_tables import RopeTables
-from realizar.backends.cuda.sampler import DeviceSampler, reserved_bytes, scratch_bytes
+from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
 from realizar.backends.cuda.shapes import (
     chunk_shapes,
     mixed_shapes,
@@ -40,7 +40,7 @@ from realizar.backends.cuda.shapes import (
 )
 from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
-from realizar.backends.cuda.weights import Weights
+from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.kv_blocks import element_type
 from realizar.backends.parts import cached_tokens_read

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput, RowError, RowOutput, StepOutput, TokenLogprobs
 from realizar.backends.cuda.device_errors import device_errors
-from realizar.backends.cuda.sampler import NONE_ALLOWED
-from realizar.backends.cuda.sampler_logprobs import PendingLogprobs
+from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
+from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
 from realizar.errors import CapacityError, RealizarError
 

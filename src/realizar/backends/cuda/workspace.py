@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from realizar.backends.cuda.activations import ActivationBuffers
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import square_parts
-from realizar.backends.cuda.residual import share_count
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers
+from realizar.backends.cuda.matmul.residual import share_count
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.models.spec import ModelSpec
 

@@ -12,12 +12,14 @@ from starlette.responses import Response
 
 from realizar.outputs import TokenLogprobs
 from realizar.server.api import Api, api_of, compute, new_id, note, now_s
-from realizar.server.body import read_record
-from realizar.server.leaving import unless_left
-from realizar.server.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_left
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
 from realizar.server.openai.chat_plan import ChatPlan, plan_chat
 from realizar.server.openai.chat_run import ChatPiece, ChatRun
 from realizar.server.openai.chat_stream import ChatStreamer
+from realizar.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from realizar.server.protocol.answers import (
     Answer,
     ChatChoice,
@@ -27,8 +29,6 @@ from realizar.server.protocol.answers import (
     ToolCall,
 )
 from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.request_memory import lease_of
-from realizar.server.sse import EventStream
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCallDelta
 
 

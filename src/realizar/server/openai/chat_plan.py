@@ -10,19 +10,19 @@ from typing import Any
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, about, refused, unsupported
+from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
+from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
+from realizar.server.generation.work import Stop
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import ToolPlan, plan_tools
-from realizar.server.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.protocol.chat import ChatCompletionRequest
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.neutral import check_neutral
-from realizar.server.sampling import build_sampling, check_listed_ids, check_priority, check_top
-from realizar.server.work import Stop
-from realizar.tokenizer.chat_template import ChatTemplate
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import choose_parser, find_format, opens_reasoning
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.templates.chat_template import ChatTemplate
 
 _PROMPT_END_TOKENS = 16
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

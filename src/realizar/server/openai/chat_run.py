@@ -7,15 +7,15 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from realizar.engine.async_stream import AsyncStream
+from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.api import Api, pieces_of, timing_notes
 from realizar.server.errors import renaming
+from realizar.server.http.request_memory import RequestLease
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.protocol.answers import FinishReason, Usage, make_usage
 from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.request_memory import RequestLease
 from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
 

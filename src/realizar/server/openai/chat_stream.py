@@ -8,9 +8,9 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 
 from realizar.server.api import Api, now_s
-from realizar.server.logprobs import TokenNames, chat_logprobs
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.openai.chat_run import ChatPiece, ChatRun
+from realizar.server.openai.logprobs import TokenNames, chat_logprobs
 from realizar.server.protocol.answers import (
     Answer,
     ChatChunkChoice,

@@ -8,15 +8,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from realizar.engine.async_stream import AsyncStream
+from realizar.engine.clients.async_stream import AsyncStream
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, pieces_of, timing_notes
 from realizar.server.errors import renaming
-from realizar.server.merge import Admission, merged
-from realizar.server.prompts import Prompt
+from realizar.server.generation.merge import Admission, merged
+from realizar.server.generation.prompts import Prompt
+from realizar.server.http.request_memory import RequestLease
 from realizar.server.protocol.answers import Usage, make_usage
-from realizar.server.request_memory import RequestLease
 
 
 @dataclass(frozen=True, slots=True)

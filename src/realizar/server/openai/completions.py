@@ -11,21 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, api_of, compute, new_id, note, now_s
-from realizar.server.body import read_record
 from realizar.server.errors import refused, unsupported
-from realizar.server.leaving import unless_left
-from realizar.server.logprobs import CompletionLogprobsMaker, TokenNames, prompt_logprobs
+from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_left
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
 from realizar.server.openai.completion_run import CompletionPiece, CompletionPlan, CompletionRun
+from realizar.server.openai.logprobs import CompletionLogprobsMaker, TokenNames, prompt_logprobs
 from realizar.server.openai.structured import find_structured
-from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.protocol.answers import Answer, CompletionChoice, CompletionLogprobs, Usage
 from realizar.server.protocol.completion import CompletionRequest
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.protocol.sampling import StreamOptions
-from realizar.server.request_memory import lease_of
-from realizar.server.sampling import build_sampling, check_listed_ids, check_priority, check_top
-from realizar.server.sse import EventStream
-from realizar.server.work import Stop
 
 DEFAULT_MAX_TOKENS = 16  # of this endpoint, as OpenAI's has it
 

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.engine.async_engine import Embedding
+from realizar.engine.clients.async_engine import Embedding
 from realizar.server.api import Api, api_of, compute, new_id, note
-from realizar.server.body import read_record
 from realizar.server.errors import refused, renaming, unsupported
-from realizar.server.leaving import unless_left
-from realizar.server.merge import Admission
-from realizar.server.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.generation.merge import Admission
+from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_left
+from realizar.server.http.request_memory import lease_of
 from realizar.server.protocol.answers import EmbeddingData, make_usage
 from realizar.server.protocol.embedding import EmbeddingRequest
-from realizar.server.request_memory import lease_of
 from realizar.server.settings import Pooling
-from realizar.server.work import Stop
 
 
 async def embeddings(request: Request) -> Response:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, api_of
-from realizar.server.sampling import SAMPLER_FIELDS
+from realizar.server.generation.sampling import SAMPLER_FIELDS
 
 _SHOWN = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields that a request may name, with their values where it does not; `max_tokens` null is the rest of the context."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from realizar.server.body import unknown_field
 from realizar.server.errors import refused, unsupported
+from realizar.server.http.body import unknown_field
 from realizar.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, Tool
 
 MAX_TOOLS = 128

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realizar.server.body import unknown_field
 from realizar.server.errors import refused
+from realizar.server.http.body import unknown_field
 
 MAX_MESSAGES = 4096
 _EVERYWHERE = ("role", "content", "name")

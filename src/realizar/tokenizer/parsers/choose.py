@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.errors import ChatTemplateError
-from realizar.tokenizer.chat_template import template_takes_tools
-from realizar.tokenizer.parsers.base import OutputParser
-from realizar.tokenizer.parsers.marks import (
+from realizar.tokenizer.marks import (
     DEEPSEEK_CALL,
     DEEPSEEK_NAME_END,
     GRANITE_CALLS,
@@ -21,6 +19,7 @@ from realizar.tokenizer.parsers.marks import (
     REASONING_MARKS,
     ReasoningMarks,
 )
+from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
@@ -34,6 +33,7 @@ from realizar.tokenizer.parsers.styles import (
     ToolStyle,
     json_or,
 )
+from realizar.tokenizer.templates.chat_template import template_takes_tools
 
 # A template may hold several of these in texts it shows; the more telling come first.
 _TELLING = (

@@ -14,8 +14,8 @@ from typing import Any
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
+from realizar.tokenizer.marks import ReasoningMarks
 from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name
-from realizar.tokenizer.parsers.marks import ReasoningMarks
 from realizar.tokenizer.parsers.styles import CallForm
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

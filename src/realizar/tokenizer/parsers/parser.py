@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from realizar.tokenizer.marks import ReasoningMarks
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 from realizar.tokenizer.parsers.calls import AnswerEndedError, Calls
 from realizar.tokenizer.parsers.cursor import Cursor, MismatchError, Reading, overlap
-from realizar.tokenizer.parsers.marks import ReasoningMarks
 from realizar.tokenizer.parsers.styles import ToolStyle
 
 _SPACE = " \t\r\n"

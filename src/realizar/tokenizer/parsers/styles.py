@@ -9,9 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Reading
-from realizar.tokenizer.parsers.marks import (
+from realizar.tokenizer.marks import (
     DEEPSEEK_CALL,
     DEEPSEEK_CALL_END,
     DEEPSEEK_CALLS,
@@ -26,6 +24,8 @@ from realizar.tokenizer.parsers.marks import (
     MISTRAL_CALL_ID,
     MISTRAL_CALLS,
 )
+from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
+from realizar.tokenizer.parsers.cursor import Cursor, Reading
 
 StyleName = Literal["hermes", "llama3", "mistral", "deepseek", "granite", "json"]
 Reader = Callable[[Cursor, Calls, str], Reading[None]]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, literally, types
 
-from realizar.backends.cpu.attention_tile import NEVER
-from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.codegen.attention_tile import NEVER
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels import attention_record as record
@@ -44,8 +43,9 @@ from realizar.backends.cpu.kernels.attention_segment import (
 )
 from realizar.backends.cpu.kernels.attention_wide import score_wide, sum_wide, widen_segment
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.kv_layout import ELEMENT_BYTES, KV_DTYPES
+from realizar.backends.cpu.kv.layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
+from realizar.backends.cpu.weights.formats import GROUP
 
 __all__ = [
     "ATTEND", "ROW_FIELDS", "SEGMENT", "STEP_ROWS", "STEP_SELECTED", "STEP_SPLIT", "STEP_TERMS", "STEP_TOKENS", "TILE",

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numba import literally
 
-from realizar.backends.cpu.attention_tile import add_values, score_keys, widen_run
-from realizar.backends.cpu.formats import GROUP
+from realizar.backends.cpu.codegen.attention_tile import add_values, score_keys, widen_run
 from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import SEGMENT, TILE
 from realizar.backends.cpu.kernels.attention_segment import Tile
-from realizar.backends.cpu.kv_layout import KV_DTYPES
+from realizar.backends.cpu.kv.layout import KV_DTYPES
 from realizar.backends.cpu.memory import clear, inner, load_i64, view
+from realizar.backends.cpu.weights.formats import GROUP
 
 _F32 = KV_DTYPES.index("f32")
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.extending import intrinsic
 
-from realizar.backends.cpu.emit import F32, I16, Emitter, Value
+from realizar.backends.cpu.codegen.emit import F32, I16, Emitter, Value
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import add_bias

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from realizar.backends.cuda.fragments import FragmentFormat, Small
+from realizar.backends.cuda.layouts.fragments import FragmentFormat, Small
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.checkpoint.ggml_types import GGMLType
 

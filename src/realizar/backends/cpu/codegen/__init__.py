@@ -1,0 +1,1 @@
+"""Inner loops as LLVM code: vector operations, dot products, tiles."""

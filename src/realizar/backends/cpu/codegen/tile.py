@@ -1,0 +1,202 @@
+"""The product of one weight tile with several tokens' quantised activations, emitted for any format.
+
+A row's sum runs over its columns in one fixed order, whatever the number of tokens: same bits alone or in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from llvmlite import ir
+
+from realizar.backends.cpu.codegen import activation_layout as layout
+from realizar.backends.cpu.codegen.activation_reads import offset_sum, scaled_sum
+from realizar.backends.cpu.codegen.dot import make_dot
+from realizar.backends.cpu.codegen.emit import F32, I8, I32, Emitter, Value
+from realizar.backends.cpu.codegen.tile_addresses import TileAddresses
+from realizar.backends.cpu.codegen.vector_codebook import VectorCodebookTile
+from realizar.backends.cpu.weights.formats import GROUP, PLANES, SMALL_BYTES, WeightFormat
+
+Codes = Callable[[int], Value]  # word of a group to its codes
+Scales = Callable[[int], tuple[Value, Value | None]]  # part of a group to its scale and minimum
+_TOGETHER = 6  # tokens at once where a group has two scales: more would leave the registers
+
+
+class TileEmitter:
+    """Emits one tile product. `instruction_set` names the dot product."""
+
+    def __init__(self, e: Emitter, weight_format: WeightFormat, instruction_set: str, tokens: int) -> None:
+        self.e, self.format, self.tokens = e, weight_format, tokens
+        self.instruction_set = instruction_set
+        self.vector_bytes = 4 * e.lanes
+
+    def emit(self, tile: TileAddresses) -> list[Value]:
+        """float32 lanes per token: rows of the tile times each token."""
+        e, form = self.e, self.format
+        if form.blocks:
+            return VectorCodebookTile(e, form, self.instruction_set, self.tokens).emit(tile)
+        start = [e.const_f32(0.0)] * self.tokens
+        bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
+        table = e.load(tile.table, e.bytes, 1) if form.codebook else None
+        if not form.super_size:
+            return e.loop(tile.groups, start, lambda g, sums: self._group(tile, bases, g, sums, (None, None), table))
+        per_super = form.super_size // GROUP
+
+        def super_group(index: Value, sums: list[Value]) -> list[Value]:
+            at = e.scaled(tile.supers, index, form.planes * e.lanes * 2)
+            scale = e.load_half(at)
+            minimum = e.load_half(e.at(at, e.lanes * 2)) if form.minima else None
+            if form.centred:
+                scale, minimum = e.b.fadd(scale, scale), e.b.fneg(scale)
+            first = e.b.mul(index, e.const(per_super))
+
+            def group(g: Value, inner: list[Value]) -> list[Value]:
+                return self._group(tile, bases, e.b.add(first, g), inner, (scale, minimum), table)
+
+            return e.loop(e.const(per_super), sums, group)
+
+        return e.loop(e.b.udiv(tile.groups, e.const(per_super)), start, super_group)
+
+    def _group(
+        self,
+        tile: TileAddresses,
+        bases: list[Value],
+        g: Value,
+        sums: list[Value],
+        supers: tuple[Value | None, Value | None],
+        table: Value | None,
+    ) -> list[Value]:
+        e, form = self.e, self.format
+        codes = e.scaled(tile.codes, g, form.vectors * self.vector_bytes)
+        e.prefetch_ahead(codes, form.vectors * self.vector_bytes)
+        vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(form.vectors)]
+        records = [e.scaled(base, g, tile.group_stride) for base in bases]
+        parts = GROUP // form.group
+        small = e.scaled(tile.scales, g, parts * form.small_planes * e.lanes * SMALL_BYTES[form.small])
+        word: Codes = cache(lambda index: self._word(vectors, index, table))
+        scales: Scales = cache(lambda part: self._scales(small, part, supers))
+        together = self.tokens if form.group == GROUP else _TOGETHER
+        for first in range(0, self.tokens, together):
+            some = slice(first, first + together)
+            add = self._add_whole if form.group == GROUP else self._add_halves
+            sums[some] = add(word, scales, records[some], sums[some])
+        return sums
+
+    def _add_whole(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
+        """Sums of some tokens with a group's products added, where it has one scale."""
+        e = self.e
+        dots = self._dots(word, None, records)
+        scale, minimum = scales(0)
+        for t, record in enumerate(records):
+            factor = e.b.fmul(scale, e.splat_load(e.at(record, layout.SCALE), F32))
+            sums[t] = e.fma(factor, e.b.sitofp(dots[t], e.f32), sums[t])
+            if minimum is not None:
+                sums[t] = e.fma(minimum, scaled_sum(e, record, None), sums[t])
+        return sums
+
+    def _add_halves(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
+        """As `_add_whole`, where halves have scales: joined before the activation's, an operation less a token."""
+        e = self.e
+        joined: list[Value] = []
+        for half in range(2):
+            dots = [e.b.sitofp(dot, e.f32) for dot in self._dots(word, half, records)]
+            scale, minimum = scales(half)
+            if half == 0:
+                joined = [e.b.fmul(scale, dot) for dot in dots]
+            else:
+                joined = [e.fma(scale, dot, first) for dot, first in zip(dots, joined, strict=True)]
+            if minimum is not None:
+                sums = [e.fma(minimum, scaled_sum(e, r, half), s) for r, s in zip(records, sums, strict=True)]
+        scaled = [e.splat_load(e.at(record, layout.SCALE), F32) for record in records]
+        return [e.fma(value, scale, s) for value, scale, s in zip(joined, scaled, sums, strict=True)]
+
+    def _dots(self, word: Codes, half: int | None, records: list[Value]) -> list[Value]:
+        """int32 lanes per token: integer sums over the columns of a group or of one half, offset included."""
+        e, form = self.e, self.format
+        dot = make_dot(self.instruction_set, e, len(records), form.value_bits)
+        offset = form.offset - 128 if dot.signed else form.offset
+        dot.begin([offset_sum(e, record, offset, half) for record in records])
+        first = (half or 0) * form.group // 4
+        for index in range(first, first + form.group // 4):
+            codes = word(index)
+            if dot.signed:
+                codes = e.b.xor(codes, e.byte_mask(0x80))
+            for t, record in enumerate(records):
+                dot.step(t, codes, e.splat_load(e.at(record, 4 * index), I32))
+        return list(dot.finish())
+
+    def _word(self, vectors: list[Value], word: int, table: Value | None) -> Value:
+        """Four unsigned codes per lane: columns 4 word .. 4 word + 3."""
+        e, form = self.e, self.format
+        first, shift, combined = 0, 0, None
+        for bits in PLANES[form.bits]:
+            vector, place = vectors[first + word % bits], bits * (word // bits)
+            mask = ((1 << bits) - 1) << shift
+            moved = self._shift(vector, place - shift)
+            part = moved if bits == 8 else e.b.and_(moved, e.byte_mask(mask))
+            combined = part if combined is None else e.b.or_(combined, part)
+            first, shift = first + bits, shift + bits
+        if table is not None:
+            combined = self._look_up(table, combined)
+        return combined
+
+    def _shift(self, vector: Value, right: int) -> Value:
+        if right == 0:
+            return vector
+        if right > 0:
+            return self.e.b.lshr(vector, self.e.const_i32(right))
+        return self.e.b.shl(vector, self.e.const_i32(-right))
+
+    def _look_up(self, table: Value, codes: Value) -> Value:
+        """Each byte of `codes` (0..15) replaced by that byte of the table, which repeats every 16 bytes."""
+        e = self.e
+        names = {
+            "avx512_vnni": "llvm.x86.avx512.pshuf.b.512",
+            "avx_vnni": "llvm.x86.avx2.pshuf.b",
+            "avx2": "llvm.x86.avx2.pshuf.b",
+            "neon_dot": "llvm.aarch64.neon.tbl1.v16i8",
+        }
+        name = names.get(self.instruction_set)
+        codes = e.b.bitcast(codes, e.bytes)
+        if name is not None:
+            return e.b.bitcast(e.call(name, e.bytes, [table, codes]), e.i32)
+        result = ir.Constant(e.bytes, ir.Undefined)
+        for i in range(4 * e.lanes):
+            index = e.b.zext(e.b.extract_element(codes, ir.Constant(I32, i)), I32)
+            result = e.b.insert_element(result, e.b.extract_element(table, index), ir.Constant(I32, i))
+        return e.b.bitcast(result, e.i32)
+
+    def _scales(self, small: Value, part: int, supers: tuple[Value | None, Value | None]) -> tuple[Value, Value | None]:
+        """float32 lanes: scale and minimum of one part of a group."""
+        e, form = self.e, self.format
+        if form.small == "none":
+            return supers[0], supers[1]
+        size = e.lanes * SMALL_BYTES[form.small]
+        values = []
+        for plane in range(form.planes):
+            super_value = supers[plane]
+            value = self._small(e.at(small, (part * form.small_planes + plane % form.small_planes) * size), plane)
+            values.append(value if super_value is None else e.b.fmul(super_value, value))
+        return values[0], values[1] if form.minima else None
+
+    def _small(self, address: Value, plane: int) -> Value:
+        e, kind = self.e, self.format.small
+        if kind == "f16":
+            return e.load_half(address)
+        raw = e.load(address, ir.VectorType(I8, e.lanes), 1)
+        if kind == "i8":
+            return e.b.sitofp(raw, e.f32)
+        if kind == "u8":
+            return e.b.uitofp(raw, e.f32)
+        wide = e.b.zext(raw, e.i32)
+        if kind == "u4":
+            nibble = e.b.lshr(wide, e.const_i32(4)) if plane else e.b.and_(wide, e.const_i32(15))
+            return e.b.uitofp(nibble, e.f32)
+        if kind == "e8m0":  # 2 ** (byte - 128), subnormal for bytes 0 and 1
+            normal = e.b.shl(e.b.sub(wide, e.const_i32(1)), e.const_i32(23))
+            tiny = e.b.shl(e.const_i32(0x00200000), e.b.and_(wide, e.const_i32(1)))
+            return e.b.bitcast(e.b.select(e.b.icmp_unsigned("<", wide, e.const_i32(2)), tiny, normal), e.f32)
+        # half of e4m3 without sign: seven bits moved under float32's exponent, rescaled by 2 ** (127 - 7 - 1)
+        moved = e.b.bitcast(e.b.shl(wide, e.const_i32(20)), e.f32)
+        return e.b.fmul(moved, e.const_f32(float(2**119)))

@@ -1,0 +1,1 @@
+"""The KV cache's memory on the CPU, and how a block lies in it."""

@@ -1,0 +1,138 @@
+"""The KV cache's memory: how many blocks fit, and where each layer's lie."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
+from realizar.backends.machine import memory_bytes, read_machine
+from realizar.config import EngineConfig
+from realizar.errors import CapacityError, InvalidRequestError
+from realizar.models.spec import ModelSpec
+from realizar.sizes import format_bytes
+
+_FREE_MEMORY_SHARE = 0.4
+_WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default
+
+
+def free_memory_bytes() -> int:
+    """Memory that the system can give without swapping, what it keeps of files among it.
+
+    Half of all memory where the system does not tell, as macOS.
+    """
+    return read_machine().available_bytes or memory_bytes() // 2
+
+
+class KVSizes:
+    """Bytes of the KV cache, of which nothing is reserved yet.
+
+    Attributes:
+        dtype: element type. block_size: tokens of a block.
+        layouts: of each layer's blocks.
+        groups: of layers with one block table.
+        blocks_per_request: of each group, for a request of the whole context.
+        block_bytes: of each group, all its layers together.
+
+    Args:
+        context_length: tokens that one request may hold.
+        automatic: the element type that `auto` means.
+
+    Raises:
+        CapacityError: the block size is not a multiple of 32.
+    """
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
+        if config.block_size % BLOCK_MULTIPLE:
+            raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
+        self.dtype = element_type(config, automatic)
+        self.block_size = config.block_size
+        self.context_length = context_length
+        self.layouts = [
+            KVLayout(layer.attention.num_kv_heads, layer.attention.head_size, config.block_size, self.dtype)
+            for layer in spec.layers
+        ]
+        self.groups = spec.cache_groups()
+        self.blocks_per_request = blocks_per_request(self.groups, config, context_length)
+        self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
+
+    @property
+    def request_bytes(self) -> int:
+        """What one request of the whole context takes."""
+        return sum(count * size for count, size in zip(self.blocks_per_request, self.block_bytes, strict=True))
+
+    def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
+        """Blocks of each group that fit into `limit_bytes`, for at most `max_running` requests.
+
+        Raises:
+            CapacityError: not even one request fits.
+        """
+        check_one_fits(self.request_bytes, limit_bytes, self.context_length)
+        requests = min(max_running, limit_bytes // self.request_bytes)
+        share = min(float(max_running), limit_bytes / self.request_bytes)
+        return tuple(max(count * requests, int(count * share)) for count in self.blocks_per_request)
+
+
+def most_kv_bytes(free_bytes: int) -> int:
+    """What the KV cache takes at most where its size is not configured: a share of free memory."""
+    return int(free_bytes * _FREE_MEMORY_SHARE)
+
+
+def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_bytes: int) -> int:
+    """What the KV cache may take.
+
+    As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
+    bounded by a share of free memory. The whole context for each of many requests would be most of a machine's memory
+    for the smallest model.
+
+    Raises:
+        InvalidRequestError: more is configured than this machine has.
+    """
+    if config.kv_cache_bytes is not None:
+        has = memory_bytes()
+        if config.kv_cache_bytes > has:
+            raise InvalidRequestError(
+                f"kv_cache_bytes of {format_bytes(config.kv_cache_bytes)} is more than this machine's "
+                f"{format_bytes(has)} of memory",
+                "kv_cache_bytes",
+            )
+        return config.kv_cache_bytes
+    typical = KVSizes(spec, config, min(config.typical_request_tokens, sizes.context_length), sizes.dtype)
+    whole = min(config.max_running, _WHOLE_REQUESTS) * sizes.request_bytes
+    return min(max(whole, config.max_running * typical.request_bytes), most_kv_bytes(free_bytes))
+
+
+class KVMemory:
+    """Blocks of every layer. Memory is reserved, and taken by the system only as blocks are first written.
+
+    Args:
+        context_length: tokens that one request may hold.
+        automatic: the element type that `auto` means.
+
+    Raises:
+        CapacityError: not even one request fits, or the block size is not a multiple of 32.
+    """
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
+        sizes = KVSizes(spec, config, context_length, automatic)
+        self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
+        self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
+        self.num_blocks = sizes.num_blocks(kv_limit_bytes(spec, config, sizes, free_memory_bytes()), config.max_running)
+        self._memory = [
+            aligned_zeros(self.num_blocks[self._group[index]] * layout.block_bytes, np.uint8)
+            for index, layout in enumerate(self.layouts)
+        ]
+
+    def group_of(self, layer: int) -> int:
+        """Index of the cache group that a layer belongs to."""
+        return self._group[layer]
+
+    def address_of(self, layer: int) -> int:
+        """Where the blocks of a layer begin."""
+        return address(self._memory[layer])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(memory.nbytes for memory in self._memory)

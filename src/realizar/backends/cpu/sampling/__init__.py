@@ -1,0 +1,1 @@
+"""Sampling of one row at a time. numpy only."""

@@ -1,0 +1,1 @@
+"""Weights as the CPU kernels read them: packed into tiles at load."""

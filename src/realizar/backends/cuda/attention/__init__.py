@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache, bound to kernels, with the cache's memory and the rope tables."""

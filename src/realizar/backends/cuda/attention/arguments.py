@@ -1,0 +1,98 @@
+"""What the kernels around attention take, in arguments that several of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.rope_tables import RopeTables
+from realizar.backends.cuda.kernel_sizes import KEYS, TRITON_TYPES, padded_head
+from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.norms import NORM_KINDS
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import Attend, Rotate
+from realizar.models.spec import Attention
+
+
+def columns(attention: Attention) -> tuple[int, int]:
+    """Where keys and values start in a row of the product."""
+    queries = attention.num_heads * attention.head_size
+    return queries, queries + attention.num_kv_heads * attention.head_size
+
+
+def _is_summed(attention: Attention) -> bool:
+    """Whether a norm of whole rows has summed the product's splits, into the first, and added its bias."""
+    return attention.qk_norm_axis == "row"
+
+
+class AttentionArguments:
+    """Finds a layer's arguments among weights, workspace, cache and rope tables.
+
+    Attributes:
+        none: stands for a tensor that a kernel is told not to read.
+    """
+
+    def __init__(self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables) -> None:
+        self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
+        self.none = torch.zeros(1, device=workspace.hidden.device)
+
+    def turned(self, operation: Rotate, linear: MergedLinear, shape: StepShape) -> list[Any]:
+        """What `turned_heads` takes up to `value_at`, of the product that `linear` makes."""
+        attention, bias = operation.attention, linear.bias
+        norms = attention.q_norm, attention.k_norm
+        if _is_summed(attention):
+            norms, bias = (None, None), None
+        norm = norms[0] or norms[1]
+        weights = [self._weights.norm_weight(n) if n else self.none for n in norms]
+        biases = [self._weights.vector(n.bias) if n and n.bias else self.none for n in norms]
+        partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
+        return [
+            partials, partials.stride(0), partials.stride(1), self.none if bias is None else bias,
+            self._space.arrays["positions"], *self._ropes.get(attention.rope), *weights, *biases,
+            float(norm.eps) if norm else 0.0, *columns(attention),
+        ]  # fmt: skip
+
+    def turned_constants(self, operation: Rotate, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
+        """Its constants."""
+        attention, rope, summed = operation.attention, operation.attention.rope, _is_summed(operation.attention)
+        norm = None if summed else attention.q_norm or attention.k_norm
+        return {
+            "SPLITS": 1 if summed else linear.splits(shape.tokens), "BIAS": not summed and linear.bias is not None,
+            "HEADS": attention.num_heads, "KV_HEADS": attention.num_kv_heads, "HEAD": attention.head_size,
+            "PADDED_HEAD": padded_head(attention), "ROTARY": rope.size if rope else 0,
+            "INTERLEAVED": bool(rope and rope.pairing == "interleaved"),
+            "NORM": NORM_KINDS[norm.kind] if norm else 0, "NORM_BIAS": bool(norm and norm.bias),
+            "BLOCK_SIZE": self._kv.block_size,
+        }  # fmt: skip
+
+    def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """A layer's keys, values and their scales."""
+        cache = self._kv.layers[layer]
+        return cache.keys, cache.values, cache.key_scales, cache.value_scales
+
+    def sinks(self, attention: Attention) -> torch.Tensor:
+        return self._weights.vector(attention.sinks) if attention.sinks else self.none
+
+    def shared(self, operation: Attend) -> dict[str, Any]:
+        """Constants that both Triton kernels of attention take."""
+        attention, arrays = operation.attention, self._space.arrays
+        return {
+            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(operation.layer),
+            "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
+            "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[self._space.query.dtype], "KEYS": KEYS,
+        }  # fmt: skip
+
+    def direct(self, attention: Attention, reader: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
+        """Where `attend_decode` writes what the output projection reads; None where it must be converted."""
+        forms, width = reader.forms(shape.tokens), attention.num_heads * attention.head_size
+        group = width // attention.num_kv_heads
+        own = forms[0].kind in ("int8", "half")
+        whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
+        if shape.tiles or len(forms) > 1 or not (whole if own else forms[0].kind == "f32"):
+            return None
+        return self._space.activations.get(forms[0], width)

@@ -1,0 +1,152 @@
+"""Rope, the attention of chunks, and what joins both to the products around them, bound to kernels and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+import triton
+
+from realizar.backends.cuda.attention.arguments import AttentionArguments, columns
+from realizar.backends.cuda.attention.decode import BoundDecode, DecodeBinder
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.rope_tables import RopeTables
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernel_sizes import ROTATE_PARTS, padded_head, row_in_blocks, whole_row
+from realizar.backends.cuda.kernels.activate import convert
+from realizar.backends.cuda.kernels.attend import attend_chunk
+from realizar.backends.cuda.kernels.normalize import normalize_product
+from realizar.backends.cuda.kernels.rotate import rotate
+from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.norms import NORM_KINDS
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import Attend, Rotate
+from realizar.models.spec import Attention, Norm
+
+
+class AttentionBinder:
+    """Binds what happens between the QKV product and the output projection.
+
+    Args:
+        fixed_splits: whether contexts are cut into the same number of parts for every batch.
+    """
+
+    def __init__(
+        self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, device: DeviceProfile,
+        context_length: int, fixed_splits: bool,
+    ) -> None:  # fmt: skip
+        self._weights, self._space, self._kv = weights, workspace, kv
+        self._arguments = AttentionArguments(weights, workspace, kv, ropes)
+        self._decodes = DecodeBinder(self._arguments, workspace, kv, device, context_length, fixed_splits)
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Compile the CUDA kernels that decodes of these steps need."""
+        self._decodes.prepare(shapes)
+
+    def kind(self, shape: StepShape) -> object:
+        """Equal for steps whose decodes start the same kernels."""
+        return self._decodes.kind(shape)
+
+    def is_long(self, decodes: int, context: int) -> bool:
+        """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
+        return self._decodes.is_long(decodes, context)
+
+    def bind_rotate(self, operation: Rotate, linear: MergedLinear) -> Iterator[Launch]:
+        by_row = operation.attention.qk_norm_axis == "row"
+        if by_row:
+            yield Launch("row norm", self._norm_rows(operation.attention, linear))
+        yield Launch("rope", self._rotate(operation, linear))
+
+    def bind_attend(
+        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear
+    ) -> Iterator[Launch]:
+        """`linear` made queries, keys and values, which `rotation` turns; `reader` takes the result."""
+        start_decodes = self._decodes.bind(BoundDecode(operation, rotation, linear, reader))
+
+        def run(shape: StepShape) -> None:
+            if shape.decodes:
+                start_decodes(shape)
+            if shape.tiles:
+                self._attend_tiles(operation, shape)
+
+        yield Launch("attention", run, attention=operation.attention)
+        yield Launch("join", self._convert(operation.attention, reader))
+
+    def _norm_rows(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
+        """Sum queries, keys and values into the first split; queries and keys normed over their whole row."""
+        (key_at, value_at), none = columns(attention), self._arguments.none
+        parts: list[tuple[int, int, Norm | None]] = [
+            (0, key_at, attention.q_norm),
+            (key_at, value_at - key_at, attention.k_norm),
+            (value_at, linear.width - value_at, None),
+        ]
+
+        def run(shape: StepShape) -> None:
+            splits = linear.splits(shape.tokens)
+            partials = self._space.partials(splits, shape.tokens, linear.width)
+            for first, width, norm in parts:
+                cut = whole_row(width)
+                bias = self._weights.vector(norm.bias) if norm and norm.bias else none
+                normalize_product[(shape.tokens,)](
+                    partials, partials.stride(0), partials.stride(1),
+                    none if linear.bias is None else linear.bias, first,
+                    self._weights.norm_weight(norm) if norm else none, bias, float(norm.eps) if norm else 0.0,
+                    width, SPLITS=splits, PRODUCT_BIAS=linear.bias is not None,
+                    NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block,
+                    num_warps=cut.warps, **self._space.launching(shape.tokens),
+                )  # fmt: skip
+
+        return run
+
+    def _rotate(self, operation: Rotate, linear: MergedLinear) -> Callable[[StepShape], None]:
+        """Of steps with chunks: `attend_decode` does without."""
+        attention, space = operation.attention, self._space
+        slots = space.arrays.slots(self._kv.group_of(operation.layer))
+        caches, parts = self._arguments.cache(operation.layer), attention.num_heads + 2 * attention.num_kv_heads
+
+        def run(shape: StepShape) -> None:
+            if not shape.tiles:
+                return
+            turned = operation, linear, shape
+            pointers, constants = self._arguments.turned(*turned), self._arguments.turned_constants(*turned)
+            rotate[(shape.tokens, -(-parts // ROTATE_PARTS))](
+                *pointers, *caches, slots, space.query, space.query.stride(0), INT8=self._kv.dtype == "int8",
+                PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **constants, **space.launching(shape.tokens),
+            )  # fmt: skip
+
+        return run
+
+    def _attend_tiles(self, operation: Attend, shape: StepShape) -> None:
+        attention, space = operation.attention, self._space
+        arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
+        group = attention.num_heads // attention.num_kv_heads
+        attend_chunk[(shape.tiles, attention.num_kv_heads)](
+            space.query, *self._arguments.cache(operation.layer), self._arguments.sinks(attention), space.attended,
+            arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
+            arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
+            space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
+            HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
+            INT8=self._kv.dtype == "int8", QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens,
+            num_warps=4 if space.query.dtype == torch.float32 else 8, **self._arguments.shared(operation),
+            **space.launching(shape.tokens),
+        )  # fmt: skip
+
+    def _convert(self, attention: Attention, reader: MergedLinear) -> Callable[[StepShape], None]:
+        """What attention left as float32, for the output projection."""
+        space, width = self._space, attention.num_heads * attention.head_size
+
+        def run(shape: StepShape) -> None:
+            if self._arguments.direct(attention, reader, shape) is not None:
+                return
+            for form in reader.forms(shape.tokens):
+                target = space.activations.get(form, width)
+                cut = whole_row(width) if form.kind == "fp8" else row_in_blocks(width)
+                convert[(shape.tokens, cut.blocks)](
+                    space.attended, space.attended.stride(0), width, *target.pointers(), *space.row_state,
+                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
+                )  # fmt: skip
+
+        return run

@@ -1,0 +1,178 @@
+"""Attention of single tokens bound to kernels: the one in CUDA C++, or Triton's where that has none of a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import triton
+
+from realizar.backends.cuda.attention.arguments import AttentionArguments
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.native_decode import DecodeAttention
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.kernel_sizes import decode_parts, padded_head, shared_heads
+from realizar.backends.cuda.kernels.attend_decode import attend_decode
+from realizar.backends.cuda.matmul.inputs import Form
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.native.attend_source import AttendKernel
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import Attend, Rotate
+from realizar.models.spec import Attention
+
+_SHORT = 2048  # tokens of a context that is not cut into more parts than pay
+_STATIC_BYTES = 8 << 10  # shared memory of a block of attention beside its tiles, about
+_FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDecode:
+    """Attention of single tokens in one layer: `linear` made queries, keys and values, `reader` takes the result."""
+
+    operation: Attend
+    rotation: Rotate
+    linear: MergedLinear
+    reader: MergedLinear
+
+
+class DecodeBinder:
+    """Chooses and starts the kernel for the single tokens of a step, in each layer.
+
+    Args:
+        fixed_splits: whether contexts are cut into the same number of parts for every batch.
+    """
+
+    def __init__(
+        self, arguments: AttentionArguments, workspace: Workspace, kv: KVMemory, device: DeviceProfile,
+        context_length: int, fixed_splits: bool,
+    ) -> None:  # fmt: skip
+        self._arguments, self._space, self._kv = arguments, workspace, kv
+        self._device, self._context, self._fixed = device, context_length, fixed_splits
+        self._native = DecodeAttention(device.torch_device) if device.has_cuda_kernels else None
+        self._bound: list[BoundDecode] = []
+
+    def bind(self, decode: BoundDecode) -> Callable[[StepShape], None]:
+        """What starts a layer's kernel, for steps with decodes."""
+        self._bound.append(decode)
+
+        def run(shape: StepShape) -> None:
+            if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
+                self._start_native(self._native, kernel, decode, shape)
+            else:
+                self._start_triton(decode, shape)
+
+        return run
+
+    def prepare(self, shapes: Iterable[StepShape]) -> None:
+        """Compile the CUDA kernels that decodes of these steps need."""
+        if self._native is not None:
+            steps = [shape for shape in shapes if shape.decodes]
+            self._native.prepare(self._kernel(decode, shape) for decode in self._bound for shape in steps)
+
+    def kind(self, shape: StepShape) -> object:
+        """Equal for steps whose decodes start the same kernels: Triton's are compiled for what is constant in them."""
+        return tuple(self._kind(decode, shape) for decode in self._bound) if shape.decodes else None
+
+    def _kind(self, decode: BoundDecode, shape: StepShape) -> object:
+        if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
+            return kernel
+        attention = decode.operation.attention
+        turned = self._arguments.turned_constants(decode.rotation, decode.linear, shape)
+        target = self._arguments.direct(attention, decode.reader, shape)
+        form = _FLOAT_ROWS if target is None else target.constants()
+        return self._parts(attention, shape), tuple(turned.items()), tuple(form.items())
+
+    def is_long(self, decodes: int, context: int) -> bool:
+        """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
+        if self._native is None or self._fixed or context <= _SHORT:
+            return False
+        return any(self._are_few(decodes, decode.operation.attention) for decode in self._bound)
+
+    def _parts(self, attention: Attention, shape: StepShape) -> int:
+        """Of every decode's context."""
+        return decode_parts(attention, shape.decodes, self._context, self._device, self._fixed)
+
+    def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:
+        """The CUDA kernel for the decodes of a step."""
+        attention = decode.operation.attention
+        turned = self._arguments.turned_constants(decode.rotation, decode.linear, shape)
+        target = self._arguments.direct(attention, decode.reader, shape)
+        form = target.form if target is not None and target.form.kind in ("int8", "half") else Form("f32")
+        kernel = AttendKernel(
+            head=attention.head_size, group=attention.num_heads // attention.num_kv_heads, splits=turned["SPLITS"],
+            bias=turned["BIAS"], norm=turned["NORM"], norm_bias=turned["NORM_BIAS"], rotary=turned["ROTARY"],
+            interleaved=turned["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=form.kind,
+            block_rows=form.block_rows, cap=attention.soft_cap is not None,
+        )  # fmt: skip
+        return self._sized(kernel, shape, attention)
+
+    def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> AttendKernel:
+        """With warps of a block and of a multiprocessor: few blocks shall end soon, many shall fit at once."""
+        blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
+        long, few = self._fixed or shape.long, self._are_few(shape.decodes, attention)
+        if long or few:
+            warps, resident = 8 if self._fits(replace(kernel, warps=8), 2 if long else 1) else 4, 16
+        else:
+            warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
+        runs = 1 if long or kernel.element == "int8" else 4  # there more copies cost more than bank conflicts
+        sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs)
+        ahead = replace(sized, stages=2)
+        return ahead if few and not long and self._fits(ahead, 1) else sized
+
+    def _fits(self, kernel: AttendKernel, blocks: int) -> bool:
+        """Whether a multiprocessor has shared memory for so many blocks at once."""
+        return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= self._device.shared_bytes
+
+    def _are_few(self, decodes: int, attention: Attention) -> bool:
+        return 2 * decodes * attention.num_kv_heads <= self._device.processors
+
+    def _start_native(
+        self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, shape: StepShape
+    ) -> None:
+        attention, space, layer = decode.operation.attention, self._space, decode.operation.layer
+        arrays = space.arrays
+        target = self._arguments.direct(attention, decode.reader, shape)
+        if target is None:
+            written, stride = [space.attended, None, None], space.attended.stride(0)
+        else:
+            values = target.codes if kernel.out == "int8" else target.values
+            written, stride = [values, target.scales, target.terms], target.cols
+        pointers = self._arguments.turned(decode.rotation, decode.linear, shape)
+        (partials, *strides), (bias, _, *vectors), (eps, key_at, value_at) = pointers[:3], pointers[3:-3], pointers[-3:]
+        tensors = [
+            partials, bias, *vectors, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
+            self._arguments.sinks(attention) if attention.sinks else None,
+            space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["tables"],
+            arrays["header"], *written,
+        ]  # fmt: skip
+        numbers = [eps, float(attention.scale), float(attention.soft_cap or 0.0)]
+        integers = [
+            *strides, key_at, value_at, attention.num_kv_heads, attention.window or 0,
+            self._kv.group_of(layer) * arrays.sizes.rows, stride,
+        ]  # fmt: skip
+        blocks = shape.decodes * attention.num_kv_heads
+        room = kernel.resident // kernel.warps * self._device.processors
+        parts = self._parts(attention, shape)
+        grid = shape.decodes, attention.num_kv_heads, parts if self._fixed else max(1, min(parts, room // blocks))
+        native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])
+
+    def _start_triton(self, decode: BoundDecode, shape: StepShape) -> None:
+        attention, space = decode.operation.attention, self._space
+        arrays, parts = space.arrays, self._parts(attention, shape)
+        target = self._arguments.direct(attention, decode.reader, shape)
+        if target is None:
+            written, form = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_ROWS
+        else:
+            written, form = target.pointers(), target.constants()
+        turned = decode.rotation, decode.linear, shape
+        pointers, constants = self._arguments.turned(*turned), self._arguments.turned_constants(*turned)
+        group, layer = attention.num_heads // attention.num_kv_heads, decode.operation.layer
+        attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
+            *pointers, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
+            self._arguments.sinks(attention), space.attention_parts, space.attention_state, space.arrivals,
+            arrays["decodes"], arrays["tables"], arrays["header"],
+            float(attention.scale), float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
+            SHARED=shared_heads(attention), PARTS=parts, JOINED=triton.next_power_of_2(group) * padded_head(attention),
+            **constants, **self._arguments.shared(decode.operation), **form, **space.launching(shape.tokens),
+        )  # fmt: skip

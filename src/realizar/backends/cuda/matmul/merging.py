@@ -1,0 +1,52 @@
+"""Which products of a program share an input, and what becomes of their sums: made into `MergedLinear`, each once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.matmul.quantized import Products
+from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.backends.cuda.weights.load import Group, Weights
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.program import Operation, Program, Project
+from realizar.models.spec import Linear
+
+
+def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:
+    """The products of a program, neighbours that share their input together."""
+    runs = itertools.groupby(operations, lambda op: op.source if isinstance(op, Project) else None)
+    parts = ([op.linear for op in run if isinstance(op, Project)] for _, run in runs)
+    return [part for part in parts if part]
+
+
+class Merger:
+    """Makes the merged products of a program, each once."""
+
+    def __init__(self, program: Program, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
+        self._weights, self._device, self._products = weights, device, products
+        projects = (operation for operation in program.body if isinstance(operation, Project))
+        self._joining: set[Group] = {(each.linear.weight,) for each in projects if each.target == "hidden"}
+        self._made: dict[Group, MergedLinear] = {}
+
+    def merge(self, linears: Sequence[Linear]) -> MergedLinear:
+        """Products that share an input."""
+        key = tuple(linear.weight for linear in linears)
+        if key not in self._made:
+            bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
+            joins = key in self._joining
+            self._made[key] = MergedLinear(matrices, bias, self._device, self._products, self._activation(key), joins)
+        return self._made[key]
+
+    def _activation(self, key: Group) -> GatedActivation | None:
+        """Of the feed-forward that begins with these matrices, if packed matrices read its result.
+
+        And if that has a buffer of its own: activations of as many columns as the input have the input's.
+        """
+        feed_forward = self._weights.gated.get(key)
+        if feed_forward is None or feed_forward.down.in_features == feed_forward.up.in_features:
+            return None
+        down = self._weights.groups[(feed_forward.down.weight,)]
+        return feed_forward.activation if all(isinstance(matrix, PackedMatrix) for matrix in down) else None

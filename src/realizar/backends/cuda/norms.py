@@ -1,0 +1,188 @@
+"""What lies between two products on the residual stream bound to kernels and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from realizar.backends.cuda.kernel_sizes import norm_blocks, square_parts, whole_row
+from realizar.backends.cuda.kernels import activation as formats
+from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
+from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
+from realizar.backends.cuda.matmul.linears import MergedLinear, as_activations
+from realizar.backends.cuda.matmul.quantized import Int8Activations
+from realizar.backends.cuda.matmul.residual import Residual
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.models.spec import ModelSpec, Norm
+
+NORM_KINDS = {"rms": 1, "layer": 2}
+
+Run = Callable[[StepShape], None]
+Deferred = Callable[[int], DeferredNorm | None]
+"""What a product of so many rows is left to do of its input's norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A product whose output is to be added to the residual stream, through a norm or not."""
+
+    linear: MergedLinear
+    norm: Norm | None
+    add_scale: float
+
+
+def _is_deferred(branch: Branch, norm: Norm, reader: MergedLinear) -> bool:
+    """Whether a norm's root may be left to its reader, in steps whose rows that finishes."""
+    return branch.norm is None and norm.bias is None and norm.kind == "rms" and reader.all_packed
+
+
+class NormBinder:
+    """Binds a program's norms of the residual stream, in their order.
+
+    A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
+    for which readers have FP8 copies. Each of the body leaves the row's sum of squares for the next, in one of two
+    buffers in turn. Where the product before it joins the stream by itself, that begins the norm as well, with squares
+    in `Workspace.shares`; or if the reader can't finish it, the norm reads the stream.
+    """
+
+    def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:
+        self._cols, self._weights, self._space = spec.hidden_size, weights, workspace
+        self._none = torch.zeros(1, device=workspace.hidden.device)
+        self._turn = 0
+
+    def bind(self, branch: Branch | None, norm: Norm | None, reader: MergedLinear) -> tuple[Run, Deferred | None]:
+        """Add a branch to the stream, norm it, and write what the reader reads; and what the reader is left to do."""
+        before, squares = self._space.squares[1 - self._turn], self._space.squares[self._turn]
+        self._turn = 1 - self._turn
+        whole = self._whole(branch, norm, reader, squares=squares)
+        if branch is None or norm is None or not _is_deferred(branch, norm, reader):
+            return whole, None
+        blocks = self._blocks(branch, norm, reader, squares, before)
+
+        def run(shape: StepShape) -> None:
+            (blocks if reader.finishes_norms(shape.tokens) else whole)(shape)
+
+        by_kernel, by_product = (
+            DeferredNorm(kept, self._cols, float(norm.eps)) for kept in (squares, self._space.shares)
+        )
+
+        def deferred(rows: int) -> DeferredNorm | None:
+            if not reader.finishes_norms(rows):
+                return None
+            return by_product if branch.linear.joins(rows) else by_kernel
+
+        return run, deferred
+
+    def bind_last(self, branch: Branch) -> Run:
+        """Add the body's last branch to the stream."""
+        if branch.norm is not None:
+            return self._whole(branch, None, None)
+        return self._blocks(branch, None, None, self._none, self._none)
+
+    def bind_joined(self, branch: Branch, norm: Norm | None, reader: MergedLinear | None) -> Callable[[int], Residual]:
+        """Where a branch's product of so many rows leaves its sums, and what it begins for the norm and its reader."""
+        space, linear = self._space, branch.linear
+        begins = norm is not None and reader is not None and _is_deferred(branch, norm, reader)
+        gain = self._arguments(norm)[0] if begins else None
+        adds = Residual(space.hidden, linear.bias, branch.add_scale, None, None, space.shares)
+
+        def residual(rows: int) -> Residual:
+            if reader is None or gain is None or not reader.finishes_norms(rows):
+                return adds
+            target = as_activations(space.activations.normed(reader.forms(rows)[0], self._cols))
+            assert isinstance(target, Int8Activations)
+            return replace(adds, gain=gain, target=target)
+
+        return residual
+
+    def bind_selected(self, norm: Norm | None, reader: MergedLinear | None) -> Run:
+        """Norm the selected rows, for the reader or, without one, into `pooled`."""
+        return self._whole(None, norm, reader, gather=True)
+
+    def _whole(
+        self,
+        branch: Branch | None,
+        norm: Norm | None,
+        reader: MergedLinear | None,
+        gather: bool = False,
+        squares: torch.Tensor | None = None,
+    ) -> Run:
+        """One program per row."""
+        space, cols, cut = self._space, self._cols, whole_row(self._cols)
+        own = self._arguments(norm)
+        joined = self._arguments(branch.norm if branch else None)
+        selected = space.arrays["selected"]
+        unread = formats.PLAIN if gather else formats.NOTHING
+        to_pooled = (space.pooled, cols, self._none, self._none, self._none)
+
+        def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
+            rows = shape.tokens
+            splits = added.linear.splits(rows) if added else 0
+            partials = space.partials(splits, rows, cols) if added else self._none.view(1, 1, 1)
+            bias = added.linear.bias if added else None
+            pointers = target.pointers() if target else to_pooled
+            constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
+            normalize[(rows,)](
+                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, *joined,
+                added.add_scale if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
+                self._none if squares is None else squares,
+                SPLITS=splits, PRODUCT_BIAS=bias is not None,
+                BRANCH_NORM=NORM_KINDS[added.norm.kind] if added and added.norm else 0,
+                BRANCH_BIAS=bool(added and added.norm and added.norm.bias),
+                NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), GATHER=gather,
+                PARTS=0 if squares is None else square_parts(cols), BLOCK=cut.block, num_warps=cut.warps, **constants,
+                **space.launching(rows),
+            )  # fmt: skip
+
+        def inputs(form: Form) -> ActivationBuffer:
+            buffers = space.activations
+            return buffers.get(form, cols, space.arrays.sizes.selected) if gather else buffers.normed(form, cols)
+
+        def run(shape: StepShape) -> None:
+            added = None if branch is None or branch.linear.joins(shape.tokens) else branch
+            for form in reader.forms(shape.tokens) if reader else ():
+                start(shape, added, inputs(form))
+                added = None
+            if reader is None:
+                start(shape, added, None)
+
+        return run
+
+    def _blocks(
+        self, branch: Branch, norm: Norm | None, reader: MergedLinear | None, squares: torch.Tensor,
+        before: torch.Tensor,
+    ) -> Run:  # fmt: skip
+        """Several programs per row, which leave the norm's root to the reader; none where the product joins."""
+        space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
+        weight, _, _ = self._arguments(norm)
+        nowhere = (self._none, cols, self._none, self._none, self._none)
+        nothing = {"FORMAT": formats.NOTHING.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
+
+        def run(shape: StepShape) -> None:
+            if branch.linear.joins(shape.tokens):
+                return
+            rows = shape.tokens
+            splits, bias = branch.linear.splits(rows), branch.linear.bias
+            partials = space.partials(splits, rows, cols)
+            target = space.activations.normed(reader.forms(rows)[0], cols) if reader else None
+            normalize_block[(rows, cut.blocks)](
+                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
+                branch.add_scale, space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,
+                squares, before, SPLITS=splits, PRODUCT_BIAS=bias is not None, PARTS=square_parts(cols),
+                BLOCK=cut.block, num_warps=cut.warps, **(target.constants() if target else nothing),
+                **space.launching(rows),
+            )  # fmt: skip
+
+        return run
+
+    def _arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Weight, bias and epsilon."""
+        if norm is None:
+            return self._none, self._none, 0.0
+        bias = self._weights.vector(norm.bias) if norm.bias else self._none
+        return self._weights.norm_weight(norm), bias, float(norm.eps)

@@ -1,0 +1,1 @@
+"""Measuring tiles and splits of matmuls: the sweep behind `realizar tune`."""

@@ -1,0 +1,114 @@
+"""Which products a model has, and a sweep over their tiles and splits: what `realizar tune` writes a table from."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.matmul.merging import product_groups
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line
+from realizar.backends.cuda.native.sources import Tiles
+from realizar.backends.cuda.tuning.candidates import candidates, split_counts
+from realizar.backends.memory_plan import stored_type
+from realizar.backends.program import build_program
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import KernelError
+from realizar.models.spec import ModelSpec
+from realizar.quantization import QUANTIZED_TYPES
+
+_LOG = logging.getLogger(__name__)
+
+ROW_COUNTS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 2048)
+"""Activation rows that tables have lines for."""
+_HEAD_ROWS = 256  # logits are wanted of no more tokens at once
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A merged product.
+
+    Attributes:
+        rows_out, cols: of the weights. ggml_type: of most of them.
+        most_rows: of activations that it ever sees.
+    """
+
+    rows_out: int
+    cols: int
+    ggml_type: GGMLType
+    most_rows: int = ROW_COUNTS[-1]
+
+
+class Meter(Protocol):
+    """Times products on a device."""
+
+    def take(self, shape: Shape) -> FragmentFormat:
+        """Make matrices of a shape; what follows is about them."""
+
+    def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
+        """Compile what will be timed."""
+
+    def ms(self, rows: int, tiles: Tiles, splits: int) -> float:
+        """Milliseconds of one launch. Raises KernelError: it does not run here."""
+
+
+def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
+    """The quantised products of a model, merged as the backend merges them, each shape once."""
+    program, found = build_program(spec), dict[tuple[int, int], Shape]()
+    for part, most in ((program.body, ROW_COUNTS[-1]), (program.tail, _HEAD_ROWS)):
+        for group in product_groups(part):
+            rows_of: Counter[GGMLType] = Counter()
+            for linear in group:
+                rows_of[stored_type(spec, checkpoint, linear.weight)] += linear.out_features
+            quantized = {kind: rows for kind, rows in rows_of.items() if kind in QUANTIZED_TYPES}
+            if quantized:
+                total, cols = sum(quantized.values()), group[0].in_features
+                most_common = max(quantized, key=quantized.__getitem__)
+                found.setdefault((total, cols), Shape(total, cols, most_common, most))
+    return list(found.values())
+
+
+def sweep(
+    tuning: DeviceTuning, shapes: Iterable[Shape], row_counts: Sequence[int], meter: Meter,
+    measured: Callable[[Line], None] | None = None,
+) -> list[Line]:  # fmt: skip
+    """Time every candidate for these shapes and numbers of activation rows.
+
+    Args:
+        tuning: of the device that the meter times on.
+        measured: called with each line.
+
+    Returns:
+        A line per candidate that runs; `tuning.best_lines` picks from them.
+    """
+    lines: list[Line] = []
+    for shape in shapes:
+        form = meter.take(shape)
+        for rows in row_counts:
+            if rows > shape.most_rows:
+                continue
+            tried = list(candidates(rows, form, tuning))
+            meter.prepare(rows, tried)
+            for tiles in tried:
+                for line in _of_tiles(tuning, shape, form, rows, tiles, meter):
+                    lines.append(line)
+                    if measured is not None:
+                        measured(line)
+    return lines
+
+
+def _of_tiles(
+    tuning: DeviceTuning, shape: Shape, form: FragmentFormat, rows: int, tiles: Tiles, meter: Meter
+) -> Iterable[Line]:
+    """A line for each number of splits."""
+    for splits in split_counts(tiles, rows, shape.rows_out, form.chunks(shape.cols), tuning):
+        try:
+            ms = meter.ms(rows, tiles, splits)
+        except KernelError as error:
+            _LOG.info("%s", error)
+            return
+        yield Line(rows, shape.rows_out, shape.cols, tiles, splits, ms)

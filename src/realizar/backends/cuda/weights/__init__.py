@@ -1,0 +1,1 @@
+"""Weights on the device: loaded, packed and stored, an allocation for each layer."""

@@ -1,0 +1,118 @@
+"""Quantised matrices on the device, in fragment order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format, pack_fragments
+from realizar.errors import UnsupportedModelError
+from realizar.quantization.planes import Planes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A quantised matrix [rows, cols] that the product kernels read.
+
+    Attributes:
+        rows, cols: of the matrix without padding.
+        format: the layout of `weights`.
+        weights: uint8 [format.size_bytes(rows, cols)], 256-byte aligned.
+        block_scales: float32 [ceil(rows / 64)]: what sums of 64 rows are multiplied by.
+        table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
+        interleaved: whether its blocks of 64 rows are by turns the gate's and up's of a feed-forward, so that a product
+            can end with the activation; else its parts lie one below the other.
+    """
+
+    rows: int
+    cols: int
+    format: FragmentFormat
+    weights: torch.Tensor
+    block_scales: torch.Tensor
+    table: torch.Tensor | None
+    interleaved: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that a product reads."""
+        return int(self.weights.numel() + 4 * self.block_scales.numel())
+
+    def arguments(self, out: int, first_block: int) -> tuple[int, ...]:
+        """What products take of one of their matrices: `out` is where its rows go, `first_block` its first in x."""
+        table = self.weights if self.table is None else self.table
+        weights = self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
+        return *weights, out, self.rows, first_block
+
+
+def pack_matrix(
+    parts: Planes | Sequence[Planes], device: torch.device | str, compact: bool = False,
+    into: torch.Tensor | None = None, interleaved: bool = False,
+) -> PackedMatrix:  # fmt: skip
+    """Pack one matrix, or several of one format one below the other or interleaved.
+
+    Args:
+        parts: the matrix, or matrices with equal columns. All but the last have a multiple of 64 rows.
+        device: where it shall lie.
+        compact: as in `fragment_format`.
+        into: uint8 memory for `weights`, exactly as large and 256-byte aligned; allocated if None.
+        interleaved: whether 64 rows of each of two matrices take turns.
+
+    Raises:
+        UnsupportedModelError: the parts can't lie in one matrix, or have no format.
+    """
+    planes = [parts] if isinstance(parts, Planes) else list(parts)
+    form = common_format(planes, compact)
+    packed = [pack_fragments(part, form) for part in planes]
+    rows, cols = sum(part.rows for part in planes), planes[0].cols
+    weights = torch.empty(form.size_bytes(rows, cols), dtype=torch.uint8, device=device) if into is None else into
+    scales = torch.empty(-(-rows // BLOCK), dtype=torch.float32, device=device)
+    places = strip_places([part.rows for part in planes], interleaved)
+    for (data, block_scales), place in zip(packed, places, strict=True):
+        weights.view(len(scales), -1)[place].copy_(torch.from_numpy(data).view(len(block_scales), -1))
+        scales[place].copy_(torch.from_numpy(block_scales))
+    table = codebook_table(planes[0])
+    on_device = None if table is None else torch.from_numpy(table).to(device)
+    return PackedMatrix(rows, cols, form, weights, scales, on_device, interleaved)
+
+
+def strip_places(rows: Sequence[int], interleaved: bool) -> list[slice]:
+    """Where the blocks of 64 rows of matrices of so many rows land in the one that they are packed into.
+
+    Raises:
+        UnsupportedModelError: matrices are to be interleaved that are not two of one whole number of blocks.
+    """
+    if interleaved:
+        if len(rows) != 2 or rows[0] != rows[1] or rows[0] % BLOCK:
+            raise UnsupportedModelError(f"two matrices interleave, of the same multiple of {BLOCK} rows")
+        return [slice(part, None, 2) for part in range(2)]
+    ends = list(itertools.accumulate(-(-count // BLOCK) for count in rows))
+    return [slice(first, end, 1) for first, end in itertools.pairwise([0, *ends])]
+
+
+def common_format(planes: Sequence[Planes], compact: bool = False) -> FragmentFormat:
+    """The one format of matrices that are to lie one below the other.
+
+    Raises:
+        UnsupportedModelError: they differ in format, columns or codebook, or a part does not end with a block.
+    """
+    forms = {fragment_format(part, compact) for part in planes}
+    if len(forms) != 1 or len({part.cols for part in planes}) != 1:
+        raise UnsupportedModelError("matrices of different formats or widths do not merge")
+    if any(part.rows % BLOCK for part in planes[:-1]):
+        raise UnsupportedModelError(f"matrices merge at multiples of {BLOCK} rows")
+    books = {None if part.codebook is None else part.codebook.tobytes() for part in planes}
+    if len(books) != 1:
+        raise UnsupportedModelError("matrices of different codebooks do not merge")
+    return forms.pop()
+
+
+def codebook_table(planes: Planes) -> NDArray[np.uint8] | None:
+    """What codes index, as bytes of value + 128: uint8 [entries * vector], or None for affine codes."""
+    if planes.codebook is None:
+        return None
+    return (planes.codebook.astype(np.int16) + np.int16(128)).astype(np.uint8).reshape(-1)

@@ -1,0 +1,112 @@
+"""`PlainMatrix`: a quantised matrix row by row, as the Triton kernels read it. numpy and torch.
+
+Codes lie in bytes from the lowest bit on, one plane of 1, 2, 4 or 8 bits, or two: 3 bits are 2 + 1, 5 are 4 + 1, 6 are
+4 + 2. Indices of vector codebooks are uint16. Scales keep their two levels; each array takes the smallest of its types
+that holds it exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.cuda.weights.store import Store
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import to_planes
+from realizar.quantization.planes import Planes
+
+_WEIGHTS_AT_ONCE = 4 << 20
+_WIDTHS = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMatrix:
+    """A packed matrix.
+
+    Attributes:
+        rows, cols: its shape.
+        arrays: the kernels' pointers by name; an array that the type lacks is one element that nothing reads.
+        constants: the kernels' compile-time arguments.
+    """
+
+    rows: int
+    cols: int
+    arrays: Mapping[str, torch.Tensor]
+    constants: Mapping[str, Any]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(array.numel() * array.element_size() for array in self.arrays.values() if array.numel() > 1)
+
+
+def pack_plain(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, device: torch.device) -> PlainMatrix:
+    """Pack a quantised matrix and send it to `device`; runs of rows are packed by several threads.
+
+    Args:
+        data: uint8, its raw blocks, rows one after another.
+    """
+    step, row_bytes = max(1, _WEIGHTS_AT_ONCE // cols), data.size // rows
+
+    def part(first: int) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
+        count = min(step, rows - first)
+        return _arrays(to_planes(ggml_type, data[first * row_bytes : (first + count) * row_bytes], count, cols))
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        parts = list(pool.map(part, range(0, rows, step)))
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, array in parts[0][0].items():
+        pieces = [piece[name] for piece, _ in parts]
+        joined = array if array is None or name == "codebook" else np.concatenate(pieces)  # type: ignore[arg-type]
+        arrays[name] = np.zeros(1, np.int8) if joined is None else np.ascontiguousarray(joined)
+    store = Store((array.nbytes for array in arrays.values()), device)
+    return PlainMatrix(rows, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
+
+
+def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
+    """The arrays of some rows, and the kernels' constants."""
+    vector, scalar_codebook = planes.vector_size, planes.codebook is not None and planes.codebook.ndim == 1
+    low, high = (16, 0) if vector > 1 else _WIDTHS[planes.bits]
+    return {
+        "low": planes.codes.astype(np.int16) if vector > 1 else _bits(planes.codes & ((1 << low) - 1), low),
+        "high": _bits(planes.codes >> low, high) if high else None,
+        "small": _smallest(planes.scales),
+        "small_minima": None if planes.minima is None else _smallest(planes.minima),
+        "supers": None if planes.super_scales is None else _smallest(planes.super_scales),
+        "super_minima": None if planes.super_minima is None else _smallest(planes.super_minima),
+        "codebook": planes.codebook,
+        "signs": planes.signs,
+    }, {
+        "LOW": low, "HIGH": high, "OFFSET": planes.offset, "GROUP": planes.group_size,
+        "SUPER": planes.super_group_size or 0, "MINIMA": planes.minima is not None, "VECTOR": vector,
+        "CODEBOOK": scalar_codebook, "SIGNS": planes.signs is not None,
+    }  # fmt: skip
+
+
+def _bits(codes: NDArray[Any], width: int) -> NDArray[np.uint8]:
+    """uint8 [rows, cols * width / 8]."""
+    per_byte = 8 // width
+    parts = codes.astype(np.uint8).reshape(codes.shape[0], -1, per_byte)
+    packed = np.zeros(parts.shape[:2], np.uint8)
+    for place in range(per_byte):
+        packed |= parts[:, :, place] << np.uint8(place * width)
+    return packed
+
+
+def _smallest(values: NDArray[Any]) -> NDArray[Any]:
+    """The values in int8 or float16 where that is exact."""
+    small = np.int8 if values.dtype == np.int16 else np.float16
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = values.astype(small)
+    return narrow if np.array_equal(narrow.astype(values.dtype), values) else values
+
+
+def _send(array: NDArray[Any], store: Store) -> torch.Tensor:
+    host = torch.from_numpy(np.array(array, copy=True))
+    return store.take(array.nbytes).view(host.dtype).reshape(host.shape).copy_(host)

@@ -1,0 +1,132 @@
+"""`realizar chat`: a conversation in the terminal, or with lines piped in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.chat_session import ChatSession
+from realizar.cli.chat_window import ContextWindow, Message
+from realizar.cli.commands.run import show, statistics
+from realizar.cli.options.arguments import Model, checked_text
+from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
+from realizar.cli.options.loading import EngineOptions, ForChat, load_model
+from realizar.cli.options.sampling import SamplingOptions
+from realizar.cli.terminal.printable import error_line
+from realizar.cli.terminal.terminal import LineHistory, history_path, keys_unseen
+from realizar.errors import EngineDeadError, RealizarError
+
+if TYPE_CHECKING:
+    from realizar.engine.llm import LLM
+    from realizar.outputs import RequestOutput
+    from realizar.sampling_params import SamplingParams
+
+
+def chat_command(
+    model: Model,
+    /,
+    *,
+    system: Annotated[str | None, Parameter(help="System message.")] = None,
+    chat_template: ChatTemplateFile = None,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
+    no_history: Annotated[
+        bool, Parameter(negative=(), help="Keep what is typed out of the file that the arrow keys read.")
+    ] = False,
+    sampling: SamplingOptions | None = None,
+    engine: EngineOptions | None = None,
+) -> None:
+    """Talk to a model; /help lists the commands."""
+    sampling = (sampling or SamplingOptions()).checked()
+    chat = ForChat(read_chat_template(chat_template))
+    with load_model(model, engine or EngineOptions(), chat=chat) as llm:
+        if llm.device.kind == "cuda" and not quiet:
+            _tell(f"device: {llm.device.label}")
+        speaker = _Speaker(llm)
+        window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _tell)
+        session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
+        history = None
+        if sys.stdin.isatty():
+            history = LineHistory(None if no_history else history_path())
+            history.load()
+            _tell("/help lists the commands, Ctrl-D leaves.")
+        for line in _lines(history):
+            with keys_unseen():
+                _show(session, line)
+            if speaker.last is not None:
+                if _hit_the_end(llm, speaker.last):
+                    _tell(f"(cut off: the context of {llm.max_request_tokens} tokens is full)")
+                if not quiet:
+                    _tell(statistics(speaker.last))
+            speaker.last = None
+            if session.finished:
+                return
+
+
+def _tell(line: str) -> None:
+    shown = fill(line, get_terminal_size().columns) if sys.stderr.isatty() else line
+    print(shown, file=sys.stderr, flush=True)
+
+
+class _Speaker:
+    """Answers through a model and keeps the figures of the last answer.
+
+    Attributes:
+        last: the whole of the last answer that came to its end, until it is taken away.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.last: RequestOutput | None = None
+
+    def answer(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
+        with self._llm.chat_stream(messages, params) as stream:
+            yield from (piece.text for piece in stream)
+            self.last = stream.result()
+
+
+def _hit_the_end(llm: LLM, output: RequestOutput) -> bool:
+    used = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
+    return output.outputs[0].finish_reason == "length" and used >= llm.max_request_tokens
+
+
+def _show(session: ChatSession, line: str) -> None:
+    """Show what a line brings. What is wrong with one line does not end the conversation."""
+    try:
+        show(session.handle(checked_text(line, "the line")))
+    except EngineDeadError:
+        raise
+    except RealizarError as error:
+        print(f"realizar: {error_line(error)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\n(stopped)", file=sys.stderr)
+
+
+def _lines(history: LineHistory | None) -> Iterator[str]:
+    """What the user types; a line that ends with a backslash goes on with the next. Ends at end of file."""
+    kept = ""
+    while True:
+        try:
+            prompt = "" if not sys.stdin.isatty() else "... " if kept else "> "
+            line = input(prompt)
+        except EOFError:
+            if kept:
+                yield kept
+            elif sys.stdin.isatty():
+                print(file=sys.stderr)  # the shell's prompt belongs on a line of its own
+            return
+        except KeyboardInterrupt:
+            kept = ""
+            print(file=sys.stderr)
+            continue
+        if history is not None:
+            history.add(line)
+        if line.endswith("\\"):
+            kept += line[:-1] + "\n"
+        else:
+            yield kept + line
+            kept = ""

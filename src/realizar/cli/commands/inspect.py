@@ -1,0 +1,185 @@
+"""`realizar inspect`: what a model file holds, and whether it will run here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from realizar.cli.options.arguments import Json, Model
+from realizar.cli.options.chat_template import NO_CHAT
+from realizar.cli.terminal.printable import json_line, printable
+from realizar.cli.terminal.progress import download_progress
+from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
+
+_SHOWN_ITEMS = 6
+_SHOWN_CHARACTERS = 120
+
+
+def inspect_model(model: Model, /, *, as_json: Json = False) -> None:
+    """Show a model's metadata, tensors, sizes and chat template, and whether it will run."""
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.hub.pull import resolve
+
+    with download_progress() as progress:
+        path = resolve(model, progress)
+    checkpoint = open_checkpoint(path)
+    reason = why_not_runnable(checkpoint)
+    if as_json:
+        print(json_line(_record(checkpoint, reason)))
+    else:
+        print("\n".join(_report(checkpoint, reason)))
+
+
+def why_not_runnable(checkpoint: Checkpoint) -> str | None:
+    """Why `run` would refuse a well-formed checkpoint; None if it will run.
+
+    Raises:
+        CheckpointError: it is malformed after all: a tensor is missing or mis-shaped, a parameter is absurd.
+    """
+    from realizar.errors import TokenizerError, UnsupportedModelError
+    from realizar.models.check_tensors import check_tensors
+    from realizar.models.registry import build_spec
+    from realizar.tokenizer.load import load_tokenizer
+
+    reasons = []
+    if not checkpoint.tensors:
+        reasons.append("it holds no weights")
+    else:
+        try:
+            check_tensors(build_spec(checkpoint, None), checkpoint)
+        except UnsupportedModelError as error:
+            reasons.append(str(error))
+    try:
+        load_tokenizer(checkpoint)
+    except (TokenizerError, UnsupportedModelError) as error:
+        reasons.append(str(error))
+    return "; ".join(reasons) or None
+
+
+def _chat_template(checkpoint: Checkpoint) -> str | None:
+    """The model's template for plain chat, as text."""
+    from realizar.tokenizer.templates.stored_templates import stored_templates
+
+    templates = stored_templates(checkpoint)
+    return templates.get("default") or next(iter(templates.values()), None)
+
+
+def file_bytes(checkpoint: Checkpoint) -> int:
+    """Of all files that the model lies in, as `realizar list` and hubs count them."""
+    if checkpoint.path.is_dir():
+        files = {path for path in checkpoint.path.iterdir() if path.is_file()}
+    else:
+        files = {checkpoint.path, *(tensor.path for tensor in checkpoint.tensors.values())}
+    return sum(file.stat().st_size for file in files)
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    if checkpoint.format == "gguf":
+        return str(checkpoint.metadata.get("general.architecture", "not told"))
+    config = checkpoint.metadata.get("config")
+    return str(config.get("model_type", "not told")) if isinstance(config, dict) else "not told"
+
+
+def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """Per element type the number of tensors and their bytes, largest first."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        counts[tensor.ggml_type.name] += 1
+        sizes[tensor.ggml_type.name] += tensor.size_bytes
+    return {name: {"tensors": counts[name], "size_bytes": size} for name, size in sizes.most_common()}
+
+
+def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
+    tensors = [
+        {
+            "name": tensor.name,
+            "type": tensor.ggml_type.name,
+            "shape": list(tensor.shape),
+            "size_bytes": tensor.size_bytes,
+            "file": str(tensor.path),
+            "offset": tensor.offset,
+        }
+        for tensor in checkpoint.tensors.values()
+    ]
+    return {
+        "path": str(checkpoint.path),
+        "format": checkpoint.format,
+        "architecture": _architecture(checkpoint),
+        "size_bytes": file_bytes(checkpoint),
+        "tensor_bytes": checkpoint.size_bytes,
+        "runs": reason is None,
+        "reason": reason,
+        "types": _types(checkpoint),
+        "metadata": _jsonable(dict(checkpoint.metadata)),
+        "tensors": tensors,
+        "chat_template": _chat_template(checkpoint),
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    """Values as JSON has them; an array of numbers or texts longer than a few dozen is told by its length."""
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return {"length": len(value)} if len(value) > 64 else [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
+    template = _chat_template(checkpoint)
+    lines = [
+        f"file          {printable(checkpoint.path)}",
+        f"format        {checkpoint.format}",
+        f"architecture  {printable(_architecture(checkpoint))}",
+        f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
+        f"will run      {'yes' if reason is None else f'no: {printable(reason)}'}",
+        f"chat          {'yes, with the template below' if template else NO_CHAT}",
+        "",
+        "metadata",
+    ]
+    lines += [
+        f"  {printable(key)} = {_summary(value)}"
+        for key, value in checkpoint.metadata.items()
+        if key != "chat_template"
+    ]
+    lines += ["", "element types"]
+    for name, numbers in _types(checkpoint).items():
+        lines.append(f"  {name:<8} {numbers['tensors']:>5} tensors {format_bytes(numbers['size_bytes']):>10}")
+    lines += ["", "tensors (slowest dimension first)"]
+    width = max((len(printable(name)) for name in checkpoint.tensors), default=0)
+    for tensor in checkpoint.tensors.values():
+        shape = " x ".join(map(str, tensor.shape))
+        place = f"{tensor.size_bytes:>12} B at {tensor.offset}"
+        lines.append(f"  {printable(tensor.name):<{width}}  {tensor.ggml_type.name:<8} {shape:<16} {place}")
+    if template:
+        lines += ["", "chat template", *(f"  {printable(line)}" for line in template.splitlines())]
+    return lines
+
+
+def _summary(value: Any) -> str:
+    """One line for a metadata value."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, str):
+        shown = (
+            value if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]}... ({len(value)} characters)"
+        )
+        return printable(shown)
+    if isinstance(value, dict):
+        text = json.dumps(_jsonable(value), ensure_ascii=False)
+        return _summary(text)
+    if hasattr(value, "tolist") or (isinstance(value, Sequence) and not isinstance(value, bytes)):
+        items = ", ".join(_summary(item) for item in list(value[:_SHOWN_ITEMS]))
+        return f"[{len(value)}] {items}{', ...' if len(value) > _SHOWN_ITEMS else ''}"
+    return printable(str(value))

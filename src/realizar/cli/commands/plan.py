@@ -1,0 +1,136 @@
+"""`realizar plan`: what a model will take in memory, and what fits beside it. Reads the file's header alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.commands.inspect import file_bytes
+from realizar.cli.options.arguments import DeviceName, Integer, Json, KVCacheType, MaybeInteger, MaybeSize, Model
+from realizar.cli.terminal.progress import download_progress
+from realizar.config import EngineConfig
+from realizar.errors import CapacityError
+from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from realizar.backends.memory_plan import MemoryPlan
+    from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.models.spec import ModelSpec
+
+
+def plan_command(
+    model: Model,
+    /,
+    *,
+    context_length: Annotated[MaybeInteger, Parameter(help="Tokens a request may hold; default the model's.")] = None,
+    max_running: Annotated[
+        MaybeInteger, Parameter(help="Requests in one step at most; default 64, or 256 on a GPU.")
+    ] = None,
+    max_step_tokens: Annotated[Integer, Parameter(help="Tokens computed in one step at most.")] = 512,
+    kv_cache_dtype: KVCacheType = "auto",
+    kv_cache_bytes: Annotated[MaybeSize, Parameter(help="Memory of the KV cache, such as 8G.")] = None,
+    memory: Annotated[
+        MaybeSize, Parameter(help="Free memory to plan for, such as 32G; default this machine's.")
+    ] = None,
+    device: Annotated[
+        DeviceName, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")
+    ] = "auto",
+    fp8_copies: Annotated[bool, Parameter(negative=(), help="With the FP8 copies of `realizar run`.")] = False,
+    instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the memory that weights, workspace and KV cache take, and how many requests fit.
+
+    Exit status 1 if nothing fits.
+    """
+    from realizar.backends.select import choose_device
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.hub.pull import resolve
+    from realizar.models.registry import build_spec
+
+    on_gpu = device.startswith("cuda") or (device == "auto" and choose_device(device).kind == "cuda")
+    if max_running is None:
+        max_running = 256 if on_gpu else 64
+    config = EngineConfig(
+        device=device,
+        context_length=context_length,
+        max_running=max_running,
+        max_step_tokens=max_step_tokens,
+        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_bytes=kv_cache_bytes,
+        fp8_copies=fp8_copies,
+        instruction_set=instruction_set,
+    )
+    with download_progress() as progress:
+        checkpoint = open_checkpoint(resolve(model, progress))
+    spec = build_spec(checkpoint, context_length)
+    plan = (_plan_gpu if on_gpu else _plan_cpu)(spec, checkpoint, config, memory)
+    if as_json:
+        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint)}))
+    else:
+        print("\n".join(_report(plan, file_bytes(checkpoint), max_running)))
+    check_fits(plan)
+
+
+def _plan_cpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
+    from realizar.backends.cpu.plan import plan_memory
+
+    return plan_memory(spec, checkpoint, config, memory)
+
+
+def _plan_gpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
+    from realizar.backends.select import choose_device
+
+    wanted = "cuda" if config.device == "auto" else config.device
+    index = 0
+    if memory is None or importlib.util.find_spec("torch") is None:
+        index = choose_device(wanted).index  # or it says what is missing
+    from realizar.backends.cuda.device import free_bytes, open_device
+    from realizar.backends.cuda.plan import plan_memory
+
+    return plan_memory(spec, checkpoint, config, free_bytes(open_device(index)) if memory is None else memory)
+
+
+def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
+    on_gpu = plan.device == "cuda"
+    kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
+    copies = f", {format_bytes(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
+    most = plan.kv_most_bytes or 0
+    more = f", up to {format_bytes(most)} with --kv-cache-bytes" if most > plan.kv_limit_bytes else ""
+    cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
+    short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
+    reserved = f", and {format_bytes(plan.reserved_bytes)} for sampling and graphs" if plan.reserved_bytes else ""
+    lines = [
+        f"file         {format_bytes(file_bytes)}",
+        f"weights      {format_bytes(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
+        f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
+        f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
+        f"free memory  {format_bytes(plan.free_bytes)}{short}",
+        "",
+        f"{'context':>9}  {'KV cache of one':>15}  requests at once",
+    ]
+    for each in plan.contexts:
+        count = "none" if each.num_requests == 0 else f"{min(each.num_requests, max_running)}"
+        if each.num_requests > max_running:
+            count += f" (room for {each.num_requests})"
+        lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
+    return lines
+
+
+def check_fits(plan: MemoryPlan) -> None:
+    """Refuse a plan by which nothing runs.
+
+    Raises:
+        CapacityError: weights and workspace, or the KV cache of the shortest context, do not fit.
+    """
+    plan.check_weights_fit()
+    shortest = plan.contexts[0]
+    if shortest.num_requests == 0:
+        raise CapacityError(
+            f"the model does not fit: one request of {shortest.context_length} tokens takes"
+            f" {format_bytes(shortest.request_bytes)} of KV cache, which gets {format_bytes(plan.kv_limit_bytes)}"
+        )

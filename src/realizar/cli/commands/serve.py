@@ -1,0 +1,165 @@
+"""`realizar serve`: a model behind an OpenAI-compatible API, for many users at once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from realizar.backends.machine import physical_cores
+from realizar.cli.options.arguments import Model
+from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
+from realizar.cli.options.loading import EngineOptions
+from realizar.cli.options.sampling import SamplingOptions
+from realizar.cli.options.serve import BatchingOptions, ServerOptions
+from realizar.cli.terminal.load_progress import load_progress
+from realizar.cli.terminal.printable import PrintableFormatter, printable
+from realizar.cli.terminal.progress import download_progress
+from realizar.config import EngineConfig
+from realizar.sampling_params import SamplingParams
+from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from realizar.engine.clients.async_engine import AsyncEngine
+    from realizar.engine.process.messages import EngineInfo
+    from realizar.server.served_model import ServedModel
+
+
+def serve_command(
+    model: Model,
+    /,
+    *,
+    server: ServerOptions | None = None,
+    batching: BatchingOptions | None = None,
+    engine: EngineOptions | None = None,
+    sampling: SamplingOptions | None = None,
+) -> int:
+    """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
+    server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
+    config = batching.config((engine or EngineOptions()).config(max_running=EngineConfig().max_running))
+    sampling.checked()
+    settings = server.settings()
+    template = read_chat_template(server.chat_template)
+    from realizar.cli.file_limit import fit_connections  # what follows is slow to import: wrong options are said first
+    from realizar.server.app import create_app
+    from realizar.server.http.clients import is_loopback
+    from realizar.server.run import open_port, run_server
+
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=server.log_level.upper(), handlers=[lines])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    fitting = fit_connections(settings.max_connections)
+    if fitting < settings.max_connections:
+        _tell(f"warning: {fitting} connections at most, as this process may open few files (ulimit -n)")
+        settings = replace(settings, max_connections=fitting)
+    with open_port(server.host, server.port) as listener, ExitStack() as progress:
+        url = _url(server.host, listener.getsockname()[1])
+        served, running = _prepare(model, server, batching, config, sampling, template)
+        _tell(f"{served.name} is being loaded; {url} answers already")
+        if served.template is None:
+            _tell(f"chat is refused: {NO_CHAT}")
+        if not settings.api_keys and not is_loopback(server.host):
+            _tell("warning: no --api-key-file: whoever reaches this machine may use the API")
+
+        def ready(info: EngineInfo) -> None:
+            progress.close()
+            for line in describe(info, config, served.context_length, batching.max_queued):
+                _tell(line)
+            _tell(f"ready: {url}")
+
+        return run_server(
+            create_app(running, served, settings),
+            settings,
+            running,
+            listener,
+            loading=progress.enter_context(load_progress()),
+            ready=ready,
+            draining=_tell_drain,
+        )
+
+
+def _prepare(
+    model: str,
+    server: ServerOptions,
+    batching: BatchingOptions,
+    config: EngineConfig,
+    sampling: SamplingOptions,
+    template: str | None,
+) -> tuple[ServedModel, AsyncEngine]:
+    """What the API knows of the model, and an engine that is not started yet."""
+    from realizar.checkpoint.model_files import ModelFiles
+    from realizar.engine.clients.async_engine import AsyncEngine
+    from realizar.engine.loading import find_checkpoint
+    from realizar.engine.process.messages import Load
+    from realizar.engine.process.supervisor import ProcessLink
+    from realizar.models.pooling import default_pooling
+    from realizar.models.registry import build_spec
+    from realizar.server.served_model import make_served_model
+    from realizar.tokenizer.generation_defaults import default_sampling
+    from realizar.tokenizer.stop_checker import StopChecker
+
+    with download_progress() as fetching:
+        checkpoint = find_checkpoint(model, fetching)
+    served = make_served_model(
+        checkpoint,
+        server.served_model_name or (_default_name(model),),
+        config.context_length or build_spec(checkpoint).context_length,
+        sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint)),
+        template,
+    )
+    load = Load(
+        str(checkpoint.path),
+        config,
+        fit_context=True,
+        fit_running=batching.max_running is None,
+        log_level=server.log_level.upper(),
+    )
+    running = AsyncEngine(
+        ProcessLink(load, files=ModelFiles(checkpoint)),
+        lambda params: StopChecker(served.tokenizer, params),
+        served.tokenizer.eos_ids,
+        max_queued=batching.max_queued,
+        pooling=default_pooling(checkpoint),
+    )
+    return served, running
+
+
+def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int | None) -> list[str]:
+    """What was chosen, a line each."""
+    capacity = info.capacity
+    context = f"{info.context_length} tokens a request"
+    if info.max_request_tokens < info.context_length:
+        context += f", at most {info.max_request_tokens} for lack of KV cache"
+    if config.context_length is None and info.context_length < model_context:
+        context += f", as the model's {model_context} do not fit into memory"
+    queued = 4 * info.max_running if max_queued is None else max_queued
+    tokens = min(capacity.num_blocks) * capacity.block_size
+    return [
+        f"context: {context}",
+        f"answers: {info.max_running} at once, {queued} queued",
+        f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
+        f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
+        f"threads: {config.threads or physical_cores()}" if info.device == "cpu" else f"device: {info.device_label}",
+    ]
+
+
+def _tell_drain(num_open: int) -> None:
+    _tell(f"shutting down once open requests have ended ({num_open}); a second signal stops at once")
+
+
+def _tell(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _default_name(model: str) -> str:
+    """A hub's name as it stands; of a path the last part, which tells clients nothing of this machine."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model

@@ -1,0 +1,72 @@
+"""`realizar tune`: the fastest tiles of a model's products on the GPU of this machine, for all later runs here."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.options.arguments import Model
+from realizar.cli.terminal.progress import download_progress
+from realizar.errors import InvalidRequestError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from realizar.backends.cuda.matmul.tuning_table import Line
+
+
+def tune_command(
+    model: Model,
+    /,
+    *,
+    rows: Annotated[
+        str | None, Parameter(help="Numbers of tokens to tune for, with commas between; default 1 to 2048.")
+    ] = None,
+) -> None:
+    """Measure a model's matrix products on this machine's GPU and keep the fastest ways. Takes some minutes."""
+    from realizar.backends.select import choose_device
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.hub.pull import resolve
+    from realizar.models.registry import build_spec
+
+    counts = None if rows is None else _row_counts(rows)
+    device = choose_device("cuda")  # says what is missing
+    with download_progress() as progress:
+        checkpoint = open_checkpoint(resolve(model, progress))
+    spec = build_spec(checkpoint)
+
+    from realizar.backends.cuda.device import open_device
+    from realizar.backends.cuda.tuning.measure import tune_device
+    from realizar.backends.cuda.tuning.sweep import ROW_COUNTS, model_shapes
+
+    shapes = model_shapes(spec, checkpoint)
+    if not shapes:
+        raise UnsupportedModelError(f"{model} has no quantised products: there is nothing to tune")
+    shown = _Progress()
+    path = tune_device(open_device(device.index), shapes, counts or ROW_COUNTS, shown.measured)
+    print(f"{shown.count} ways measured for {len(shapes)} shapes; the fastest are kept in {path}")
+
+
+class _Progress:
+    """A line on stderr for each shape and number of rows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: tuple[int, int, int] | None = None
+
+    def measured(self, line: Line) -> None:
+        self.count += 1
+        place = line.rows_out, line.cols, line.rows
+        if place != self._last:
+            self._last = place
+            print(f"{line.rows_out} x {line.cols}, {line.rows} rows", file=sys.stderr, flush=True)
+
+
+def _row_counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(sorted({int(number) for number in text.split(",")}))
+    except ValueError as error:
+        raise InvalidRequestError(f"--rows takes numbers with commas between, not {text!r}", "rows") from error
+    if counts[0] < 1:
+        raise InvalidRequestError(f"--rows must be at least 1, not {counts[0]}", "rows")
+    return counts

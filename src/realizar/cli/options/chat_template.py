@@ -1,0 +1,83 @@
+"""Chat templates on the command line: one of a file, and early words where a model has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from realizar.errors import ChatTemplateError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
+
+NO_CHAT = "no template in the file, perhaps a base model: run --raw completes text, --chat-template FILE brings one"
+
+ChatTemplateFile = Annotated[
+    Path | None,
+    Parameter(
+        name=("--chat-template", "--chat-template-file"), help="File of a Jinja template to use for the model's own."
+    ),
+]
+
+
+def read_chat_template(file: Path | None) -> str | None:
+    """The text of a template file, which compiles; None for None.
+
+    Raises:
+        InvalidRequestError: it can't be read. ChatTemplateError: it is malformed or too large.
+    """
+    if file is None:
+        return None
+    from realizar.tokenizer.templates.chat_template import MAX_TEMPLATE_CHARACTERS, check_template
+
+    try:
+        with file.open(encoding="utf-8") as opened:
+            source = opened.read(MAX_TEMPLATE_CHARACTERS + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"--chat-template takes a file: {file}: {error.strerror}", "chat_template") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file}: not UTF-8 at byte {error.start}", "chat_template") from error
+    try:
+        check_template(source)
+    except ChatTemplateError as error:
+        raise ChatTemplateError(f"{file}: {error}") from error
+    return source
+
+
+def check_name_for_chat(model: str) -> None:
+    """Refuse to chat with a model that is known to have no template, before it is fetched.
+
+    Raises:
+        ChatTemplateError: it has none.
+    """
+    from realizar.hub.pull import known_without_template
+
+    if known_without_template(model):
+        raise _no_template(model)
+
+
+def check_checkpoint_for_chat(model: str, checkpoint: Checkpoint) -> None:
+    """Refuse to chat with a model whose file holds no usable template, before its weights are loaded.
+
+    Raises:
+        ChatTemplateError: it has none, or one that is malformed.
+    """
+    from realizar.tokenizer.templates.chat_template import check_template
+    from realizar.tokenizer.templates.stored_templates import stored_templates
+
+    templates = stored_templates(checkpoint)
+    if not templates:
+        raise _no_template(model)
+    try:
+        check_template(templates.get("default") or next(iter(templates.values())))
+    except ChatTemplateError as error:
+        raise ChatTemplateError(f"{model}: {error} (--chat-template FILE replaces it)") from error
+
+
+def _no_template(model: str) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"{model} has no chat template, as base models have none: `realizar run --raw` completes a text,"
+        " --chat-template FILE brings a template"
+    )

@@ -1,0 +1,76 @@
+"""The prompt of `realizar run`: words of the command line, a file, and what is piped in."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from realizar.cli.options.arguments import checked_text
+from realizar.errors import InvalidRequestError
+
+_MOST_CHARACTERS = 64 << 20
+"""Longer than any context, and short of what would fill the memory."""
+_SILENCE_S = 2.0
+
+
+def read_prompt(words: str | None, file: Path | None) -> str:
+    """The words, then the file's text, or else what is piped in; two line breaks stand between.
+
+    Args:
+        words: of the command line; `-` is stdin.
+        file: `-` is stdin. Where one is named, what is piped in is not read besides.
+
+    Raises:
+        InvalidRequestError: a text that is not UTF-8, can't be read, or is longer than any context.
+    """
+    from_stdin = Path("-")
+    if words == "-":
+        if file is not None:
+            raise InvalidRequestError("the prompt - and --prompt-file exclude each other", "prompt")
+        words, file = None, from_stdin
+    if file is None:
+        added = _piped() if words is not None else _stdin()
+    else:
+        added = _stdin() if file == from_stdin else _file(file)
+    return "\n\n".join(checked_text(text, "the prompt") for text in (words, added) if text)
+
+
+def _file(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8") as opened:
+            return _whole(opened, str(file))
+    except OSError as error:
+        raise InvalidRequestError(f"{file}: {error.strerror}", "prompt_file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file}: not UTF-8 at byte {error.start}", "prompt_file") from error
+
+
+def _stdin() -> str:
+    if sys.stdin.isatty():
+        print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
+    return _whole(sys.stdin, "stdin")
+
+
+def _piped() -> str:
+    """What a pipe or a file brings on stdin; a terminal, /dev/null and a closed stdin bring nothing."""
+    try:
+        descriptor = sys.stdin.fileno()
+        kind = os.fstat(descriptor).st_mode
+    except (OSError, ValueError):
+        return ""
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
+        return ""
+    if not select.select([descriptor], [], [], _SILENCE_S)[0]:
+        print("waiting for the end of stdin, which is appended to the prompt (</dev/null if none)", file=sys.stderr)
+    return _whole(sys.stdin, "stdin")
+
+
+def _whole(opened: TextIO, name: str) -> str:
+    text = opened.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidRequestError(f"{name} has more than {_MOST_CHARACTERS >> 20} million characters", "prompt")
+    return text

@@ -1,0 +1,126 @@
+"""Sampling parameters as options. What is not given is what the model's files advise, else what is built in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Self
+
+from cyclopts import Parameter
+
+from realizar.cli.options.arguments import MaybeInteger
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import SamplingParams
+
+
+@Parameter(name="*", group="Sampling", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Options named like the fields of `SamplingParams`; those given replace the defaults of the model.
+
+    Attributes:
+        max_tokens: tokens to generate; default the rest of the context.
+        min_tokens: go on at least so long.
+        temperature: 0 is greedy; default what the model's files advise, else 0.8.
+        top_k: keep so many of the most probable tokens; 0 is off; default the files' advice, else 40.
+        top_p: keep the most probable tokens that make up this much; 1 is off; default the files' advice, else 0.95.
+        min_p: drop tokens less probable than this share of the most probable; default the files' advice, else 0.05.
+        typical_p: locally typical sampling; 1 is off.
+        top_n_sigma: keep logits within so many standard deviations of the largest; 0 is off.
+        xtc_probability: how often to leave out top choices.
+        xtc_threshold: what a top choice is.
+        dry_multiplier: strength of the penalty on repeated sequences; 0 is off.
+        dry_base: how it grows with their length.
+        dry_allowed_length: length that costs nothing.
+        dry_penalty_last_n: tokens it looks back at; -1 is all.
+        mirostat: 2 keeps the surprise at a target, in place of the truncations above.
+        mirostat_tau: that target, in bits.
+        mirostat_eta: learning rate.
+        repetition_penalty: over prompt and output; 1 is off.
+        presence_penalty: over the output; 0 is off.
+        frequency_penalty: over the output, by count; 0 is off.
+        seed: same seed, same text; on a GPU only while its batches are alike.
+        stop: text that ends the answer; may be repeated.
+        ignore_eos: go on past the model's end tokens.
+    """
+
+    max_tokens: Annotated[MaybeInteger, Parameter(name=("--max-tokens", "--n-predict", "-n"))] = None
+    min_tokens: MaybeInteger = None
+    temperature: Annotated[float | None, Parameter(name=("--temperature", "--temp"))] = None
+    top_k: MaybeInteger = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: Annotated[float | None, Parameter(name=("--typical-p", "--typical"))] = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: MaybeInteger = None
+    dry_penalty_last_n: MaybeInteger = None
+    mirostat: MaybeInteger = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    repetition_penalty: Annotated[float | None, Parameter(name=("--repetition-penalty", "--repeat-penalty"))] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: MaybeInteger = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def checked(self) -> Self:
+        """These options, after a look at every value: a model need not be loaded to find one out of range.
+
+        Raises:
+            InvalidRequestError: a value out of range.
+        """
+        self.apply(SamplingParams())
+        return self
+
+    def apply(self, defaults: SamplingParams) -> SamplingParams:
+        """The defaults with what was given on top.
+
+        Raises:
+            InvalidRequestError: a value out of range.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        changes = {name: value for name, value in given.items() if value is not None and value != ()}
+        if not self.ignore_eos:
+            del changes["ignore_eos"]
+        return replace(defaults, **changes)
+
+
+def parse_assignments(words: str, current: SamplingParams) -> SamplingParams:
+    """The parameters after `temperature=0.5 top_k=40`, as `/params` takes it.
+
+    Raises:
+        InvalidRequestError: an unknown name, a value of the wrong type or out of range.
+    """
+    changes: dict[str, Any] = {}
+    known = _parsers()
+    for word in words.split():
+        name, equals, text = word.partition("=")
+        parse = known.get(name.replace("-", "_"))
+        if parse is None or not equals:
+            raise InvalidRequestError(f"{word}: not NAME=VALUE with a name of: {', '.join(known)}")
+        try:
+            changes[name.replace("-", "_")] = parse(text)
+        except ValueError as error:
+            raise InvalidRequestError(f"{name}: {text!r} is not of type {parse.__name__}", name) from error
+    return replace(current, **changes)
+
+
+def describe(params: SamplingParams) -> str:
+    """Every parameter that an option sets, `name=value` with spaces between."""
+    return " ".join(f"{name}={getattr(params, name)}" for name in _parsers())
+
+
+def _parsers() -> Mapping[str, type[int | float]]:
+    """Number parameters by name, with the type that reads them."""
+    annotations = {field.name: str(field.type) for field in fields(SamplingParams)}
+    options = {field.name for field in fields(SamplingOptions)}
+    return {
+        name: float if "float" in text else int
+        for name, text in annotations.items()
+        if name in options and text in ("int", "float", "int | None")
+    }

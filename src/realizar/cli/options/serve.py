@@ -1,0 +1,178 @@
+"""Options of `realizar serve`, and what they become. Names that users of other servers know stand beside ours."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from realizar.cli.options.arguments import Integer, MaybeInteger, MaybeSize, Size
+from realizar.cli.options.chat_template import ChatTemplateFile
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError, RealizarError
+from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from realizar.server.settings import ServerSettings
+
+_MAX_KEY_FILE_BYTES = 1 << 20
+_LOG = logging.getLogger(__name__)
+
+
+@Parameter(name="*", group="Server", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Options of the door.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every one of this machine.
+        port: port to listen on; 0 takes a free one.
+        api_key_file: file of keys, one a line; a request must bring one of them.
+        served_model_name: name of the model in the API; may be repeated.
+        cors_origin: origin whose pages may call the API; may be repeated; * is all.
+        api_defaults: sampling where a request names none: model as the Sampling options say, openai 1 and 1.
+        allowed_host: name that requests may use; repeatable; * is all. Default any, on loopback localhost alone.
+        embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
+        chat_template: file of a Jinja template to use for the model's own.
+        allow_request_templates: let requests bring chat templates of their own.
+        allow_request_priority: let requests set priority (-100 to 100, lower is sooner) and so pass other clients'.
+        no_web_page: serve no chat page at /.
+        max_body_bytes: size of a request's body at most, such as 8M.
+        request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
+        max_connections: connections open at once; more are answered 503. Another machine may have half of them.
+        log_level: what is logged; info has a line a request.
+        traces_endpoint: where OpenTelemetry's traces go, such as http://collector:4318/v1/traces.
+    """
+
+    host: str = "127.0.0.1"
+    port: Integer = 8000
+    api_key_file: Path | None = None
+    served_model_name: Annotated[tuple[str, ...], Parameter(name=("--served-model-name", "--alias"))] = ()
+    cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
+    api_defaults: Literal["model", "openai"] = "model"
+    allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = ()
+    embeddings: Literal["last", "mean"] | None = None
+    chat_template: ChatTemplateFile = None
+    allow_request_templates: bool = False
+    allow_request_priority: bool = False
+    no_web_page: bool = False
+    max_body_bytes: Size = 8 << 20
+    request_memory: Size = 96 << 20
+    max_connections: Integer = 1024
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
+
+    def settings(self) -> ServerSettings:
+        """The settings of the application.
+
+        Raises:
+            RealizarError: the keys can't be read. InvalidRequestError: one of them, an origin or an address is none.
+        """
+        for origin in self.cors_origin:
+            if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise InvalidRequestError(
+                    f"--cors-origin takes * or an origin such as https://example.org, not {origin!r}", "cors_origin"
+                )
+        if self.traces_endpoint is not None and not re.match(r"https?://[^/]", self.traces_endpoint):
+            raise InvalidRequestError(
+                f"--traces-endpoint takes an address of HTTP, not {self.traces_endpoint!r}", "traces_endpoint"
+            )
+        from realizar.server.settings import ServerSettings
+
+        return ServerSettings(
+            api_keys=() if self.api_key_file is None else read_keys(self.api_key_file),
+            cors_origins=self.cors_origin,
+            allowed_hosts=self._hosts(),
+            embeddings=self.embeddings,
+            allow_request_templates=self.allow_request_templates,
+            allow_request_priority=self.allow_request_priority,
+            web_page=not self.no_web_page,
+            max_body_bytes=self.max_body_bytes,
+            request_memory_bytes=self.request_memory,
+            max_connections=self.max_connections,
+            traces_endpoint=self.traces_endpoint,
+        )
+
+    def _hosts(self) -> tuple[str, ...]:
+        """Names that requests may call the server by; all where it listens beyond this machine and none is named."""
+        from realizar.server.http.clients import is_loopback
+
+        for host in self.allowed_host:
+            if host != "*" and not re.fullmatch(r"\[[0-9a-fA-F:.]+\]|[^\s/:@*\[\]]+|[0-9a-fA-F:.]+", host):
+                raise InvalidRequestError(
+                    f"--allowed-host takes * or a name without scheme and port, not {host!r}", "allowed_host"
+                )
+        if not self.allowed_host and not is_loopback(self.host):
+            return ()
+        return ("localhost", "127.0.0.1", "::1", self.host, *self.allowed_host)
+
+
+@Parameter(name="*", group="Batching", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingOptions:
+    """Options of how many are served at once.
+
+    Attributes:
+        max_running: answers made at once; default 64, or 256 on a GPU.
+        max_queued: answers that may wait; more are refused. Default four times --max-running.
+        max_step_tokens: tokens computed in one step at most.
+        kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, on a GPU what is free.
+        no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
+        speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
+    """
+
+    max_running: Annotated[MaybeInteger, Parameter(name=("--max-running", "--max-num-seqs", "--parallel", "-np"))] = (
+        None
+    )
+    max_queued: MaybeInteger = None
+    max_step_tokens: Annotated[
+        Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
+    ] = 512
+    kv_cache_bytes: MaybeSize = None
+    no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
+    speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
+
+    def config(self, base: EngineConfig) -> EngineConfig:
+        """The configuration of the engine, over `base`.
+
+        Raises:
+            InvalidRequestError: a value out of range.
+        """
+        if self.max_queued is not None and self.max_queued < 0:
+            raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
+        return replace(
+            base,
+            max_running=base.max_running if self.max_running is None else self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            kv_cache_bytes=self.kv_cache_bytes,
+            prefix_cache=not self.no_prefix_cache,
+            speculative_tokens=self.speculative_tokens,
+        )
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Keys of a file, one a line; empty lines and those that start with # do not count.
+
+    Raises:
+        RealizarError: there is none, or the file can't be read or is too large.
+    """
+    try:
+        with path.open("rb") as file:  # a device or a pipe may have no end
+            content = file.read(_MAX_KEY_FILE_BYTES + 1)
+        if len(content) > _MAX_KEY_FILE_BYTES:
+            raise RealizarError(f"{path}: larger than {format_bytes(_MAX_KEY_FILE_BYTES)}: not a file of keys")
+        lines = [line.strip() for line in content.decode("utf-8").splitlines()]
+        if path.stat().st_mode & 0o004:
+            _LOG.warning("every user of this machine may read %s", path)
+    except OSError as error:
+        raise RealizarError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RealizarError(f"{path}: not text") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise RealizarError(f"{path} holds no key")
+    return keys

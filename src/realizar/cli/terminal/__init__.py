@@ -1,0 +1,1 @@
+"""Writing to a terminal: progress, wrapped text, and texts made safe to print."""

@@ -1,0 +1,79 @@
+"""Progress of downloads on stderr: bars on a terminal, else a line at the start and one at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from realizar.cli.terminal.printable import printable
+from realizar.hub.progress import Progress
+from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+@contextmanager
+def download_progress() -> Iterator[Progress]:
+    """A `Progress` to hand to the hub. rich is imported at the first report, so a cached model costs nothing."""
+    reporter: _Bars | _Lines = _Bars() if sys.stderr.isatty() else _Lines()
+    try:
+        yield reporter
+    finally:
+        reporter.close()
+
+
+class _Bars:
+    def __init__(self) -> None:
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        if not self._tasks:
+            self._start()
+        if label not in self._tasks:
+            self._tasks[label] = self._bars.add_task(printable(label), total=total)
+        self._bars.update(self._tasks[label], completed=done, total=total)
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bars = Progress(*columns, console=Console(stderr=True))
+        self._bars.start()
+
+    def close(self) -> None:
+        if self._tasks:
+            self._bars.stop()
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._finished: dict[str, bool] = {}
+
+    def __call__(self, label: str, done: int, total: int | None) -> None:
+        if label not in self._finished:
+            self._finished[label] = False
+            size = "" if total is None else f" ({format_bytes(total)})"
+            print(f"fetching {printable(label)}{size}", file=sys.stderr, flush=True)
+        if done == total and not self._finished[label]:
+            self._finished[label] = True
+            print(f"fetched {printable(label)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,1 @@
+"""The callers' side of an engine: requests in, text out."""

@@ -1,0 +1,357 @@
+"""`AsyncEngine`: requests in, text out, on an event loop; the engine is wherever its link has it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeAlias
+
+from realizar.engine.clients.async_link import EngineLink, closed_error
+from realizar.engine.clients.async_questions import Questions
+from realizar.engine.clients.async_requests import OpenRequests
+from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.clients.output_processor import GrowingText
+from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.messages import (
+    Accepted,
+    AskAudit,
+    AskStats,
+    AuditAnswer,
+    EngineInfo,
+    Event,
+    Loading,
+    Outputs,
+    Ready,
+    Refused,
+    StatsAnswer,
+    restore_error,
+)
+from realizar.errors import (
+    EngineDeadError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    RealizarError,
+)
+from realizar.request import Pooling, Request
+from realizar.sampling_params import SamplingParams
+
+EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
+
+_STATS_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A pooled hidden state [hidden_size], and what it took."""
+
+    vector: tuple[float, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class AsyncEngine:
+    """Serves one event loop: bounds what is open, and knows how the engine fares.
+
+    Args:
+        link: closed by `close`.
+        new_text: makes the text of a choice from the request's sampling parameters.
+        end_ids: the model's end-of-generation ids.
+        max_queued: choices that may be open above those that can run; None is four times as many.
+        pooling: how the model was made to be pooled into embeddings, or None.
+
+    Attributes:
+        loading: what the engine does before it is ready.
+        fault: why no engine can be started for now, though one ran before; None where none is known.
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        new_text: Callable[[SamplingParams], GrowingText],
+        end_ids: Collection[int] = (),
+        *,
+        max_queued: int | None = None,
+        pooling: Pooling | None = None,
+    ) -> None:
+        self._link = link
+        self._requests = OpenRequests(new_text, link.send, self._note_change)
+        self._end_ids = frozenset(end_ids)
+        self._max_queued = max_queued
+        self._state: EngineState = "starting"
+        self._changed = asyncio.Event()
+        self._info: EngineInfo | None = None
+        self._error: RealizarError | None = None
+        self._numbers = itertools.count()
+        self._stats_asked: Questions[EngineStats] = Questions()
+        self._audits_asked: Questions[str | None] = Questions()
+        self._last_stats = self._earlier_stats = EngineStats()
+        self.pooling = pooling
+        self.loading: Loading | None = None
+        self.fault: str | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """`starting` also while another engine replaces one that died; `dead` for good."""
+        return self._state
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the loaded model.
+
+        Raises:
+            EngineUnavailableError: it is not loaded yet. EngineDeadError: it never will be.
+        """
+        if self._info is None:
+            self._refuse()
+        return self._info
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """For the link, see `LinkListener`."""
+        return self._requests.may_be_to_blame
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines that died and were replaced."""
+        return self._earlier_stats.num_restarts
+
+    @property
+    def error(self) -> RealizarError | None:
+        """Why the last engine died, if one did."""
+        return self._error
+
+    async def start(self) -> None:
+        """Start the engine; returns before it is ready."""
+        await self._link.start(self)
+
+    async def wait_ready(self) -> EngineInfo:
+        """Wait until the model is loaded.
+
+        Raises:
+            RealizarError: it can't be; of the class that says why.
+        """
+        while self._state == "starting":
+            await self._changed.wait()
+        if self._state == "dead":
+            raise self._error or closed_error()
+        return self.info
+
+    async def wait_dead(self) -> RealizarError:
+        """Wait until the engine is gone for good; the reason."""
+        while self._state != "dead":
+            await self._changed.wait()
+        return self._error or closed_error()
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        prompt: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        client: str = "",
+        score_only: bool = False,
+        keep_pieces: bool = True,
+    ) -> AsyncStream:
+        """Queue a request; returns once the engine has it. Close the stream, whatever happens.
+
+        Args:
+            request_id: unique among open requests; None makes one.
+            prompt: text of the prompt, for the output.
+            priority: lower is sooner.
+            cache_salt: cached blocks are shared only under the same one.
+            client: whose request it is, as of `Request`.
+            score_only: generate nothing; for `prompt_logprobs` alone.
+            keep_pieces: whether its pieces will be iterated, and not `result` alone read.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
+            QueueFullError: as many are open as may be.
+            EngineUnavailableError: the engine is starting or draining. EngineDeadError: it is gone.
+        """
+        self._check_room(sampling.n)
+        request = self._prepare(
+            request_id,
+            prompt_token_ids,
+            sampling,
+            score_only=score_only,
+            priority=priority,
+            cache_salt=cache_salt,
+            client=client,
+        )
+        return await self._submit(request, prompt, keep_pieces=keep_pieces)
+
+    async def embed(
+        self, prompt_token_ids: Sequence[int], pooling: Pooling | None = None, *, request_id: str | None = None
+    ) -> Embedding:
+        """The pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token.
+
+        Raises what `generate` does.
+        """
+        self._check_room(1)
+        pooling = pooling or self.pooling or "last"
+        request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling)
+        async with await self._submit(request, None, keep_pieces=False) as stream:
+            output = await stream.result()
+        if output.pooled is None:
+            raise RealizarError("the engine gave no vector")
+        return Embedding(output.pooled, len(output.prompt_token_ids), output.num_cached_tokens)
+
+    async def stats(self) -> EngineStats:
+        """The engine's figures, counts going on over restarts.
+
+        Those last known while there is no engine to ask, or where a long step keeps it from answering soon.
+        """
+        if self._state in ("ready", "draining"):
+            ticket, answer = self._stats_asked.ask()
+            self._link.send(AskStats(ticket))
+            try:
+                self._last_stats = await asyncio.wait_for(answer, _STATS_PATIENCE_S)
+            except TimeoutError:
+                pass
+            except EngineDeadError:
+                return self._earlier_stats
+        return self._last_stats.plus(self._earlier_stats)
+
+    async def audit(self) -> str | None:
+        """What the engine's own audit finds wrong, or None.
+
+        Raises:
+            EngineDeadError: there is no engine to ask.
+        """
+        if self._state not in ("ready", "draining"):
+            self._refuse()
+        ticket, answer = self._audits_asked.ask()
+        self._link.send(AskAudit(ticket))
+        return await answer
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait for those that are open."""
+        if self._state in ("starting", "ready"):
+            self._set_state("draining")
+        while len(self._requests) and self._state == "draining":
+            await self._changed.wait()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine; whoever waits gets EngineDeadError. `at_once` does not wait for its step. Idempotent."""
+        if self._state != "dead":
+            self._die(closed_error())
+        await self._link.close(at_once=at_once)
+
+    def handle(self, event: Event) -> None:
+        """For the link: an event of the engine."""
+        if isinstance(event, Outputs):
+            self._requests.take_in(event.outputs)
+        elif isinstance(event, Accepted):
+            self._requests.answer(event.request_id, None)
+        elif isinstance(event, Refused):
+            self._requests.answer(event.request_id, restore_error(event.error))
+        elif isinstance(event, StatsAnswer):
+            self._stats_asked.answer(event.ticket, event.stats)
+        elif isinstance(event, AuditAnswer):
+            self._audits_asked.answer(event.ticket, event.fault)
+        elif isinstance(event, Loading):
+            self.loading = event
+        elif isinstance(event, Ready):
+            self._info, self.loading, self.fault = event.info, None, None
+            if self._state == "starting":
+                self._set_state("ready")
+
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+        """For the link, see `LinkListener`."""
+        if self._state == "dead":
+            return
+        if blame:
+            self._requests.suspect_all()
+        self._earlier_stats = self._last_stats.plus(self._earlier_stats)
+        self._last_stats = EngineStats()
+        if not restarting:
+            self._die(error)
+            return
+        self._earlier_stats = self._earlier_stats.plus(EngineStats(num_restarts=1))
+        self._error = error
+        if self._state == "ready":
+            self._set_state("starting")
+        self._fail(error)
+
+    def blocked(self, reason: str) -> None:
+        """For the link, see `LinkListener`."""
+        self.fault = reason
+
+    def _die(self, error: RealizarError) -> None:
+        self._error = error
+        self._set_state("dead")
+        self._fail(error)
+
+    def _fail(self, error: RealizarError) -> None:
+        death = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
+        self._requests.fail(death)
+        self._stats_asked.fail(death)
+        self._audits_asked.fail(death)
+
+    def _set_state(self, state: EngineState) -> None:
+        self._state = state
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _submit(self, request: Request, prompt: str | None, *, keep_pieces: bool) -> AsyncStream:
+        """Queue a request; one of which engines may have died waits until it may run, or is refused."""
+        release = await self._requests.suspects.admit(request)
+        try:
+            self._check_room(request.sampling.n)
+            stream = await self._requests.submit(request, prompt, keep_pieces=keep_pieces)
+        except BaseException:
+            release()
+            raise
+        stream.when_done(release)
+        return stream
+
+    def _prepare(
+        self, request_id: str | None, prompt_token_ids: Sequence[int], sampling: SamplingParams, **fields: Any
+    ) -> Request:
+        return prepare_request(
+            request_id or f"request-{next(self._numbers)}",
+            prompt_token_ids,
+            sampling,
+            vocab_size=self.info.vocab_size,
+            max_request_tokens=self.info.max_request_tokens,
+            end_ids=self._end_ids,
+            **fields,
+        )
+
+    def _check_room(self, num_choices: int) -> None:
+        if self._state != "ready":
+            self._refuse()
+        num_open, max_running = self._requests.num_choices, self.info.max_running
+        room = max_running + (4 * max_running if self._max_queued is None else self._max_queued)
+        if num_choices > room:
+            raise InvalidRequestError(f"n is {num_choices}; at most {room} answers are made at once", "n")
+        if num_open + num_choices > room:
+            raise QueueFullError(
+                f"{num_open} answers are being made or wait, and at most {room} may",
+                self._requests.wait_s(num_open - max_running),
+            )
+
+    def _refuse(self) -> NoReturn:
+        if self._state == "dead":
+            raise EngineDeadError(str(self._error or closed_error()))
+        if self._state == "draining":
+            raise EngineUnavailableError("the server is shutting down", 5.0)
+        if self.fault is not None:
+            raise EngineUnavailableError(f"the model can't be loaded now: {self.fault}", 30.0)
+        what = "" if self.loading is None else f" ({self.loading.what} {self.loading.share:.0%})"
+        raise EngineUnavailableError(f"the model is being loaded{what}", 5.0)

@@ -1,0 +1,106 @@
+"""`EngineLink`: how an `AsyncEngine` reaches an engine. `ThreadLink` has one on a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.process.loop import EngineLoop
+from realizar.engine.process.messages import Command, Event, Failed, Loading, Ping, Pong, Shutdown, restore_error
+from realizar.errors import EngineDeadError, RealizarError
+
+LoadProgress = Callable[[str, float], None]
+
+
+class LinkListener(Protocol):
+    """Told of everything on the event loop's thread."""
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """Whether a request that the engine has, or just had, may be what it died of."""
+
+    def handle(self, event: Event) -> None:
+        """An event of the engine, but `Failed`."""
+
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+        """The engine is gone with every request it had.
+
+        Args:
+            restarting: another one is on its way.
+            blame: a request may be why.
+        """
+
+    def blocked(self, reason: str) -> None:
+        """No engine can be started before the model's files change; one line, without paths."""
+
+
+class EngineLink(Protocol):
+    """A way to an engine."""
+
+    async def start(self, listener: LinkListener) -> None:
+        """Start the engine; returns before it is ready."""
+
+    def send(self, command: Command) -> None:
+        """Pass a command on; never waits. Lost where there is no engine."""
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine, after the step that is running or `at_once`; idempotent."""
+
+
+class ThreadLink:
+    """An engine on a thread of this process: for tests, and for programs that embed a server.
+
+    Args:
+        load: makes the core, on that thread; is given a callback for progress.
+    """
+
+    def __init__(self, load: Callable[[LoadProgress], EngineCore]) -> None:
+        self._load = load
+        self._engine = EngineLoop(self._tell)
+        self._thread = threading.Thread(target=self._run, name="realizar-engine", daemon=True)
+        self._listener: LinkListener | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._listener, self._loop = listener, asyncio.get_running_loop()
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`."""
+        if isinstance(command, Ping):
+            self._tell(Pong(command.ticket, self._engine.step_age_s))
+        else:
+            self._engine.post(command)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`; a thread can't be stopped, so the step that is running is waited for anyway."""
+        self._closed = True
+        self._engine.post(Shutdown())
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        self._engine.run(lambda: self._load(lambda what, share: self._tell(Loading(what, share))))
+
+    def _tell(self, event: Event) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, event)
+
+    def _deliver(self, event: Event) -> None:
+        if self._listener is None or self._closed:
+            return
+        if isinstance(event, Failed):
+            error = restore_error(event.error)
+            self._listener.lost(error, restarting=False)
+        else:
+            self._listener.handle(event)
+
+
+def closed_error() -> EngineDeadError:
+    """What whoever waits is told when the engine is closed on purpose."""
+    return EngineDeadError("the engine was closed")

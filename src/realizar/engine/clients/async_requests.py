@@ -1,0 +1,175 @@
+"""`OpenRequests`: the requests that an `AsyncEngine` has open, with their streams and their text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.clients.output_errors import error_of
+from realizar.engine.clients.output_processor import GrowingText, OutputProcessor
+from realizar.engine.clients.suspects import Suspects
+from realizar.engine.process.messages import Abort, Add
+from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """`accepted` is done once the engine has queued or refused the request."""
+
+    stream: AsyncStream
+    request: Request
+    accepted: asyncio.Future[None]
+
+
+class OpenRequests:
+    """Owner of every open request on the side that asks.
+
+    Attributes:
+        suspects: requests that were open when an engine died, or had just been aborted.
+
+    Args:
+        new_text: makes the text of a choice from the request's sampling parameters.
+        send: passes a command to the engine.
+        on_empty: called when the last open request has ended.
+    """
+
+    def __init__(
+        self,
+        new_text: Callable[[SamplingParams], GrowingText],
+        send: Callable[[Add | Abort], None],
+        on_empty: Callable[[], None],
+    ) -> None:
+        self._processor = OutputProcessor(new_text)
+        self._send, self._on_empty = send, on_empty
+        self._open: dict[str, _Open] = {}
+        self.suspects = Suspects()
+        self._num_choices = 0
+        self._last_end_s: float | None = None
+        self._end_interval_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all open requests."""
+        return self._num_choices
+
+    def wait_s(self, num_before: int) -> float:
+        """Seconds in which so many choices will have ended, at the pace of late: whole, 1 to 60."""
+        return float(min(max(math.ceil(self._end_interval_s * num_before), 1), 60))
+
+    async def submit(self, request: Request, prompt: str | None, *, keep_pieces: bool) -> AsyncStream:
+        """Send a request and wait until the engine has queued it. Raises what the engine refuses it with."""
+        request_id = request.request_id
+        if request_id in self._open:
+            raise InvalidRequestError(f"request id {request_id!r} is in use", "request_id")
+        stream = AsyncStream(request_id, lambda: self._abort(request_id), keep_pieces=keep_pieces)
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._processor.add(request, prompt)
+        self._open[request_id] = _Open(stream, request, accepted)
+        self._num_choices += request.sampling.n
+        try:
+            self._send(Add(request))
+            await accepted
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def answer(self, request_id: str, error: RealizarError | None) -> None:
+        """The engine has queued a request, or refused it."""
+        entry = self._open.get(request_id)
+        if entry is None or entry.accepted.done():
+            return
+        if error is None:
+            entry.accepted.set_result(None)
+        else:
+            self._end(request_id, error)
+
+    def take_in(self, outputs: Iterable[TokenOutput]) -> None:
+        """What a step gave; outputs of requests that are not open are passed over."""
+        for output in outputs:
+            entry = self._open.get(output.request_id)
+            if entry is None:
+                continue
+            try:
+                self._deliver(output, entry.stream)
+            except Exception:  # noqa: BLE001 - one request's text must not cost the others theirs
+                _LOG.exception("the text of %s failed", output.request_id)
+                self._abort(output.request_id, RequestFailedError("the tokens could not be turned into text"))
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """Whether the engine has a request that it may die of: one that is open, or was aborted a short while ago."""
+        return bool(self._open) or self.suspects.num_left > 0
+
+    def suspect_all(self) -> None:
+        """The engine died, and a request that is open or was just aborted may be why."""
+        self.suspects.note_death([entry.request for entry in self._open.values()])
+
+    def fail(self, error: RealizarError) -> None:
+        """End every open request: the engine that had them is gone."""
+        self.suspects.forget_left()
+        for request_id in list(self._open):
+            self._end(request_id, error)
+
+    def _deliver(self, output: TokenOutput, stream: AsyncStream) -> None:
+        error = error_of(output)
+        if error is not None:
+            self.suspects.clear(self._open[output.request_id].request)
+            self._end(output.request_id, error)
+            return
+        delta = self._processor.process(output)
+        if delta is None:
+            return
+        if isinstance(delta.stop_reason, str):
+            self._send(Abort(delta.request_id, delta.choice))
+        stream.take_in(delta)
+        if delta.finish_reason is None:
+            return
+        self._note_end()
+        whole = self._processor.finished(delta.request_id, output.produced_s)
+        if whole is not None:
+            request = self._open[delta.request_id].request
+            self.suspects.clear(request)
+            if isinstance(delta.stop_reason, str):  # found here: the engine goes on until it hears of it
+                self.suspects.note_left(request)
+            self._forget(delta.request_id)
+            stream.end(whole)
+
+    def _abort(self, request_id: str, error: RealizarError | None = None) -> None:
+        if request_id in self._open:
+            self._send(Abort(request_id))
+            self.suspects.note_left(self._open[request_id].request)
+            self._end(request_id, error or RealizarError("the request was closed"))
+
+    def _end(self, request_id: str, error: RealizarError) -> None:
+        entry = self._open[request_id]
+        self._processor.discard(request_id)
+        self._forget(request_id)
+        entry.stream.end(error)
+        if not entry.accepted.done():
+            entry.accepted.set_exception(error)
+
+    def _forget(self, request_id: str) -> None:
+        self._num_choices -= self._open.pop(request_id).request.sampling.n
+        if not self._open:
+            self._on_empty()
+
+    def _note_end(self) -> None:
+        """A moving average of the time between ends, for `wait_s`."""
+        now = time.monotonic()
+        if self._last_end_s is not None:
+            self._end_interval_s += 0.2 * (now - self._last_end_s - self._end_interval_s)
+        self._last_end_s = now

@@ -1,0 +1,245 @@
+"""`EngineClient`: requests in, text out, with the engine in this process.
+
+Whoever waits for a request drives the engine, for all of them; threads may share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from realizar.engine.clients.interrupts import interrupts_deferred
+from realizar.engine.clients.output_errors import error_of
+from realizar.engine.clients.output_processor import GrowingText, OutputProcessor
+from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.core.engine_core import EngineCore
+from realizar.errors import DeviceLostError, EngineDeadError, QueueFullError, RealizarError, RequestFailedError
+from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+
+_LOG = logging.getLogger(__name__)
+_ANEW = "close this LLM and make a new one"
+_IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make a new LLM in a new process"
+
+
+class RequestStream:
+    """One open request. Iterate for its pieces, then read `result`; leave it as a context manager, or call `close`."""
+
+    def __init__(self, client: EngineClient, request_id: str, keep_pieces: bool) -> None:
+        self._client = client
+        self._keep_pieces = keep_pieces
+        self._pieces: deque[ChoiceDelta] = deque()
+        self._output: RequestOutput | None = None
+        self._error: RealizarError | None = None
+        self.request_id = request_id
+
+    def __iter__(self) -> Iterator[ChoiceDelta]:
+        """Pieces as they come.
+
+        Raises:
+            EngineDeadError: the engine stopped.
+        """
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+            if self.done:
+                break
+            self._client.drive(self)
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._output is not None or self._error is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether waiting is over: a piece is there, or the end."""
+        return bool(self._pieces) or self.done
+
+    def result(self) -> RequestOutput:
+        """Wait for the whole request.
+
+        Raises:
+            EngineDeadError: the engine stopped.
+        """
+        while not self.done:
+            self._client.drive(self, until_done=True)
+        if self._output is None:
+            raise self._error or RealizarError("the request was closed")
+        return self._output
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        if not self.done:
+            self._client.abort(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def take_in(self, delta: ChoiceDelta) -> None:
+        """For the client: a piece has come."""
+        if self._keep_pieces:
+            self._pieces.append(delta)
+
+    def end(self, output: RequestOutput | None, error: RealizarError | None = None) -> None:
+        """For the client: nothing more will come."""
+        self._output, self._error = output, error
+
+
+class EngineClient:
+    """Owns an engine and the text of its requests.
+
+    Args:
+        core: closed by `close`.
+        new_text: makes the text of a choice from the request's sampling parameters.
+        end_ids: the model's end-of-generation ids.
+    """
+
+    def __init__(
+        self, core: EngineCore, new_text: Callable[[SamplingParams], GrowingText], end_ids: Collection[int] = ()
+    ) -> None:
+        self._core = core
+        self._processor = OutputProcessor(new_text)
+        self._end_ids = frozenset(end_ids)
+        self._streams: dict[str, RequestStream] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._death: str | None = None
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        prompt: str | None = None,
+        score_only: bool = False,
+        keep_pieces: bool = True,
+    ) -> RequestStream:
+        """Queue a request; it runs while somebody waits for it or for another.
+
+        Args:
+            prompt: text of the prompt, for the output.
+            score_only: generate nothing; for `prompt_logprobs` alone.
+            keep_pieces: whether its pieces will be iterated, and not `result` alone read.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
+            QueueFullError: too many requests or grammars are open; see `wait_for_an_end`.
+            EngineDeadError: the engine stopped.
+        """
+        request = prepare_request(
+            f"request-{next(self._numbers)}",
+            prompt_token_ids,
+            sampling,
+            vocab_size=self._core.spec.vocab_size,
+            max_request_tokens=self._core.max_request_tokens,
+            end_ids=self._end_ids,
+            score_only=score_only,
+        )
+        self._prepare_grammar(request)
+        stream = RequestStream(self, request.request_id, keep_pieces)
+        with interrupts_deferred(), self._lock:
+            if self._death is not None:
+                raise EngineDeadError(self._death)
+            self._core.add(request)
+            self._processor.add(request, prompt)
+            self._streams[request.request_id] = stream
+        return stream
+
+    def drive(self, stream: RequestStream, *, until_done: bool = False) -> None:
+        """Run one step, unless another thread has meanwhile brought what the stream waits for."""
+        with interrupts_deferred(), self._lock:
+            if not (stream.done if until_done else stream.has_news):
+                self._step()
+
+    def wait_for_an_end(self, on_step: Callable[[], None]) -> bool:
+        """Run steps until an open request has ended, whoever's it is; False where none is open."""
+        with self._lock:
+            waiting = list(self._streams.values())
+        while waiting and not any(stream.done for stream in waiting):
+            self.drive(waiting[0], until_done=True)
+            on_step()
+        return bool(waiting)
+
+    def abort(self, stream: RequestStream) -> None:
+        """End a request without an output; its blocks are free at once."""
+        with interrupts_deferred(), self._lock:
+            if stream.request_id in self._streams:
+                self._forget(stream)
+                stream.end(None, RealizarError("the request was closed"))
+
+    def close(self) -> None:
+        """Shut the engine down; whoever waits gets EngineDeadError. Idempotent."""
+        with interrupts_deferred(), self._lock:
+            self._core.close()
+            self._fail(EngineDeadError("the engine was closed"))
+
+    def _prepare_grammar(self, request: Request) -> None:
+        """Compile its grammar, which may take a second: other threads go on meanwhile."""
+        try:
+            self._core.prepare(request.sampling)
+        except QueueFullError:
+            with interrupts_deferred(), self._lock:
+                self._core.release_grammars(request)
+            self._core.prepare(request.sampling)
+
+    def _step(self) -> None:
+        try:
+            outputs = self._core.step()
+        except EngineDeadError as error:
+            lost = isinstance(error.__cause__, DeviceLostError)
+            self._death = f"{error}; {_IN_A_NEW_PROCESS if lost else _ANEW}"
+            self._fail(EngineDeadError(self._death))
+            return
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            try:
+                self._deliver(output, stream)
+            except Exception:  # noqa: BLE001 - one request's text must not cost the others theirs
+                _LOG.exception("the text of %s failed", output.request_id)
+                self._forget(stream)
+                stream.end(None, RequestFailedError("the tokens could not be turned into text"))
+
+    def _deliver(self, output: TokenOutput, stream: RequestStream) -> None:
+        error = error_of(output)
+        if error is not None:
+            self._forget(stream)
+            stream.end(None, error)
+            return
+        delta = self._processor.process(output)
+        if delta is None:
+            return
+        if isinstance(delta.stop_reason, str):
+            self._core.abort(delta.request_id, delta.choice)
+        stream.take_in(delta)
+        if delta.finish_reason is not None:
+            whole = self._processor.finished(delta.request_id, output.produced_s)
+            if whole is not None:
+                del self._streams[delta.request_id]
+                stream.end(whole)
+
+    def _forget(self, stream: RequestStream) -> None:
+        del self._streams[stream.request_id]
+        self._core.abort(stream.request_id)
+        self._processor.discard(stream.request_id)
+
+    def _fail(self, error: EngineDeadError) -> None:
+        for request_id, stream in self._streams.items():
+            self._processor.discard(request_id)
+            stream.end(None, error)
+        self._streams.clear()

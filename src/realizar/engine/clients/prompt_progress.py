@@ -1,0 +1,62 @@
+"""How far many prompts are: a callback of the caller's, or a line on a terminal. Standard library only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from realizar.engine.clients.engine_client import RequestStream
+
+PromptProgress: TypeAlias = "Callable[[int, int], None]"
+"""Told how many prompts are done, and how many there are."""
+
+_INTERVAL_S = 0.1
+
+
+class ProgressReporter:
+    """Reports now and then how many of some requests are done, and once when all are.
+
+    Args:
+        wanted: a callback; True for a line on stderr, False for nothing; None for the line where stderr is a terminal
+            and there are several requests.
+        streams: those that are open or done; may grow.
+        total: how many there will be.
+    """
+
+    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[RequestStream], total: int) -> None:
+        self._streams, self._total = streams, total
+        self._report: PromptProgress | None = None
+        if callable(wanted):
+            self._report = wanted
+        elif wanted or (wanted is None and total > 1 and sys.stderr.isatty()):
+            self._report = _Line()
+        self._next_s = 0.0
+
+    def step(self) -> None:
+        """A step was run."""
+        if self._report is not None and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _INTERVAL_S
+            done = sum(stream.done for stream in self._streams)
+            if done < self._total:
+                self._report(done, self._total)
+
+    def end(self) -> None:
+        """All are done."""
+        if self._report is not None and self._total:
+            self._report(self._total, self._total)
+
+
+class _Line:
+    """Rewrites a line of stderr."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        seconds = time.monotonic() - self._started_s
+        left = f", about {seconds / done * (total - done):.0f} s left" if 0 < done < total else ""
+        end = "\n" if done == total else ""
+        sys.stderr.write(f"\r{done} of {total} prompts, {seconds:.0f} s{left}\x1b[K{end}")
+        sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""The step loop: token ids in, token ids out."""

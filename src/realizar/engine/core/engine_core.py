@@ -1,0 +1,337 @@
+"""`EngineCore`: the step loop. Token ids in, token ids out; text is made elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
+from realizar.backends.select import THE_CPU, TILE_TOKENS, ChosenDevice
+from realizar.batch import ScheduledBatch
+from realizar.config import EngineConfig
+from realizar.engine.core.forward import build_forward_input
+from realizar.engine.core.row_grammars import RowGrammars
+from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
+from realizar.kv_cache.block_pool import BlockCounts
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.models.spec import ModelSpec
+from realizar.outputs import RowError, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.counts import SchedulerCounts
+from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.pace import Pace
+from realizar.scheduler.policy import Policy
+from realizar.scheduler.scheduler import Scheduler
+from realizar.structured.workers.service import GrammarService
+
+_LOG = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Owns scheduler, KV cache and a loaded backend. Not thread-safe: one caller drives it.
+
+    Args:
+        backend: loaded; shut down by `close`.
+        spec: what the backend has loaded.
+        config: limits; the backend's own capacity bounds them.
+        new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
+            without it structured output is refused. Closed by `close`.
+        steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile. With
+            speculation every step is waited for: drafts follow a token that is known.
+        device: where the backend runs the model.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        config: EngineConfig,
+        *,
+        policy: Policy | None = None,
+        new_grammars: Callable[[], GrammarService] | None = None,
+        steps_in_flight: int = 1,
+        device: ChosenDevice = THE_CPU,
+    ) -> None:
+        capacity = backend.capacity()
+        max_running = min(config.max_running, capacity.max_rows)
+        max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
+        self._backend, self._spec, self._capacity = backend, spec, capacity
+        self.device = device
+        self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
+        self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
+        self._grammars = RowGrammars(new_grammars)
+        self._stuck: dict[int, RowError] = {}
+        self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
+        self._ended: list[TokenOutput] = []  # of requests that ended outside a step's results
+        self._death: str | None = None
+        self._cache = KVCacheManager(
+            [group.window for group in spec.cache_groups()],
+            capacity.num_blocks,
+            block_size=capacity.block_size,
+            num_rows=max_running,
+            context_length=capacity.context_length,
+            max_step_tokens=max_step_tokens,
+            prefix_cache=config.prefix_cache,
+        )
+        policy = policy or Policy()
+        self._scheduler = Scheduler(
+            self._cache,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            context_length=capacity.context_length,
+            max_queued=config.max_queued,
+            policy=policy,
+            pace=Pace(policy.stretch, TILE_TOKENS[device.kind]) if math.isfinite(policy.stretch) else None,
+            new_lookup=partial(
+                DraftLookup, config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
+            )
+            if config.speculative_tokens
+            else None,
+        )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    @property
+    def device_memory(self) -> DeviceMemory | None:
+        """Of the GPU that the model is on; None on the CPU."""
+        return self._backend.device_memory()
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Tokens of the longest request that can run, prompt and output."""
+        return self._scheduler.max_request_tokens
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        return self._scheduler.counts
+
+    @property
+    def block_counts(self) -> tuple[BlockCounts, ...]:
+        """KV blocks by state, per cache group; a cached block is in nobody's use."""
+        return self._cache.counts
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is open, or a step is still on its way."""
+        return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Waits for its grammar to be compiled where `holds_grammar` did not say that it is.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
+            RequestFailedError: so too, but for a fault that may be the machine's.
+            QueueFullError: as many requests wait as may.
+            EngineDeadError: the engine stopped.
+        """
+        self._check_alive()
+        while not self.holds_grammar(request):
+            self._grammars.prepare(request.sampling.structured, request.client)
+        self._scheduler.add(request)
+
+    def holds_grammar(self, request: Request) -> bool:
+        """Whether the request's grammar, if it has one, is compiled; kept then for a request that is added next.
+
+        Raises:
+            InvalidRequestError, RequestFailedError: the grammar was refused.
+        """
+        return self._grammars.hold(request, self._scheduler.is_open)
+
+    def release_grammars(self, request: Request) -> None:
+        """Give back, before a request is added, the grammars of requests that have ended: one may take their place.
+
+        Raises:
+            InvalidRequestError: the request's own grammar was refused.
+        """
+        self._check_alive()
+        self._close_rows()
+        self.holds_grammar(request)
+
+    def read_vocabulary(self) -> None:
+        """Make ready for the first grammar, where the model can follow any."""
+        self._grammars.read_vocabulary()
+
+    def prepare(self, sampling: SamplingParams) -> None:
+        """Compile the grammar of requests to come, which may take a second, while another thread drives the engine.
+
+        Raises:
+            InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
+        """
+        self._grammars.prepare(sampling.structured)
+
+    def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
+        """Compile a request's grammar in the background; `on_done` hears on another thread how that went.
+
+        Returns:
+            What says that the request waits no more. From any thread.
+
+        Raises:
+            InvalidRequestError: the model can't follow one. QueueFullError: too many of its client's wait.
+        """
+        return self._grammars.prepare_later(request, on_done)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one of its choices, without an output; its blocks are free at once."""
+        self._scheduler.abort(request_id, choice)
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step.
+
+        Whatever one row raises ends its request with an error. Where memory does not suffice for the step, smaller ones
+        take its place, and a request ends with an error where it does not fit alone. Where one of its kernels fails,
+        all its requests end so. The engine goes on.
+
+        Raises:
+            EngineDeadError: the backend failed; so does every later call, and every open request is lost.
+        """
+        self._check_alive()
+        try:
+            outputs = self._step()
+        except Exception as error:
+            self._die(f"the engine stopped: {type(error).__name__}: {error}")
+            _LOG.exception("a step failed")
+            raise EngineDeadError(self._death) from error
+        ended, self._ended = self._ended + outputs, []
+        for output in ended:
+            if output.error is not None and output.error.cause != "request":
+                _LOG.error("request %s ended: %s", output.request_id, output.error.message)
+        return ended
+
+    def audit(self) -> None:
+        """Prove that blocks, rows and sequences are all accounted for.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        counts = self._cache.audit()
+        self._scheduler.audit()
+        if not self._scheduler.has_work and any(group.used for group in counts):
+            raise RuntimeError("no sequence is open and KV blocks are in use")
+
+    def close(self) -> None:
+        """Shut the backend down; idempotent. Open and later requests get EngineDeadError."""
+        if self._death is None:
+            self._die("the engine was closed")
+        self._grammars.shutdown()
+        self._backend.shutdown()
+
+    def _step(self) -> list[TokenOutput]:
+        self._close_rows()
+        batch = self._open_rows(self._scheduler.schedule())
+        try:
+            return self._run(batch)
+        except CapacityError as error:
+            _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
+            outputs = self._scheduler.try_smaller(self._give_up_steps(batch), RowError.of(error, "step"))
+        except StepError as error:
+            _LOG.error("a step was given up, and the requests in it: %s", error)
+            lost = [row for each in self._give_up_steps(batch) for row in each.rows]
+            outputs = self._scheduler.lose(lost, RowError.of(error, "step"))
+        self._close_rows()
+        return outputs
+
+    def _run(self, batch: ScheduledBatch) -> list[TokenOutput]:
+        if batch.rows:
+            self._submit(batch)
+        if not self._in_flight:
+            if self._scheduler.has_work:
+                raise RuntimeError("nothing can be scheduled and sequences are open")
+            return []
+        most = 1 if self._scheduler.is_short_of_memory else self._steps_in_flight
+        if batch.rows and len(self._in_flight) < most:
+            return []
+        self._give_masks()
+        done, step = self._in_flight[0]
+        results = step.result().rows
+        self._in_flight.popleft()
+        outputs = self._fail_stuck()
+        outputs.extend(self._scheduler.update(done, results))
+        self._grammars.advance(done, results)
+        if self._in_flight:
+            self._grammars.start(self._in_flight[0][0])
+        self._close_rows()
+        return outputs
+
+    def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
+        """The steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
+        lost = []
+        for each, step in self._in_flight:
+            lost.append(each)
+            with suppress(CapacityError, StepError):
+                step.result()  # no row is closed before the backend is done with it
+        if batch.rows and not any(each is batch for each in lost):
+            lost.append(batch)
+        self._in_flight.clear()
+        self._stuck.clear()
+        self._fail_unopened()
+        self._grammars.drop()
+        return lost
+
+    def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The step, in which nothing is wanted of rows that can't be opened.
+
+        Their tokens are computed all the same, since the cache counts on them; their requests end once it is submitted.
+        """
+        failed: set[int] = set()
+        for opened in batch.opened:
+            try:
+                self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
+                self._grammars.open(opened)
+            except DeviceLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - what one row asks for is not the others' trouble
+                _LOG.warning("a row could not be opened", exc_info=error)
+                failed.add(opened.row)
+                self._unopened[opened.sequence_id] = RowError.of(error, "sampler")
+        if not failed:
+            return batch
+        return replace(batch, rows=tuple(row.without_results() if row.row in failed else row for row in batch.rows))
+
+    def _submit(self, batch: ScheduledBatch) -> None:
+        self._give_masks()  # the backend samples the step before, at the latest now
+        if not self._in_flight:
+            self._grammars.start(batch)  # else its rows' last choices are not known yet
+        self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
+        self._fail_unopened()
+
+    def _give_masks(self) -> None:
+        """Wait for the masks of the oldest step in flight, if they are not with it yet."""
+        if self._in_flight:
+            self._stuck.update(self._grammars.give(self._in_flight[0][1]))
+
+    def _fail_unopened(self) -> None:
+        unopened, self._unopened = self._unopened, {}
+        for sequence_id, error in unopened.items():
+            output = self._scheduler.fail(sequence_id, error)
+            self._ended.extend(() if output is None else (output,))
+
+    def _fail_stuck(self) -> list[TokenOutput]:
+        """End requests whose grammar can't go on: what the step chose for them is dropped."""
+        stuck, self._stuck = self._stuck, {}
+        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in stuck.items()]
+        return [output for output in failed if output is not None]
+
+    def _close_rows(self) -> None:
+        for row in self._scheduler.take_closed_rows():
+            self._backend.close(row)
+            self._grammars.close(row)
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(self._death)
+
+    def _die(self, reason: str) -> None:
+        self._death = reason
+        self._in_flight.clear()

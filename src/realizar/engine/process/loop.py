@@ -1,0 +1,233 @@
+"""`EngineLoop`: drives an `EngineCore` by commands from another thread, and tells what comes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskAudit,
+    AskStats,
+    AuditAnswer,
+    Command,
+    EngineInfo,
+    Event,
+    Failed,
+    Outputs,
+    Ready,
+    Refused,
+    Shutdown,
+    StatsAnswer,
+    record_error,
+)
+from realizar.errors import EngineDeadError, RealizarError
+from realizar.outputs import TokenOutput
+
+_LOG = logging.getLogger(__name__)
+_IDLE_S = 1.0  # without work for so long, the engine has time to look through its books
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A request whose grammar has been compiled, or can't be, for this reason."""
+
+    add: Add
+    error: RealizarError | None
+
+
+class EngineLoop:
+    """The step loop with an inbox, read between steps.
+
+    Args:
+        tell: called with every event on the thread that runs the loop.
+    """
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._inbox: deque[Command | _Compiled] = deque()
+        self._news = threading.Condition()
+        self._step_started_s: float | None = None
+        self._num_steps = self._num_audited_steps = 0
+        self._step_s = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._prompts: dict[str, int] = {}
+        self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # with what says that they wait no more, by id
+
+    def post(self, command: Command | _Compiled) -> None:
+        """Put a command into the inbox; from any thread, never waits."""
+        with self._news:
+            self._inbox.append(command)
+            self._news.notify()
+
+    @property
+    def step_age_s(self) -> float:
+        """How long the step that is running has been; 0 between steps. From any thread."""
+        started_s = self._step_started_s
+        return 0.0 if started_s is None else time.monotonic() - started_s
+
+    def run(self, load: Callable[[], EngineCore]) -> None:
+        """Load, then obey until told to shut down or until the engine stops. Every error ends as a `Failed` event."""
+        try:
+            core = load()
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the engine must hear of it
+            if not isinstance(error, RealizarError):
+                _LOG.exception("loading failed")
+            self._tell(Failed(record_error(error)))
+            return
+        try:
+            self._tell(Ready(_describe(core)))
+            self._obey(core)
+        except EngineDeadError as error:
+            self._tell(Failed(record_error(error)))
+        except Exception as error:  # noqa: BLE001 - as above
+            _LOG.exception("the engine's loop failed")
+            self._tell(Failed(record_error(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))))
+        finally:
+            core.close()
+
+    def _obey(self, core: EngineCore) -> None:
+        while True:
+            for command in self._next_commands(core):
+                if isinstance(command, Shutdown):
+                    return
+                self._handle(core, command)
+            if core.has_work:
+                self._step(core)
+
+    def _next_commands(self, core: EngineCore) -> list[Command | _Compiled]:
+        """What has come; waits where there is nothing to do. The books are audited once in every idle time."""
+        while True:
+            audited = self._num_audited_steps == self._num_steps
+            with self._news:
+                if not self._inbox and not core.has_work:
+                    self._news.wait(None if audited else _IDLE_S)
+                if self._inbox or core.has_work or audited:
+                    commands = list(self._inbox)
+                    self._inbox.clear()
+                    return commands
+            self._num_audited_steps = self._num_steps
+            if (fault := _audit(core)) is not None:
+                _LOG.critical("the engine's books are wrong: %s", fault)
+
+    def _step(self, core: EngineCore) -> None:
+        started_s = self._step_started_s = time.monotonic()
+        outputs = core.step()
+        self._step_started_s = None
+        self._step_s += time.monotonic() - started_s
+        self._num_steps += 1
+        if outputs:
+            for output in outputs:
+                self._count(output)
+            self._tell(Outputs(tuple(outputs)))
+
+    def _count(self, output: TokenOutput) -> None:
+        self._generation_tokens += len(output.token_ids)
+        if output.token_ids or output.finish_reason is not None or output.error is not None:
+            self._prompt_tokens += self._prompts.pop(output.request_id, 0)
+
+    def _compile(self, core: EngineCore, command: Add) -> None:
+        """Have the grammar of a request compiled beside the steps; then add the request."""
+        request = command.request
+        leave = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
+        self._compiling[request.request_id] = command, leave
+
+    def _add(self, core: EngineCore, command: Add) -> None:
+        """Queue a request, or have its grammar compiled first."""
+        request = command.request
+        try:
+            if not core.holds_grammar(request):
+                self._compile(core, command)
+                return
+            core.add(request)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what one request asks for is not the others' trouble
+            if not isinstance(error, RealizarError):
+                _LOG.exception("%s could not be queued", request.request_id)
+            self._tell(Refused(request.request_id, record_error(error)))
+            return
+        self._prompts[request.request_id] = request.num_prompt_tokens
+        self._tell(Accepted(request.request_id))
+
+    def _handle(self, core: EngineCore, command: Command | _Compiled) -> None:
+        if isinstance(command, _Compiled):
+            self._take_compiled(core, command)
+        elif isinstance(command, Add):
+            self._add(core, command)
+        elif isinstance(command, Abort):
+            core.abort(command.request_id, command.choice)
+            if command.choice is None:
+                _, leave = self._compiling.pop(command.request_id, (None, None))
+                if leave is not None:
+                    leave()
+                self._prompts.pop(command.request_id, None)
+        elif isinstance(command, AskStats):
+            self._tell(StatsAnswer(command.ticket, self._stats(core)))
+        elif isinstance(command, AskAudit):
+            self._tell(AuditAnswer(command.ticket, _audit(core)))
+
+    def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
+        request_id = compiled.add.request.request_id
+        add, _ = self._compiling.get(request_id, (None, None))
+        if add is not compiled.add:
+            return  # it was aborted meanwhile
+        del self._compiling[request_id]
+        if compiled.error is None:
+            self._add(core, compiled.add)
+        else:
+            self._tell(Refused(request_id, record_error(compiled.error)))
+
+    def _stats(self, core: EngineCore) -> EngineStats:
+        counts, blocks, memory = core.counts, core.block_counts, core.device_memory
+        return EngineStats(
+            num_running=counts.running,
+            num_waiting=counts.waiting,
+            num_used_blocks=sum(group.used for group in blocks),
+            num_blocks=sum(group.total for group in blocks),
+            num_preemptions=counts.preemptions,
+            prefix_cache_queries=counts.prefix_cache_queries,
+            prefix_cache_hits=counts.prefix_cache_hits,
+            draft_tokens=counts.draft_tokens,
+            accepted_tokens=counts.accepted_tokens,
+            num_steps=self._num_steps,
+            step_s=self._step_s,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            device_memory_used_bytes=0 if memory is None else memory.used_bytes,
+            device_memory_total_bytes=0 if memory is None else memory.total_bytes,
+        )
+
+
+def _audit(core: EngineCore) -> str | None:
+    try:
+        core.audit()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _describe(core: EngineCore) -> EngineInfo:
+    spec, capacity = core.spec, core.capacity
+    return EngineInfo(
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        context_length=capacity.context_length,
+        max_request_tokens=core.max_request_tokens,
+        max_running=capacity.max_rows,
+        capacity=capacity,
+        pid=os.getpid(),
+        device=core.device.kind,
+        device_label=core.device.label,
+    )

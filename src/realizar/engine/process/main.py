@@ -1,0 +1,152 @@
+"""The engine in a process of its own: `python -m realizar.engine.process.main FD`, started by `engine.supervisor`.
+
+FD is one end of a pair of sockets. The process ends when the other end closes, however it closes; signals that a
+terminal or a service manager sends to the whole group are its parent's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from realizar.backends.select import choose_device
+from realizar.engine.clients.async_link import LoadProgress
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
+from realizar.engine.process.loop import EngineLoop
+from realizar.engine.process.messages import Abort, Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
+from realizar.engine.process.transport import MAX_FRAME_BYTES, FrameError, FrameReader, encode_frame
+from realizar.outputs import RowError, TokenOutput
+
+_LOG = logging.getLogger(__name__)
+_RECEIVE_BYTES = 1 << 18
+_PR_SET_PDEATHSIG = 1
+_GPU_ROWS = 256
+
+Loader = Callable[[Load, LoadProgress], EngineCore]
+
+
+def load_model(load: Load, progress: LoadProgress) -> EngineCore:
+    """The core of a model on this machine's backend. Raises what `load_core` does."""
+    checkpoint, config = find_checkpoint(load.model), load.config
+    if load.fit_running and choose_device(config.device).kind == "cuda":
+        config = replace(config, max_running=_GPU_ROWS)
+    if load.fit_context and config.context_length is None:
+        core = load_fitting_core(checkpoint, config, progress=progress)
+    else:
+        core = load_core(checkpoint, config, progress=progress)
+    progress("reading the vocabulary", 1.0)
+    core.read_vocabulary()  # the first grammar would hold up everyone for a second or more
+    gc.collect()
+    gc.freeze()  # what is loaded stays: a collection that walks it holds up every stream for some 0.1 s
+    return core
+
+
+class EngineProcess:
+    """One end of the socket: commands come in on a thread of their own, the engine runs on the caller's.
+
+    Args:
+        max_frame_bytes: of what is sent at once.
+    """
+
+    def __init__(self, connection: socket.socket, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._connection, self._max_frame_bytes = connection, max_frame_bytes
+        self._sending = threading.Lock()
+        self._failed = False
+        self._loop = EngineLoop(self._tell)
+        self._load_command: Load | None = None
+        self._may_load = threading.Event()
+
+    def run(self, loader: Loader) -> int:
+        """Obey until told to shut down; the exit status."""
+        threading.Thread(target=self._receive, name="engine-inbox", daemon=True).start()
+        self._tell(Loading("starting", 0.0))
+        self._may_load.wait()
+        command = self._load_command
+        if command is not None:
+            self._loop.run(lambda: loader(command, lambda what, share: self._tell(Loading(what, share))))
+        return int(self._failed)
+
+    def _receive(self) -> None:
+        """Read commands; pings are answered from here, so also while a step runs."""
+        reader: FrameReader[Command] = FrameReader(Command)
+        try:
+            while data := self._connection.recv(_RECEIVE_BYTES):
+                for command in reader.feed(data):
+                    self._sort(command)
+        except FrameError as error:
+            _LOG.critical("the server sent what is no command: %s", error)
+        except ConnectionResetError:
+            pass  # it left with events unread
+        except OSError as error:
+            _LOG.critical("the server can't be heard: %s", error)
+        os._exit(1)  # nobody is left to work for, whatever the step is doing
+
+    def _sort(self, command: Command) -> None:
+        if isinstance(command, Ping):
+            self._tell(Pong(command.ticket, self._loop.step_age_s))
+        elif isinstance(command, Load):
+            logging.getLogger("realizar").setLevel(command.log_level)  # numba would drown all else
+            self._load_command = command
+            self._may_load.set()
+        else:
+            self._loop.post(command)
+
+    def _tell(self, event: Event) -> None:
+        """Send an event; waits while the reader is behind, which bounds what is on its way."""
+        self._failed |= isinstance(event, Failed)
+        try:
+            frames = [encode_frame(event, self._max_frame_bytes)]
+        except FrameError:
+            if not isinstance(event, Outputs):
+                raise
+            frames = [self._frame_of(output) for output in event.outputs]
+        try:
+            for frame in frames:
+                with self._sending:
+                    self._connection.sendall(frame)
+        except OSError:
+            os._exit(1)
+
+    def _frame_of(self, output: TokenOutput) -> bytes:
+        """One choice's output of a step whose outputs can't be sent together; if it can't alone, its request ends."""
+        try:
+            return encode_frame(Outputs((output,)), self._max_frame_bytes)
+        except FrameError as error:
+            _LOG.warning("request %s ended: %s", output.request_id, error)
+            self._loop.post(Abort(output.request_id))
+            told = RowError("a step's results for the request are too large to be sent", "request")
+            times = output.scheduled_s, output.produced_s
+            return encode_frame(Outputs((TokenOutput(output.request_id, output.choice, (), *times, error=told),)))
+
+
+def run_process(descriptor: int, loader: Loader = load_model) -> int:
+    """Run an engine on a socket until its parent ends it; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    _die_with_parent()
+    return EngineProcess(socket.socket(fileno=descriptor)).run(loader)
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process when the thread that started it ends, should it be unable to see the socket close.
+
+    That thread runs the parent's event loop, without which nobody listens any more.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(int(sys.argv[1])))

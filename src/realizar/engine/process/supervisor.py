@@ -1,0 +1,161 @@
+"""`ProcessLink`: an engine in a process of its own, watched, and replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from realizar.checkpoint.model_files import ModelFiles
+from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.process.child import ChildEnd, EngineChild, Vigilance
+from realizar.engine.process.messages import Command, Event, Load, Ready
+from realizar.engine.process.transport import FrameError
+from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
+
+_LOG = logging.getLogger(__name__)
+ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process.main")
+
+
+class ProcessLink:
+    """Starts engine processes, one at a time; see `async_link.EngineLink`.
+
+    An engine that says itself why it can't load, before any was ever ready, is not tried again: a broken model does not
+    mend. Later the same is a fault of the model's files: another engine is started when they change, or now and then.
+    Everything else is a crash. Crashes while requests are open, or were just aborted, are taken for theirs, and never
+    end the server; of others, at the start or while nothing is open, some in a row do.
+
+    Args:
+        load: the model and how to run it.
+        vigilance: when to give up on an engine, and on engines.
+        command: what to start; the descriptor of its socket is appended.
+        files: of the model, where they are known.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        vigilance: Vigilance | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+        files: ModelFiles | None = None,
+    ) -> None:
+        self._load, self._files = load, files
+        self._vigilance = vigilance or Vigilance()
+        self._command = tuple(command)
+        self._child: EngineChild | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._was_ready = False
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._task = asyncio.create_task(self._supervise(listener))
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`.
+
+        Raises:
+            InvalidRequestError: the command is too large to be sent.
+        """
+        if self._child is None:
+            return
+        try:
+            self._child.send(command)
+        except FrameError as error:
+            raise InvalidRequestError(str(error)) from error
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        child, self._child = self._child, None
+        if child is not None:
+            await child.stop(0.0 if at_once else self._vigilance.shutdown_s)
+
+    async def _supervise(self, listener: LinkListener) -> None:
+        crashes = deaths = 0
+        while True:
+            before = None if self._files is None else self._files.signature()
+            end = await self._run_one(listener)
+            touched = self._files is not None and self._files.signature() != before
+            fault = await self._fault(end) if self._was_ready else None
+            if end.ready_s is not None and end.ready_s >= self._vigilance.steady_s:
+                crashes = deaths = 0
+            deaths += 1
+            crashes += not listener.may_be_to_blame and fault is None
+            error: RealizarError | None = None
+            if end.reported and not self._was_ready:
+                error = end.error
+            elif crashes >= self._vigilance.max_crashes:
+                error = EngineDeadError(f"the engine died {crashes} times in a row, the last time so: {end.error}")
+            delay_s = min(self._vigilance.first_delay_s * 2 ** min(deaths - 1, 30), self._vigilance.longest_delay_s)
+            if error is None:
+                _LOG.error("%s; another one is started %s", end.error, _when(delay_s, fault))
+            listener.lost(error or end.error, restarting=error is None, blame=not touched and fault is None)
+            if self._child is not None:
+                await self._child.reap()
+            self._child = None
+            if error is not None:
+                return
+            if fault is None:
+                await asyncio.sleep(delay_s)
+                fault = await self._file_fault()
+            if fault is not None:
+                await self._wait_for_files(listener, fault, delay_s)
+
+    async def _file_fault(self) -> str | None:
+        """What is wrong with the model's files, as far as a look tells; files may be slow to answer."""
+        return None if self._files is None else await asyncio.to_thread(self._files.fault)
+
+    async def _fault(self, end: ChildEnd) -> str | None:
+        """Why another engine could not be started now: what is wrong with the files, or what loading them said."""
+        found = await self._file_fault()
+        if found is None and end.reported and end.ready_s is None:
+            found = str(end.error) if self._files is None else self._files.shown(str(end.error))
+        return found
+
+    async def _wait_for_files(self, listener: LinkListener, fault: str, delay_s: float) -> None:
+        """Wait until nothing is seen to be wrong with the model's files, and they have changed or `delay_s` is over."""
+        listener.blocked(fault)
+        _LOG.error("no engine is started while this holds: %s", fault)
+        if self._files is None:
+            await asyncio.sleep(delay_s)
+            return
+        before = self._files.signature()
+        until_s = time.monotonic() + delay_s
+        while True:
+            await asyncio.sleep(self._vigilance.file_poll_s)
+            changed = self._files.signature() != before
+            seen = await self._file_fault()
+            if seen is None and (changed or time.monotonic() >= until_s):
+                return
+            if seen is not None and seen != fault:
+                fault = seen
+                listener.blocked(fault)
+
+    async def _run_one(self, listener: LinkListener) -> ChildEnd:
+        """Start one engine and watch it to its end."""
+
+        def note(event: Event) -> None:
+            if isinstance(event, Ready):
+                if self._was_ready:
+                    _LOG.warning("the engine is ready again")
+                self._was_ready = True
+            listener.handle(event)
+
+        child = self._child = EngineChild(note)
+        try:
+            await child.start(self._command)
+        except OSError as error:
+            return ChildEnd(EngineDeadError(f"no engine process could be started: {error}"), False, None)
+        self.send(self._load)
+        return await child.watch(self._vigilance)
+
+
+def _when(delay_s: float, fault: str | None) -> str:
+    return f"in {delay_s:.2g} s" if fault is None else "when the model's files are whole"

@@ -1,0 +1,1 @@
+"""One file for each family: from hyper-parameters to a `ModelSpec`."""

@@ -1,0 +1,29 @@
+"""OLMo 2: norms only after attention and feed-forward, and over whole rows of Q and K. Standard library only."""
+
+from __future__ import annotations
+
+from realizar.models.dimensions import read_dimensions
+from realizar.models.hyper_parameters import Settings
+from realizar.models.rope_settings import read_rope
+from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec_builder import Decoder
+
+
+def build(settings: Settings) -> ModelSpec:
+    """OLMo 2."""
+    sizes = read_dimensions(settings, defaults={"rms_norm_eps": 1e-5})
+    decoder = Decoder(settings, sizes, norm_after_attention=True)
+    rope = read_rope(settings, sizes)
+    activation = decoder.activation()
+    qkv_bias = decoder.bias("attention_bias", "self_attn.q_proj")
+    output_bias = decoder.bias("attention_bias", "self_attn.o_proj")
+    layers = [
+        Layer(
+            attention=decoder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="row"),
+            feed_forward=decoder.feed_forward(index, activation),
+            post_attention_norm=decoder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            post_feedforward_norm=decoder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
+        )
+        for index in range(sizes.num_layers)
+    ]
+    return decoder.spec(layers, tied_by_default=False)

@@ -1,0 +1,284 @@
+"""`Decoder`: the parts of a decoder-only model, from which an architecture's file composes its layers.
+
+Each method returns a part of the spec and notes where its tensors lie. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Literal
+
+from realizar.models.dimensions import MAX_CONTEXT, Dimensions
+from realizar.models.hyper_parameters import Settings
+from realizar.models.spec import (
+    Attention,
+    FeedForward,
+    Layer,
+    Linear,
+    ModelSpec,
+    Norm,
+    Rope,
+    TensorName,
+    TensorSource,
+)
+from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+}
+
+
+class Decoder:
+    """Builds the parts of one model's spec.
+
+    Args:
+        settings, sizes: the model's hyper-parameters.
+        norm_kind: of all its norms.
+        norm_weight_offset: see `Norm`; used only for Hugging Face checkpoints, as GGUF converters add it.
+        norm_bias: whether norms have a bias.
+        norm_after_attention: whether `post_attention_layernorm` is applied to attention's output (GGUF names differ).
+        prefix: of canonical names that a safetensors checkpoint has in place of `model.`, and before `lm_head`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sizes: Dimensions,
+        *,
+        norm_kind: Literal["rms", "layer"] = "rms",
+        norm_weight_offset: float = 0.0,
+        norm_bias: bool = False,
+        norm_after_attention: bool = False,
+        prefix: tuple[str, str] = ("model.", ""),
+    ) -> None:
+        self.settings = settings
+        self.sizes = sizes
+        self._norm_kind = norm_kind
+        self._norm_weight_offset = 0.0 if settings.is_gguf else norm_weight_offset
+        self._norm_bias = norm_bias
+        self._norm_after_attention = norm_after_attention
+        self._prefix = prefix
+        self._tensors: dict[TensorName, TensorSource] = {}
+
+    def stored_name(self, canonical: TensorName) -> str:
+        """The name of a canonical tensor in this checkpoint."""
+        if self.settings.is_gguf:
+            return gguf_name(canonical, norm_after_attention=self._norm_after_attention)
+        if canonical.startswith("model."):
+            return self._prefix[0] + canonical.removeprefix("model.")
+        return self._prefix[1] + canonical
+
+    def has(self, canonical: TensorName) -> bool:
+        """Whether the checkpoint holds a tensor of this canonical name by itself."""
+        return self.stored_name(canonical) in self.settings.checkpoint.tensors
+
+    def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
+        """The feed-forward's non-linearity, which a GGUF file implies by its architecture."""
+        name = self.settings.text(None, hf_key, default="")
+        if not name:
+            return default
+        if name not in _ACTIVATIONS:
+            raise self.settings.unsupported(None, hf_key, name)
+        return _ACTIVATIONS[name]
+
+    def bias(self, hf_key: str | None, projection: str, *, default: bool = False) -> bool:
+        """Whether a projection has a bias: `config.json` says so; a GGUF file shows it in its first layer.
+
+        Args:
+            hf_key: None where a configuration can't say it.
+            projection: in a layer, or `lm_head`.
+            default: where neither says so.
+        """
+        if self.settings.is_gguf:
+            return self.has(f"{'' if projection == 'lm_head' else 'model.layers.0.'}{projection}.bias") or default
+        return default if hf_key is None else self.settings.boolean(None, hf_key, default=default)
+
+    def norm(self, base: str, size: int | None = None) -> Norm:
+        """The norm named `base`, over `size` elements (the hidden size where None)."""
+        shape = (self.sizes.hidden_size if size is None else size,)
+        weight = self._note(f"{base}.weight", shape)
+        bias = self._note(f"{base}.bias", shape) if self._norm_bias else None
+        return Norm(self._norm_kind, self.sizes.norm_eps, weight, bias, self._norm_weight_offset)
+
+    def linear(self, base: str, out_features: int, in_features: int, *, bias: bool) -> Linear:
+        """The matrix named `base`."""
+        weight = self._note(f"{base}.weight", (out_features, in_features))
+        bias_name = self._note(f"{base}.bias", (out_features,)) if bias else None
+        return Linear(weight, out_features, in_features, bias_name)
+
+    def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
+        """Matrices that lie one below the other in the checkpoint tensor `base`.
+
+        Args:
+            parts: canonical base name and rows of each, in order.
+        """
+        matrices, row = [], 0
+        for name, rows in parts:
+            weight = self._note(f"{name}.weight", (rows, in_features), f"{base}.weight", row)
+            bias_name = self._note(f"{name}.bias", (rows,), f"{base}.bias", row) if bias else None
+            matrices.append(Linear(weight, rows, in_features, bias_name))
+            row += rows
+        return matrices
+
+    def attention(
+        self,
+        index: int,
+        *,
+        rope: Rope | None,
+        scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        qk_norm: Literal["head", "row"] | None = None,
+    ) -> Attention:
+        """Attention of layer `index`; `scale` None is the inverse root of the head size."""
+        sizes, base = self.sizes, f"model.layers.{index}.self_attn"
+        q_rows, kv_rows = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
+        parts = [(f"{base}.q_proj", q_rows), (f"{base}.k_proj", kv_rows), (f"{base}.v_proj", kv_rows)]
+        if self.has(f"{base}.qkv_proj.weight"):
+            q, k, v = self.fused(f"{base}.qkv_proj", parts, sizes.hidden_size, bias=qkv_bias)
+        else:
+            q, k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias) for name, n in parts)
+        q_norm = k_norm = None
+        if qk_norm is not None:
+            q_norm = self.norm(f"{base}.q_norm", sizes.head_size if qk_norm == "head" else q_rows)
+            k_norm = self.norm(f"{base}.k_norm", sizes.head_size if qk_norm == "head" else kv_rows)
+        return Attention(
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_size=sizes.head_size,
+            scale=sizes.head_size**-0.5 if scale is None else scale,
+            q=q,
+            k=k,
+            v=v,
+            o=self.linear(f"{base}.o_proj", sizes.hidden_size, q_rows, bias=output_bias),
+            rope=rope,
+            window=window,
+            soft_cap=soft_cap,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            qk_norm_axis=qk_norm or "head",
+        )
+
+    def feed_forward(self, index: int, activation: Activation, *, bias: bool = False) -> FeedForward:
+        """The gated feed-forward of layer `index`."""
+        hidden, width, base = self.sizes.hidden_size, self.sizes.feed_forward_size, f"model.layers.{index}.mlp"
+        if self._is_gate_fused(index):
+            parts = [(f"{base}.gate_proj", width), (f"{base}.up_proj", width)]
+            gate, up = self.fused(f"{base}.gate_up_proj", parts, hidden, bias=bias)
+        else:
+            gate = self.linear(f"{base}.gate_proj", width, hidden, bias=bias)
+            up = self.linear(f"{base}.up_proj", width, hidden, bias=bias)
+        down = self.linear(f"{base}.down_proj", hidden, width, bias=bias)
+        return FeedForward(activation, up, down, gate)
+
+    def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
+        """The attention window of each layer that `windowed_layers` names; one that no context can leave is no window.
+
+        Args:
+            is_windowed: see `windowed_layers`.
+            default: the window where the checkpoint has no key for it.
+        """
+        keys = ("attention.sliding_window", "sliding_window")
+        stated = self.settings.integer(*keys, low=0, high=MAX_CONTEXT, default=0)
+        window = stated if self.settings.is_present(*keys) else default
+        if not window or window >= self.sizes.context_length:
+            window = None
+        return [window if flag else None for flag in self.windowed_layers(is_windowed)]
+
+    def windowed_layers(self, is_windowed: Callable[[int], bool]) -> list[bool]:
+        """Which layers have a window (and the rope that goes with it).
+
+        `layer_types` of `config.json` or the GGUF window pattern (one flag per layer, or the period whose last layer is
+        full) says so, and `is_windowed` where the checkpoint does not.
+        """
+        keys, count = ("attention.sliding_window_pattern", "layer_types"), self.sizes.num_layers
+        stated = self.settings.raw(*keys)
+        if stated is None:
+            return [is_windowed(index) for index in range(count)]
+        if self.settings.is_gguf and not isinstance(stated, bool) and isinstance(stated, Integral):
+            return [stated == 0 or (index + 1) % int(stated) != 0 for index in range(count)]
+        if isinstance(stated, str | Integral) or not hasattr(stated, "__len__") or len(stated) != count:
+            raise self.settings.malformed(*keys, f"expected a list of {count}, one per layer")
+        if self.settings.is_gguf:
+            return [bool(flag) for flag in stated]
+        for kind in stated:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise self.settings.unsupported(*keys, kind)
+        return [kind == "sliding_attention" for kind in stated]
+
+    def spec(
+        self,
+        layers: Sequence[Layer],
+        *,
+        tied_by_default: bool,
+        head_bias: bool = False,
+        embedding_scale: float = 1.0,
+        logit_scale: float = 1.0,
+        logit_soft_cap: float | None = None,
+        is_ignored: Callable[[str], bool] = is_unneeded,
+    ) -> ModelSpec:
+        """The whole model.
+
+        Args:
+            tied_by_default: whether the head is the embedding where `config.json` does not say. A GGUF file is tied
+                when it has no `output.weight`.
+            head_bias: whether logits have a bias, tied or not.
+            is_ignored: checkpoint names that are known and not needed.
+        """
+        sizes, settings = self.sizes, self.settings
+        embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))
+        if settings.is_gguf:
+            tied = not self.has(HEAD)
+        else:
+            tied = settings.boolean(None, "tie_word_embeddings", default=tied_by_default)
+        ignored = {name for name in settings.checkpoint.tensors if is_ignored(name)}
+        if tied:
+            bias = self._note("lm_head.bias", (sizes.vocab_size,)) if head_bias else None
+            head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias)
+            ignored.add(self.stored_name(HEAD))
+        else:
+            head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias)
+        final_norm = self.norm(FINAL_NORM)
+        if not settings.boolean("attention.causal", "is_causal", default=True):
+            raise settings.unsupported("attention.causal", "is_causal", False)
+        settings.refuse_unread()
+        return ModelSpec(
+            architecture=settings.architecture,
+            vocab_size=sizes.vocab_size,
+            hidden_size=sizes.hidden_size,
+            context_length=sizes.context_length,
+            embedding=embedding,
+            layers=tuple(layers),
+            final_norm=final_norm,
+            head=head,
+            embedding_scale=embedding_scale,
+            logit_scale=logit_scale,
+            logit_soft_cap=logit_soft_cap,
+            tensors=self._tensors,
+            ignored_tensors=frozenset(ignored),
+        )
+
+    def _is_gate_fused(self, index: int) -> bool:
+        """In GGUF files the fused matrix is called like the up projection, and there is no gate."""
+        base = f"model.layers.{index}.mlp"
+        if self.settings.is_gguf:
+            stored = self.settings.checkpoint.tensors.get(self.stored_name(f"{base}.gate_up_proj.weight"))
+            is_double = stored is not None and stored.shape[:1] == (2 * self.sizes.feed_forward_size,)
+            return is_double and not self.has(f"{base}.gate_proj.weight")
+        return self.has(f"{base}.gate_up_proj.weight")
+
+    def _note(
+        self, canonical: TensorName, shape: tuple[int, ...], fused_in: TensorName | None = None, first_row: int = 0
+    ) -> TensorName:
+        stored = self.stored_name(fused_in or canonical)
+        self._tensors[canonical] = TensorSource(stored, shape, first_row, fused_in is not None)
+        return canonical

@@ -1,0 +1,1 @@
+"""Generation behind every dialect: prompts, sampling, streams and the computing that they take."""

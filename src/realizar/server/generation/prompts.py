@@ -1,0 +1,137 @@
+"""Prompts of a request as token ids: texts tokenized off the event loop, ids checked, nothing cut unless asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from realizar.errors import ContextLengthError, InvalidRequestError
+from realizar.server.errors import refused
+from realizar.server.generation.work import Stop
+from realizar.tokenizer.tokenizer import Tokenizer
+
+MAX_TOKENS = 1 << 19
+"""Of all prompts of one request, where the context is not more."""
+_GROWTH = 4
+_SLACK_TOKENS = 64  # what cutting a text may add to its beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of one prompt, and its text where it came as text."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+def tokenize_prompts(
+    given: str | Sequence[str | int | Sequence[int]] | None,
+    tokenizer: Tokenizer,
+    stop: Stop,
+    *,
+    param: str,
+    max_prompts: int,
+    max_tokens: int,
+    add_special: bool,
+    bounded: bool = True,
+) -> list[Prompt]:
+    """The prompts of a request, in order.
+
+    Args:
+        given: a text, token ids, a list of texts or of lists of ids; None is BOS alone.
+        stop: asked before each prompt.
+        param: name of the field.
+        max_tokens: of the context: texts that can't fit are not tokenized to their end.
+        bounded: whether each text has to fit; otherwise they will be cut, and have to keep to `MAX_TOKENS` alone.
+
+    Raises:
+        ApiError, InvalidRequestError: 400; empty, mixed, too many, or an id outside the vocabulary.
+    """
+    if given is None:
+        if tokenizer.bos_id is None:
+            raise refused(f"{param}: the model has no token to begin with; give a text", param)
+        return [Prompt((tokenizer.bos_id,), "")]
+    items = _listed(given, param)
+    if len(items) > max_prompts:
+        raise refused(f"{param} holds {len(items)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
+    prompts: list[Prompt] = []
+    num_tokens, most = 0, max(MAX_TOKENS, max_tokens)
+    each = max_tokens if bounded else most
+    for place, item in enumerate(items):
+        stop.check()
+        where = param if len(items) == 1 else f"{param}[{place}]"
+        prompt = _tokenize(item, tokenizer, where, each, add_special)
+        num_tokens += len(prompt.token_ids)
+        if num_tokens > most and len(items) > 1:
+            raise refused(f"{param} has more than {most} tokens; send fewer prompts at once", param, "array_too_long")
+        prompts.append(prompt)
+    return prompts
+
+
+def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:
+    """The end of a prompt, where the request asked to cut it (`truncate_prompt_tokens`; -1 is the context).
+
+    Raises:
+        ApiError: 400, out of range.
+    """
+    if count is None:
+        return tuple(token_ids)
+    if count != -1 and not 1 <= count <= max_tokens:
+        raise refused(
+            f"truncate_prompt_tokens must be -1 or between 1 and {max_tokens}, not {count}", "truncate_prompt_tokens"
+        )
+    return tuple(token_ids[-(max_tokens if count == -1 else count) :])
+
+
+def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
+    """Refuse a text over a number of tokens without tokenizing all of it: what refusing costs hangs on the number.
+
+    A text that has more characters than so many of the longest tokens is not tokenized at all. Of others, beginnings
+    are, each some times as long as the one before.
+
+    Raises:
+        ContextLengthError: it has more tokens.
+    """
+    if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
+        raise ContextLengthError(
+            f"{param} has {len(text)} characters, more than {max_tokens} tokens can hold; the context is {max_tokens}",
+            param,
+        )
+    size = 2 * max_tokens + _SLACK_TOKENS
+    while size < len(text):
+        count = len(tokenizer.encode(text[:size], add_special=False))
+        if count > max_tokens + _SLACK_TOKENS:
+            raise ContextLengthError(f"{param} has more than {count} tokens, above the context of {max_tokens}", param)
+        size *= _GROWTH
+
+
+def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> list[str | Sequence[int]]:
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise refused(f"{param} must not be empty", param, "empty_array")
+    kinds = {"text" if isinstance(item, str) else "id" if isinstance(item, int) else "ids" for item in given}
+    if len(kinds) > 1:
+        raise refused(f"{param} mixes texts and token ids", param, "invalid_type")
+    if kinds == {"id"}:
+        return [[item for item in given if isinstance(item, int)]]
+    return [item for item in given if not isinstance(item, int)]
+
+
+def _tokenize(
+    item: str | Sequence[int], tokenizer: Tokenizer, where: str, max_tokens: int, add_special: bool
+) -> Prompt:
+    if not item:
+        raise refused(f"{where} must not be empty", where, "empty_prompt")
+    if not isinstance(item, str):
+        wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise refused(f"{where} holds token id {wrong}; the vocabulary has 0 to {tokenizer.vocab_size - 1}", where)
+        return Prompt(tuple(item), None)
+    try:
+        check_fits(item, tokenizer, max_tokens, where)
+        return Prompt(tuple(tokenizer.encode(item, add_special=add_special)), item)
+    except ContextLengthError:
+        raise
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error), where) from None

@@ -1,0 +1,1 @@
+"""HTTP without any dialect: bodies, events, keys, connections, logs."""

@@ -1,0 +1,166 @@
+"""A request's body: read within bounds of size and time, and turned into the record of its endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+from typing import Any, TypeVar, get_args
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from realizar.server.api import api_of, compute
+from realizar.server.errors import ApiError, refused
+from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
+from realizar.server.http.strict_json import parse_json, parsed_size
+from realizar.server.settings import ServerSettings
+
+_DISCARDED = 4  # bodies up to so many times their limit are read to their end before they are refused
+_PLACE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+async def read_record(request: Request, record: type[R]) -> R:
+    """The record that a request carries.
+
+    Raises:
+        ApiError: 400 for what is wrong in it, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight.
+    """
+    lease = lease_of(request)
+    body = await read_body(request, api_of(request).settings, lease)
+    lease.body_bytes = len(body)
+    if len(body) <= FREE_BYTES:
+        return _decode(body, record)
+    lease.hold(parsed_size(body))
+    return await compute(request, lambda _: _decode(body, record))
+
+
+async def read_body(request: Request, settings: ServerSettings, lease: RequestLease) -> bytes:
+    """All bytes of a body. Errors as of `read_record`.
+
+    A body that is too large is read on and dropped within a bound: a connection that is closed while its client still
+    writes is reset, and the client may lose the answer.
+    """
+    _check_headers(request)
+    size = _declared_size(request)
+    limit = settings.max_body_bytes
+    if size > limit and (size > _DISCARDED * limit or "100-continue" in request.headers.get("expect", "").lower()):
+        raise _too_large(settings)  # far too large, or a client that has not begun to write
+    too_large = size > limit
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                too_large = too_large or size > limit
+                if size > _DISCARDED * limit:
+                    break
+                if too_large:
+                    parts.clear()
+                else:
+                    lease.hold(size)
+                    parts.append(part)
+    except TimeoutError:
+        if too_large:
+            raise _too_large(settings) from None
+        raise ApiError(
+            408,
+            f"the body did not arrive within {settings.body_timeout_s:g} s",
+            code="request_timeout",
+            headers={"connection": "close"},
+        ) from None
+    except ClientDisconnect:
+        raise ApiError(400, "the body ended early", code="incomplete_body") from None
+    if too_large:
+        raise _too_large(settings)
+    return b"".join(parts)
+
+
+def convert(data: Any, record: type[R]) -> R:
+    """A parsed body as its record.
+
+    Raises:
+        ApiError: 400, `param` being the path of the field.
+    """
+    if not isinstance(data, dict):
+        raise refused("the body must be a JSON object", code="invalid_type")
+    try:
+        return msgspec.convert(data, record)
+    except msgspec.ValidationError as error:
+        raise _translated(str(error), record) from None
+    except RecursionError:
+        raise refused("the body is nested too deeply", code="invalid_json") from None
+
+
+def unknown_field(path: str, name: str, known: tuple[str, ...]) -> ApiError:
+    """400 for a field that no record has, with the nearest name that one has."""
+    full = f"{path}.{name}" if path else name
+    full = ascii(full)[1:-1][:200]
+    near = difflib.get_close_matches(name[:80], known, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return refused(f"Unrecognized request argument supplied: {full}{hint}", full, "unknown_parameter")
+
+
+def _decode(body: bytes, record: type[R]) -> R:
+    return convert(parse_json(body), record)
+
+
+def _translated(message: str, record: type[msgspec.Struct]) -> ApiError:
+    place = _PLACE.match(message)
+    reason, path = (place[1], place[2]) if place else (message, "")
+    path = path.replace("[...]", "")
+    if unknown := _UNKNOWN.match(reason):
+        return unknown_field(path, unknown[1], _fields_at(record, path))
+    if missing := _MISSING.match(reason):
+        full = f"{path}.{missing[1]}" if path else missing[1]
+        return refused(f"Missing required parameter: '{full}'", full, "missing_required_parameter")
+    what = f"Invalid value for '{path}': " if path else "Invalid body: "
+    text = ascii(reason)[1:-1].replace("`", "'")
+    return refused(f"{what}{text}", path or None, "invalid_type" if "Expected" in reason else "invalid_value")
+
+
+def _fields_at(record: type[msgspec.Struct], path: str) -> tuple[str, ...]:
+    """The names that the record at a path has; none where there is no record."""
+    found: type[msgspec.Struct] | None = record
+    for name in re.findall(r"[A-Za-z_]\w*", path):
+        kinds = {field.encode_name: field.type for field in msgspec.structs.fields(found)} if found else {}
+        found = _record_in(kinds.get(name))
+    return found.__struct_fields__ if found else ()
+
+
+def _record_in(kind: Any) -> type[msgspec.Struct] | None:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    return next((found for part in get_args(kind) if (found := _record_in(part))), None)
+
+
+def _declared_size(request: Request) -> int:
+    """The length that the headers give, 0 where they give none."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) if length.isdigit() else 0
+
+
+def _check_headers(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, "compressed bodies are not accepted: send JSON as it is", code="unsupported_encoding")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        # A page of another origin can send other types, and none, without asking first.
+        raise ApiError(
+            415, "the header 'Content-Type: application/json' is needed for a body", code="unsupported_media_type"
+        )
+
+
+def _too_large(settings: ServerSettings) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is over its limit of {settings.max_body_bytes} bytes",
+        code="request_too_large",
+        headers={"connection": "close"},
+    )

@@ -1,0 +1,30 @@
+"""How uvicorn is set up: connections bounded in number, size and time, nothing told of the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from realizar.server.http.protocol import bounded_protocol
+from realizar.server.settings import ServerSettings
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings, **options: Any) -> uvicorn.Config:
+    """A configuration for `uvicorn.Server`.
+
+    Args:
+        options: of `uvicorn.Config`, such as host, port or fd.
+    """
+    defaults: dict[str, Any] = {
+        "http": bounded_protocol(settings),
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": settings.keep_alive_s,
+    }
+    return uvicorn.Config(app, **{**defaults, **options})

@@ -1,0 +1,271 @@
+"""uvicorn's protocol with bounds: what a peer may send and hold open before, during and after a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from realizar.server.errors import ApiError
+from realizar.server.http.connections import Connections
+from realizar.server.settings import ServerSettings
+
+_MAX_PIPELINED = 8
+_MAX_DROPPED = 4  # times the largest body, of what comes behind an answer
+_LINGER_S = 1.0  # a connection closed while its peer writes is reset, and the peer may lose the answer
+_HEADER_COST = 4  # colon, space and end of line
+
+
+def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol with the bounds of these settings, and a table of connections of its own."""
+    own = {"settings": settings, "table": Connections(settings.max_connections)}
+    return type("BoundedProtocol", (_BoundedProtocol,), own)
+
+
+class _BoundedProtocol(HttpToolsProtocol):
+    """One connection.
+
+    Headers and trailers together are bounded in number and bytes, and so is all else between two bytes of a body.
+    Headers must come in time, and what follows an answer that did not wait for its request's end is dropped within a
+    bound. Trailers are read by nobody. A peer that takes nothing of what is written to it is cut off.
+    """
+
+    settings: ServerSettings
+    table: Connections
+    _timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _fault: ApiError | None = None
+    _discarding = False
+    _in_message = _in_headers = _progress = False
+    _unread = _header_bytes = _num_headers = _dropped = 0
+    _owed = 0  # requests begun whose answer is not complete
+    _written = 0  # bytes given to the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.table.enter(self, self.client[0] if self.client else ""):
+            self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
+            return
+        if not self.table.may_be_told(self):
+            transport.abort()
+            return
+        self._refuse(
+            ApiError(
+                503,
+                f"too many open connections: this server takes {self.settings.max_connections} (--max-connections)",
+                kind="server_error",
+                code="too_many_connections",
+                headers={"retry-after": "1"},
+            )
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.table.leave(self)
+        self._stop_timer()
+        self._stop_stall_timer()
+        super().connection_lost(exc)
+
+    def give_way(self) -> None:
+        """For the table: close, as another connection needs the place."""
+        self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            self._drop(len(data))
+            return
+        self._progress = False
+        super().data_received(data)
+        if self._is_over():
+            return
+        self._unread = 0 if self._progress else self._unread + len(data)
+        if self._unread > self.settings.max_header_bytes:
+            self._refuse(self._too_large())
+        elif not self._in_message and self._owed == 0 and self._timer is None:
+            self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message = self._in_headers = True
+        self._header_bytes = self._num_headers = 0
+        self._owed += 1
+        if self._timer is None:
+            self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count(len(name) + len(value) + _HEADER_COST)
+        if self._num_headers > self.settings.max_headers:
+            self._fail(
+                ApiError(431, f"more than {self.settings.max_headers} headers in one request", code="headers_too_large")
+            )
+        if self._in_headers:
+            super().on_header(name, value)  # else a trailer: it must not pass for a header that was checked
+
+    def on_headers_complete(self) -> None:
+        self._progress = True
+        self._stop_timer()
+        if self._owed > _MAX_PIPELINED:
+            self._fail(ApiError(400, f"more than {_MAX_PIPELINED} requests ahead of their answers", code="pipelined"))
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+            self._fail(ApiError(400, f"a request needs one Host header, not {hosts}", code="invalid_host"))
+        self.table.busy(self)
+        super().on_headers_complete()  # raises where the target is no address: the request has no cycle then
+        self._in_headers = False
+        self.cycle.transport = cast(
+            "asyncio.Transport", _AnswerTransport(self.transport, self._write, self._close_gently)
+        )
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        if self.cycle.response_complete:
+            self._drop(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message, self._progress = False, True
+        self._stop_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._owed -= 1
+        if self._owed == 0 and not self._in_message:
+            self.table.idle(self)
+        super().on_response_complete()
+        self._watch_writing()
+        if self._in_message and not self._in_headers and not self._is_over():
+            self._dropped = 0
+            self._start_timer(self.settings.body_timeout_s, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn when the parser stops, on invalid bytes or at one of the bounds."""
+        self._refuse(self._fault or ApiError(400, "this is not a valid HTTP request", code="invalid_http"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self.settings.max_header_bytes:
+            self._fail(self._too_large())
+
+    def _fail(self, fault: ApiError) -> None:
+        """Have the parser stop; uvicorn calls `send_400_response` then."""
+        self._fault = fault
+        raise ValueError(fault.message)
+
+    def _refuse(self, fault: ApiError) -> None:
+        """Answer with an error where an answer is due, and close; what the peer still writes is dropped."""
+        if self._is_over():
+            return
+        answerable = self._may_answer()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not answerable:
+            self._discarding = True
+            self.transport.close()
+            return
+        self._write(_error_bytes(fault))
+        self._linger(_LINGER_S)
+
+    def _close_gently(self) -> None:
+        """Close after an answer, once the peer has written what it is writing or has had time to."""
+        if self._in_message and not self._is_over():
+            self._linger(self.settings.body_timeout_s)
+        elif not self._discarding:
+            self.transport.close()
+
+    def _linger(self, seconds: float) -> None:
+        """Write nothing any more, and drop what comes until the peer closes, for a while."""
+        self._discarding, self._dropped = True, 0
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._start_timer(seconds, self.transport.close)
+        self._watch_writing()
+
+    def _drop(self, size: int) -> None:
+        self._dropped += size
+        if self._dropped > _MAX_DROPPED * self.settings.max_body_bytes:
+            self._discarding = True
+            self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether an answer that is written now would be taken for that of the request at fault."""
+        if not self._in_message:
+            return self._owed == 0
+        return self._owed == 1 and (self._in_headers or not self.cycle.response_started)
+
+    def _is_over(self) -> bool:
+        return self._discarding or self.transport.is_closing()
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            431, f"the headers are over their limit of {self.settings.max_header_bytes} bytes", code="headers_too_large"
+        )
+
+    def _headers_too_slow(self) -> None:
+        self._timer = None
+        seconds = self.settings.header_timeout_s
+        self._refuse(ApiError(408, f"the headers did not arrive within {seconds:g} s", code="request_timeout"))
+
+    def _start_timer(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, callback)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _write(self, data: bytes) -> None:
+        """Write to the peer: the only way by which anything is written, so that it is counted."""
+        self._written += len(data)
+        self.transport.write(data)
+
+    def _watch_writing(self) -> None:
+        """See to it that the peer takes what waits to be written."""
+        waiting = self.transport.get_write_buffer_size()
+        if waiting and self._stall_timer is None:
+            seconds = self.settings.write_timeout_s
+            self._stall_timer = self.loop.call_later(seconds, self._check_writing, self._written - waiting)
+
+    def _check_writing(self, taken_before: int) -> None:
+        """Cut off a peer that took nothing. How much waits says nothing: a stream refills what its reader takes."""
+        self._stall_timer = None
+        if self._written - self.transport.get_write_buffer_size() == taken_before:
+            self.transport.abort()
+        else:
+            self._watch_writing()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+class _AnswerTransport:
+    """A connection as uvicorn writes an answer to it: closing lets the peer read the answer.
+
+    Args:
+        write: counts what is written.
+        close: closes so.
+    """
+
+    def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = write, transport.is_closing, close
+
+
+def _error_bytes(fault: ApiError) -> bytes:
+    body = msgspec.json.encode(fault.body())
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in {**headers, **fault.headers}.items())
+    return STATUS_LINE[fault.status] + lines.encode("latin-1") + b"\r\n" + body

@@ -1,0 +1,88 @@
+"""The outermost layer: an id for every request, one line in the log, and an answer whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from realizar.server.errors import to_api_error
+from realizar.server.http.disconnects import ClientLeftError
+
+_LOG = logging.getLogger("realizar.access")
+_GOOD_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_QUIET = ("/health", "/ready", "/metrics")
+
+
+class RequestLogMiddleware:
+    """Gives every request an id, the client's own where it is tame, and logs its end.
+
+    Handlers leave what belongs in the line in `scope["state"]["notes"]`.
+    """
+
+    def __init__(self, app: ASGIApp, enabled: bool = True) -> None:
+        self._app, self._enabled = app, enabled
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state["request_id"], state["notes"] = request_id, {}
+        started_s = time.monotonic()
+        status = 0
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except ClientLeftError:
+            state["left"] = True
+        except Exception as error:  # noqa: BLE001 - the last door: nothing of it may reach the client
+            told = to_api_error(error)
+            state["error_code"] = told.code
+            if not status:
+                await told.response()(scope, receive, send_noting)
+        finally:
+            if self._enabled:
+                _write_line(scope, status, time.monotonic() - started_s)
+
+
+def _request_id(scope: Scope) -> str:
+    given: list[bytes] = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    if len(given) == 1 and _GOOD_ID.fullmatch(given[0]):
+        return given[0].decode()
+    return f"req-{secrets.token_hex(12)}"
+
+
+def _write_line(scope: Scope, status: int, duration_s: float) -> None:
+    state = scope["state"]
+    left = state.get("left", False)
+    notes = " ".join(
+        f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in state["notes"].items()
+        if name != "model"
+    )
+    code = state.get("error_code")
+    quiet = scope["path"] in _QUIET and status in (200, 503)  # 503 tells those who ask for readiness to ask again
+    _LOG.log(
+        logging.DEBUG if quiet else logging.INFO,
+        "%s %s %s %.3fs id=%s%s%s",
+        scope["method"],
+        ascii(scope["path"])[1:-1][:200],
+        "left" if left else status,
+        duration_s,
+        state["request_id"],
+        f" {notes}" if notes else "",
+        f" error={code}" if code else "",
+    )

@@ -1,0 +1,151 @@
+"""The life of a server process: the port opens, the engine loads, signals drain it, a dead engine ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.process.messages import EngineInfo
+from realizar.errors import RealizarError
+from realizar.server.http.listen import uvicorn_config
+from realizar.server.http.memory_return import keep_little_memory
+from realizar.server.settings import ServerSettings
+
+_POLL_S = 0.1
+_LAST_ANSWERS_S = 10  # for answers that are complete to leave, once no request is open
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with signals left to `serve_app`."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Signals:
+    """SIGTERM and SIGINT as futures: the first drains, the second stops at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[int] = self._loop.create_future()
+        self.second: asyncio.Future[int] = self._loop.create_future()
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._note, int(number))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+    def _note(self, number: int) -> None:
+        waiting = self.second if self.first.done() else self.first
+        if not waiting.done():
+            waiting.set_result(number)
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """A listening address, taken before anything slow begins; port 0 takes a free one.
+
+    Raises:
+        RealizarError: it can't be had.
+    """
+    if not 0 <= port <= 65535:  # the resolver would take the port modulo 65536
+        raise RealizarError(f"--port must be between 0 and 65535, not {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise RealizarError(f"can't listen on {host}: {error.strerror}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise RealizarError(f"can't listen on {host} port {port}: {error.strerror}") from error
+    return listener
+
+
+def run_server(
+    app: ASGIApp,
+    settings: ServerSettings,
+    engine: AsyncEngine,
+    listener: socket.socket,
+    *,
+    loading: Callable[[str, float], None],
+    ready: Callable[[EngineInfo], None],
+    draining: Callable[[int], None],
+) -> int:
+    """Serve until a signal; the exit status: 0 after draining, 128 and the signal's number after a second one.
+
+    Args:
+        engine: not started; closed at the end.
+        loading: told how far loading has come. ready: told once it is done. draining: told how many requests are open.
+
+    Raises:
+        RealizarError: the engine could not load, or is gone for good.
+    """
+    keep_little_memory()
+    config = uvicorn_config(app, settings, timeout_graceful_shutdown=_LAST_ANSWERS_S)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(_Server(config), engine, listener, loading, ready, draining))
+
+
+async def _serve(
+    server: _Server,
+    engine: AsyncEngine,
+    listener: socket.socket,
+    loading: Callable[[str, float], None],
+    ready: Callable[[EngineInfo], None],
+    draining: Callable[[int], None],
+) -> int:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    dead = asyncio.create_task(engine.wait_dead())
+    announcing = asyncio.create_task(_announce(engine, loading, ready))
+    with _Signals() as signals:
+        try:
+            await engine.start()
+            await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)
+            if signals.first.done():
+                draining(engine.num_open)
+                drained = asyncio.create_task(engine.drain())
+                await asyncio.wait((drained, dead, signals.second), return_when=asyncio.FIRST_COMPLETED)
+                drained.cancel()
+            error = dead.result() if dead.done() else None
+            server.should_exit = True
+            if not signals.second.done():
+                await asyncio.wait((serving, signals.second), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            announcing.cancel()
+            dead.cancel()
+            server.should_exit = server.force_exit = True
+            await engine.close(at_once=signals.second.done())
+            await serving
+    if error is not None:
+        raise error
+    return 128 + signals.second.result() if signals.second.done() else 0
+
+
+async def _announce(
+    engine: AsyncEngine, loading: Callable[[str, float], None], ready: Callable[[EngineInfo], None]
+) -> None:
+    waiting = asyncio.create_task(engine.wait_ready())
+    waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # told by `wait_dead` too
+    while not (await asyncio.wait((waiting,), timeout=_POLL_S))[0]:
+        if engine.loading is not None:
+            loading(engine.loading.what, engine.loading.share)
+    if waiting.exception() is None:
+        ready(waiting.result())

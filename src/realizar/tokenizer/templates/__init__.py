@@ -1,0 +1,1 @@
+"""Chat templates: stored, rendered in a sandbox, and kept within bounds."""

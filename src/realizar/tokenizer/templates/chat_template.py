@@ -1,0 +1,294 @@
+"""A model's own chat template: messages to prompt, as transformers renders it, and within bounds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from realizar.errors import ChatTemplateError
+from realizar.tokenizer.templates.chat_messages import (
+    Message,
+    TemplateBoundsError,
+    TemplateTraits,
+    adapt_messages,
+    find_traits,
+    with_texts,
+)
+from realizar.tokenizer.templates.control_texts import ControlTextHider
+from realizar.tokenizer.templates.tool_prompts import (
+    has_tool_messages,
+    spell_tool_messages,
+    tools_as_system_text,
+    with_first_user_text,
+    with_system_text,
+)
+from realizar.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# Those in use have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
+MAX_TEMPLATE_CHARACTERS = 48 << 10
+_MAX_NODES = 6_000
+_NEEDLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "lookup",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": []},
+    },
+}
+
+
+class ChatTemplate:
+    """Makes prompts of conversations.
+
+    Args:
+        tokenizer: of the model; its templates are used, its control tokens are kept out of users' texts.
+        source: a template to use instead of the model's.
+
+    Raises:
+        ChatTemplateError: the model has no template; or it is malformed or too large, found out at the first use.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._sources = {"default": source} if source is not None else dict(tokenizer.chat_templates)
+        if not self._sources:
+            raise ChatTemplateError(
+                "the model has no chat template: it may be a base model; use a raw prompt, or give a template"
+            )
+        self._compiled: dict[str, _Compiled] = {}
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text.
+
+        Args:
+            messages: `role`, `content` (text, or parts of text), `tool_calls`, ... as OpenAI's API has them.
+            tools: function descriptions, as OpenAI's API has them. A template that does not show tools has them in
+                its system message, with the form of a call that the style `json` parses.
+            add_generation_prompt: whether the prompt ends where the assistant's answer starts.
+            variables: others that the template knows, such as `enable_thinking` or `documents`.
+
+        Raises:
+            ChatTemplateError: the template refuses, fails, or takes more time or memory than it may.
+            InvalidRequestError: a message that no template can take; names the field.
+        """
+        return self._choose(tools).render(messages, tools, add_generation_prompt, variables)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt's token ids, as `render` takes them.
+
+        The template's control tokens are tokens; the same texts in a message stay text. There is one BOS where the
+        model wants one, whether or not the template writes it.
+        """
+        compiled = self._choose(tools)
+        hidden = self._hider.hide((messages, tools, variables))
+        if hidden is None:
+            return self._tokenizer.encode_rendered(compiled.render(messages, tools, add_generation_prompt, variables))
+        safe_messages, safe_tools, safe_variables = hidden.value
+        text = compiled.render(safe_messages, safe_tools, add_generation_prompt, safe_variables)
+        return self._tokenizer.encode_rendered(text, hidden.restore)
+
+    def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The text of the template that prompts with such tools, or without any, are rendered by."""
+        return self._sources[self._chosen_name(tools)]
+
+    def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
+        """Whether that template shows tools itself.
+
+        Raises:
+            ChatTemplateError: it is malformed or too large.
+        """
+        return self._choose(tools).takes_tools
+
+    @functools.cached_property
+    def _hider(self) -> ControlTextHider:
+        return ControlTextHider(self._tokenizer.control_texts())
+
+    def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        name = "tool_use" if tools and "tool_use" in self._sources else "default"
+        return name if name in self._sources else next(iter(self._sources))
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> _Compiled:
+        name = self._chosen_name(tools)
+        if name not in self._compiled:
+            self._compiled[name] = _Compiled(self._sources[name], self._tokenizer.special_texts)
+        return self._compiled[name]
+
+
+def check_template(source: str) -> None:
+    """See that a template compiles, before anything slow is done for the sake of it.
+
+    Raises:
+        ChatTemplateError: it is malformed or too large.
+    """
+    _compile(source)
+
+
+@functools.lru_cache(maxsize=16)
+def template_takes_tools(source: str) -> bool:
+    """Whether a template shows the tools it is given.
+
+    Raises:
+        ChatTemplateError: it is malformed or too large.
+    """
+    return _Compiled(source, {}).takes_tools
+
+
+class _Compiled:
+    """One template, compiled, and what was found out about it by trying."""
+
+    def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
+        # Templates add to these without asking whether the model has them.
+        self._source, self._special_texts = source, {"bos_token": "", "eos_token": "", **special_texts}
+        self._template, self._names_tools = _compile(source)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        checked = with_texts(messages)
+        if "tool_calls" not in self._source and has_tool_messages(checked):
+            checked = spell_tool_messages(checked)
+        if tools and not self.takes_tools:
+            return self._render_with_tool_text(checked, tools, add_generation_prompt, variables)
+        return self._render(adapt_messages(checked, self._traits), tools, add_generation_prompt, variables)
+
+    def _render_with_tool_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Tools as text in the system message, or in the user's where the template refuses a system message."""
+        text = tools_as_system_text(tools)
+        placed = adapt_messages(with_system_text(messages, text), self._traits)
+        try:
+            return self._render(placed, None, add_generation_prompt, variables)
+        except TemplateBoundsError:
+            raise
+        except ChatTemplateError:
+            placed = adapt_messages(with_first_user_text(messages, text), self._traits)
+            return self._render(placed, None, add_generation_prompt, variables)
+
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows tools: it reads them, and the prompt differs with one."""
+        if not self._names_tools:
+            return False
+        question = [{"role": "user", "content": "x"}]
+        shown: list[str | None] = []
+        for tools in (None, [_NEEDLE_TOOL]):
+            try:
+                shown.append(self._render(question, tools, True, {}))
+            except TemplateBoundsError:
+                raise
+            except ChatTemplateError:
+                shown.append(None)
+        return shown[1] is not None and shown[0] != shown[1]
+
+    @functools.cached_property
+    def _traits(self) -> TemplateTraits:
+        return find_traits(self._source, lambda messages: self._render(messages, None, False, {}))
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        return _render_within_bounds(
+            self._template,
+            {
+                **self._special_texts,
+                **variables,
+                "messages": messages,
+                "tools": tools,
+                "documents": variables.get("documents"),
+                "add_generation_prompt": add_generation_prompt,
+            },
+        )
+
+
+def _compile(source: str) -> tuple[Template, bool]:
+    """Compiles a template; also says whether it reads a variable `tools`.
+
+    Raises:
+        ChatTemplateError: it is too large or malformed.
+    """
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        raise ChatTemplateError(f"the chat template has {len(source)} characters, above {MAX_TEMPLATE_CHARACTERS}")
+    from realizar.tokenizer.templates.sandbox import BoundedEnvironment
+
+    environment = BoundedEnvironment()
+    try:
+        tree = environment.parse(source)
+        count, names_tools = 0, False
+        for node in _all_nodes(tree):
+            count += 1
+            names_tools = names_tools or (getattr(node, "name", None) == "tools" and node.ctx == "load")
+        if count > _MAX_NODES:
+            raise ChatTemplateError(f"the chat template has {count} parts, above {_MAX_NODES}")
+        return environment.from_string(tree), names_tools
+    except ChatTemplateError:
+        raise
+    except RecursionError:
+        raise ChatTemplateError("the chat template nests too deeply") from None
+    except Exception as error:  # noqa: BLE001 - jinja2 and the compiler below it raise all kinds
+        raise ChatTemplateError(f"the chat template is malformed: {_reason(error)}") from None
+    except MemoryError:
+        raise ChatTemplateError("the chat template nests too deeply") from None
+
+
+def _all_nodes(tree: Any) -> Any:
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.iter_child_nodes())
+
+
+def _render_within_bounds(template: Template, variables: Mapping[str, Any]) -> str:
+    """Runs a compiled template.
+
+    Raises:
+        ChatTemplateError: it refuses, fails, or exceeds its bounds.
+    """
+    from realizar.tokenizer.templates.budget import BoundExceededError, Budget, spending
+
+    try:
+        with spending(Budget(variables)):
+            return "".join(template.root_render_func(template.new_context(dict(variables))))
+    except ChatTemplateError:
+        raise
+    except BoundExceededError as error:
+        raise TemplateBoundsError(f"the chat template {error}") from None
+    except RecursionError:
+        raise TemplateBoundsError("the chat template nests too deeply") from None
+    except Exception as error:  # noqa: BLE001 - a template may raise whatever Python raises
+        raise ChatTemplateError(f"the chat template failed: {_reason(error)}") from None
+    except MemoryError:
+        raise TemplateBoundsError("the chat template takes too much memory") from None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,88 @@
+"""Steps of a `CPUBackend` as the engine would give them: rows with drafts, masks, queries and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.cpu_runs import Runner
+from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, RowOutput, TokenLogprobs
+from realizar.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Part:
+    """One row's share of a step: drafts follow `tokens`, which follow `computed` others."""
+
+    row: int
+    tokens: Sequence[int]
+    computed: int = 0
+    sample: bool = True
+    drafts: Sequence[int] = ()
+    pooling: Literal["last", "mean"] | None = None
+    queries: tuple[LogprobQuery, ...] = ()
+
+
+def forward_input(runner: Runner, parts: Sequence[Part], blocks: int) -> ForwardInput:
+    """A step over rows that own blocks `blocks * row` and on, so many each, of every group."""
+    assert blocks * (1 + max(part.row for part in parts)) <= min(runner.capacity.num_blocks)
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    rows = []
+    tables = np.stack([np.arange(blocks, dtype=np.int32) + blocks * part.row for part in parts])
+    for part in parts:
+        tokens = [*part.tokens, *part.drafts]
+        places = range(part.computed, part.computed + len(tokens))
+        rows.append(
+            RowInput(
+                part.row, len(ids), len(tokens), part.computed, part.sample, part.queries, tuple(part.drafts),
+                part.pooling,
+            )
+        )  # fmt: skip
+        ids.extend(tokens)
+        positions.extend(places)
+        slots.extend(blocks * runner.config.block_size * part.row + place for place in places)
+    arrays = [np.array(values, np.int32) for values in (ids, positions, slots)]
+    groups = runner.groups
+    return ForwardInput(arrays[0], arrays[1], (arrays[2],) * groups, (tables,) * groups, tuple(rows))
+
+
+def run_step(
+    runner: Runner, parts: Sequence[Part], blocks: int = 6, masks: Mapping[int, NDArray[np.uint32]] | None = None
+) -> tuple[RowOutput, ...]:
+    """What each part got."""
+    step = runner.backend.submit(forward_input(runner, parts, blocks))
+    if masks:
+        step.set_masks(masks)
+    return step.result().rows
+
+
+def mask_of(ids: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
+    """Words that allow these ids alone."""
+    mask = np.zeros(-(-vocab_size // 32), np.uint32)
+    for token_id in ids:
+        mask[token_id // 32] |= np.uint32(1 << (token_id % 32))
+    return mask
+
+
+def plain_decode(
+    runner: Runner, row: int, prompt: Sequence[int], sampling: SamplingParams, count: int
+) -> tuple[list[int], list[TokenLogprobs]]:
+    """Output of one row alone, a token a step."""
+    runner.backend.open(row, sampling, prompt, len(prompt), 0)
+    found: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    tokens, computed = list(prompt), 0
+    while len(found) < count:
+        (output,) = run_step(runner, [Part(row, tokens, computed)])
+        computed += len(tokens)
+        tokens = list(output.token_ids)
+        found.extend(output.token_ids)
+        logprobs.extend(output.logprobs)
+    runner.backend.close(row)
+    return found, logprobs

@@ -1,0 +1,41 @@
+"""The linear kernel of every quantised type against float64, on every instruction set that this processor has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.cpu.kernels.linear_harness import HOST_SETS, check_product, filled_blocks, random_activations
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import QUANTIZED_TYPES, random_blocks
+
+_FEW = ("Q5_0", "Q8_0", "Q4_K", "Q6_K", "IQ2_XXS")
+_MATRIX = [
+    pytest.param(name, ggml_type, id=f"{name}-{ggml_type.name}", marks=[pytest.mark.full] * wide)
+    for position, name in enumerate(HOST_SETS)
+    for ggml_type in QUANTIZED_TYPES
+    for wide in [int(position > 0 and ggml_type.name not in _FEW)]
+]
+
+
+@pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
+def test_product_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
+    rng = np.random.default_rng(5)
+    block = ggml_type.block_size
+    for rows, cols, tokens in (
+        (1, block, 25),
+        (15, 3 * block, 3),
+        (16, 2 * block, 13),
+        (17, block, 6),
+        (33, 5 * block, 2),
+    ):
+        data = random_blocks(ggml_type, rows, cols, rng, 0.02)
+        check_product(instruction_set, ggml_type, data, rows, random_activations(tokens, cols, rng))
+
+
+@pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
+@pytest.mark.parametrize("fill", [0x00, 0x80, 0xFF])
+def test_extreme_codes_do_not_saturate(instruction_set: str, ggml_type: GGMLType, fill: int) -> None:
+    cols = max(256, ggml_type.block_size)
+    x = random_activations(5, cols, np.random.default_rng(6))
+    check_product(instruction_set, ggml_type, filled_blocks(ggml_type, 3, cols, fill), 3, x)

@@ -1,0 +1,111 @@
+"""Linear kernels besides the plain product: residual, bias, odd scales, float weights, and the activation records."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import njit
+
+from backends.cpu.kernels.linear_harness import (
+    HOST_SETS,
+    check_product,
+    isa_index,
+    lanes_of,
+    quantize,
+    random_activations,
+    run_linear,
+)
+from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR, FLOAT_TYPES, make_float_linear
+from realizar.backends.cpu.kernels.quantize import quantize_group
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.weights.pack import pack
+from realizar.backends.cpu.weights.pack_floats import pack_floats
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import dequantize, random_blocks
+
+
+@njit
+def _quantize_row(source: int, target: int, groups: int) -> None:
+    for group in range(groups):
+        quantize_group(source + 128 * group, target + 64 * group)
+
+
+def test_records_are_the_kernels() -> None:
+    x = np.random.default_rng(1).standard_normal((3, 96)).astype(np.float32) * 50
+    x[1, 32:64] = 0
+    x[2] = np.repeat([1e-30, 127, -3e4], 32)
+    want = quantize(x).records
+    got = aligned_zeros(3 * 96 * 2, np.uint8).reshape(3, -1)
+    for row in range(3):
+        _quantize_row(address(x[row]), address(got[row]), 3)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("instruction_set", HOST_SETS)
+def test_residual_and_bias(instruction_set: str) -> None:
+    """out + r * (W x + bias); rounding of one fused step apart."""
+    rng = np.random.default_rng(2)
+    rows, cols, tokens = 21, 96, 4
+    data = random_blocks(GGMLType.Q8_0, rows, cols, rng, 0.1)
+    x = random_activations(tokens, cols, rng)
+    matrix = pack(GGMLType.Q8_0, data, rows, cols, lanes_of(instruction_set))
+    plain = run_linear(instruction_set, "Q8_0", matrix, x, tokens).astype(np.float64)
+    bias = aligned_zeros(64, np.float32)
+    bias[:rows] = rng.standard_normal(rows)
+    before = rng.standard_normal((tokens, rows)).astype(np.float32)
+    got = run_linear(instruction_set, "Q8_0", matrix, x, tokens, 2, before, 0.25, bias)
+    np.testing.assert_allclose(got, before + 0.25 * (plain + bias[:rows]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q1_0", "IQ2_XXS", "IQ1_S", "Q6_K", "TQ2_0"])
+@pytest.mark.parametrize("scale", [-6e-8, 6e-8, -0.75, 65504.0])
+def test_scales_of_any_sign_and_size(name: str, scale: float) -> None:
+    """The float16 scale as it is: its least subnormal, negative, or the largest."""
+    ggml_type = GGMLType[name]
+    rng = np.random.default_rng(3)
+    data = random_blocks(ggml_type, 5, 256, rng, 0.02).reshape(-1, ggml_type.type_size)
+    at = {"Q6_K": 208, "TQ2_0": 64}.get(name, 0)
+    data[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    check_product(HOST_SETS[0], ggml_type, data.reshape(-1), 5, random_activations(3, 256, rng))
+
+
+@cache
+def _float_kernel(instruction_set: str, kind: str) -> Any:
+    return make_float_linear(isa_index(instruction_set), FLOAT_TYPES.index(kind), 0).ctypes
+
+
+@pytest.mark.parametrize("kind", FLOAT_TYPES)
+@pytest.mark.parametrize("instruction_set", HOST_SETS)
+def test_float_weights(instruction_set: str, kind: str) -> None:
+    rng, ggml_type = np.random.default_rng(4), GGMLType[kind.upper()]
+    for rows, cols, tokens in ((1, 64, 9), (17, 30, 7), (33, 257, 2)):
+        data = random_blocks(ggml_type, rows, cols, rng, 0.5)
+        matrix = pack_floats(ggml_type, data, rows, cols, lanes_of(instruction_set))
+        x = np.zeros((tokens, matrix.columns), np.float32)
+        x[:, :cols] = rng.standard_normal((tokens, cols))
+        weights = dequantize(ggml_type, data, rows, cols).astype(np.float64)
+
+        def run(count: int, matrix: Any = matrix, x: Any = x, rows: int = rows) -> Any:
+            out = aligned_zeros(count * matrix.tiles * lanes_of(instruction_set), np.float32).reshape(count, -1)
+            step = np.array([count], np.int64)
+            record = FLOAT_LINEAR.pack(
+                dict.fromkeys(FLOAT_LINEAR.names, 0)
+                | {
+                    "step": address(step), "weights": address(matrix.weights), "tiles": matrix.tiles,
+                    "tile_stride": matrix.size_bytes // matrix.tiles, "columns": matrix.columns, "input": address(x),
+                    "input_stride": x.strides[0], "out": address(out), "out_stride": out.strides[0],
+                    "residual_scale": 1.0,
+                }
+            )  # fmt: skip
+            for thread in range(2):
+                _float_kernel(instruction_set, kind)(address(record), thread, 2)
+            return out[:, :rows]
+
+        got = run(tokens)
+        allowed = 1e-6 * (np.abs(x[:, :cols].astype(np.float64)) @ np.abs(weights).T)
+        assert (np.abs(got - x[:, :cols].astype(np.float64) @ weights.T) <= allowed).all()
+        for count in range(1, tokens):
+            np.testing.assert_array_equal(run(count), got[:count])

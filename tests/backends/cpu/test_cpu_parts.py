@@ -1,0 +1,96 @@
+"""Random models of unusual parts through the CPU backend, against the reference model in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backends.cpu_runs import Runner, skip_unless_supported
+from random_models import Recipe, random_model, random_tokens
+from realizar.config import EngineConfig
+from reference_model import ReferenceModel
+from reference_tensors import load_tensors
+
+TOKENS = 300  # past one segment of 256 keys
+FLOAT_TOLERANCE = 2e-5
+RECIPES = {
+    "sinks-window": Recipe(parts=("sinks", "biases"), weights="F32"),
+    "cap-post-norms": Recipe(
+        96, 2, 1, parts=("soft_cap", "post_norms", "qk_norm"), weights="F32", activation="gelu_tanh"
+    ),
+    "layer-norm-ungated": Recipe(80, 4, 4, parts=("layer_norm", "ungated", "biases"), weights="F32", activation="gelu"),
+    "partial-interleaved": Recipe(64, 8, 1, parts=("partial_rope", "interleaved", "row_norm"), weights="F32"),
+    "no-rope-24": Recipe(24, 6, 2, hidden_size=72, feed_forward_size=100, parts=("no_rope", "qk_norm"), weights="F32"),
+    "head-256": Recipe(256, 3, 1, windows=(None, 257), parts=("sinks", "soft_cap"), weights="F32"),
+}
+
+
+def relative_error(found: NDArray[np.float32], expected: NDArray[np.float64]) -> float:
+    """Largest, over tokens, of norm of the error over norm."""
+    return float((np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max())
+
+
+def run_both(
+    recipe: Recipe, instruction_set: str | None = None, kv: str = "auto"
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """[tokens, vocab_size] by the backend, in chunks and then token by token, and by the reference in float64."""
+    spec, checkpoint = random_model(recipe)
+    ids = random_tokens(recipe, TOKENS)
+    config = EngineConfig(
+        threads=2, max_running=1, instruction_set=instruction_set, kv_cache_dtype=kv, context_length=512  # type: ignore[arg-type]
+    )  # fmt: skip
+    runner = Runner(spec, checkpoint, config)
+    found = runner.logits(ids, (33, 1, 200, 30))
+    runner.close()
+    return found, ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(ids)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parts_in_float32(name: str) -> None:
+    assert relative_error(*run_both(RECIPES[name])) <= FLOAT_TOLERANCE
+
+
+def test_biases_are_the_heads_too() -> None:
+    """What the recipes above compare; without the head's bias the logits would be far off."""
+    spec, checkpoint = random_model(RECIPES["sinks-window"])
+    tensors = load_tensors(spec, checkpoint)
+    assert spec.head.bias is not None
+    ids = random_tokens(RECIPES["sinks-window"], 8)
+    with_bias = ReferenceModel(spec, tensors, np.float64).logits(ids)
+    without = ReferenceModel(spec, {**tensors, spec.head.bias: 0 * tensors[spec.head.bias]}, np.float64).logits(ids)
+    assert relative_error(without, with_bias) > 100 * FLOAT_TOLERANCE
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("instruction_set", ["avx_vnni", "avx2", "portable"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_parts_on_other_instruction_sets(name: str, instruction_set: str) -> None:
+    skip_unless_supported(instruction_set)
+    assert relative_error(*run_both(RECIPES[name], instruction_set)) <= FLOAT_TOLERANCE
+
+
+@pytest.mark.parametrize("instruction_set", ["avx2", "portable"])
+def test_a_model_of_parts_on_other_instruction_sets(instruction_set: str) -> None:
+    skip_unless_supported(instruction_set)
+    assert relative_error(*run_both(RECIPES["head-256"], instruction_set)) <= FLOAT_TOLERANCE
+
+
+@pytest.mark.parametrize(("kv", "tolerance"), [("f16", 2e-3), ("bf16", 1.5e-2), ("int8", 2e-2)])
+def test_kv_element_types_lose_little(kv: str, tolerance: float) -> None:
+    error = relative_error(*run_both(RECIPES["sinks-window"], kv=kv))
+    assert tolerance / 20 < error <= tolerance
+
+
+@pytest.mark.parametrize("weights", ["F16", "BF16"])
+def test_half_float_weights_are_not_quantised(weights: str) -> None:
+    """What remains is the half-float KV cache."""
+    recipe = Recipe(parts=("sinks", "biases"), weights=weights)
+    assert relative_error(*run_both(recipe)) <= 2e-3
+
+
+@pytest.mark.parametrize("weights", ["Q4_0", "Q4_K", "Q6_K"])
+def test_quantised_weights_differ_by_activations_alone(weights: str) -> None:
+    """int8 activations cost a few percent on weights without structure."""
+    recipe = Recipe(parts=("sinks", "biases"), weights=weights)
+    assert relative_error(*run_both(recipe)) <= 6e-2

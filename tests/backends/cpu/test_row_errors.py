@@ -1,0 +1,172 @@
+"""Whatever one row of a step raises is that row's: the others get what they get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cpu.cpu_rows import Part, mask_of, run_step
+from backends.cpu_runs import Runner
+from random_models import Recipe, random_model, random_tokens
+from realizar.backends.base import LogprobQuery, RowError, RowOutput
+from realizar.backends.cpu.mean_pool import MeanPool
+from realizar.backends.cpu.sampling import logit_reader
+from realizar.backends.cpu.sampling.sampler import RowSampler
+from realizar.config import EngineConfig
+from realizar.sampling_params import SamplingParams
+
+RECIPE = Recipe(vocab_size=96)
+PROMPTS = {row: random_tokens(RECIPE, 9 + row, row) for row in range(3)}
+SAMPLINGS = {
+    0: SamplingParams(temperature=0.8, seed=3, logprobs=2, repetition_penalty=1.2),
+    1: SamplingParams(temperature=0.9, seed=4, mirostat=2, presence_penalty=0.5, dry_multiplier=1.0, logprobs=1),
+    2: SamplingParams(temperature=0.0, dry_multiplier=1.0),
+}
+ALL = tuple(range(RECIPE.vocab_size))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    config = EngineConfig(threads=2, max_running=4, max_step_tokens=96, kv_cache_bytes=32 << 20)
+    made = Runner(*random_model(RECIPE), config)
+    yield made
+    made.close()
+
+
+def run(runner: Runner, samplings: dict[int, SamplingParams], **middle: Any) -> tuple[RowOutput, ...]:
+    """One step of rows that read their prompts and choose; `middle` is what row 1's part has besides."""
+    for row, sampling in samplings.items():
+        runner.backend.open(row, sampling, PROMPTS[row], len(PROMPTS[row]), 0)
+    masks = middle.pop("masks", None)
+    try:
+        parts = [Part(row, PROMPTS[row], **(middle if row == 1 else {})) for row in samplings]
+        return run_step(runner, parts, masks=masks)
+    finally:
+        for row in samplings:
+            runner.backend.close(row)
+
+
+def expect(runner: Runner, error: RowError, sampling: SamplingParams = SAMPLINGS[1], **middle: Any) -> None:
+    """Row 1 fails so between two others, which get what they get without it."""
+    first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
+    assert failed == RowOutput(1, (), error=error)
+    assert (first, last) == run(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]})
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_every_id_forbidden(runner: Runner, logprobs: int | None) -> None:
+    sampling = SamplingParams(temperature=0.0, min_tokens=1, stop_token_ids=ALL, logprobs=logprobs)
+    reason = "no token can be sampled: every one ends the output, before min_tokens"
+    expect(runner, RowError(reason, "request", "min_tokens"), sampling)
+
+
+def test_a_mask_that_allows_nothing(runner: Runner) -> None:
+    masks = {1: mask_of((), RECIPE.vocab_size)}
+    reason = "no token can be sampled: the grammar and min_tokens allow none"
+    expect(runner, RowError(reason, "request", "structured"), masks=masks)
+
+
+@pytest.mark.parametrize(
+    ("part", "drafts"),
+    [("_bias", ()), ("_penalties", ()), ("_dry", ()), ("_penalties", (5, 6))],
+    ids=["bias", "penalties", "dry", "drafts"],
+)
+def test_any_exception_of_a_part_of_the_sampler(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, part: str, drafts: tuple[int, ...]
+) -> None:
+    """Raised by the one row whose parameters ask for a bias; what nobody foresaw is told by its class alone."""
+    honest = RowSampler.__init__
+
+    def made(self: RowSampler, sampling: SamplingParams, *arguments: Any) -> None:
+        honest(self, sampling, *arguments)
+        if sampling.logit_bias:
+            getattr(self, part).active = True
+            monkeypatch.setattr(getattr(self, part), "apply", failing(IndexError("/secret/path")))
+
+    monkeypatch.setattr(RowSampler, "__init__", made)
+    sampling = SamplingParams(temperature=0.9, seed=4, logit_bias={3: 1.0})
+    expect(runner, RowError("the request's sampling failed: IndexError"), sampling, drafts=drafts)
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
+def test_log_probabilities(runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Of the row's prompt, which it alone asks for."""
+    honest = logit_reader.token_logprobs
+    monkeypatch.setattr(
+        logit_reader,
+        "token_logprobs",
+        lambda logits, target, top: failing(error)() if top == 77 else honest(logits, target, top),
+    )
+    memory = isinstance(error, MemoryError)
+    told = RowError("there is no memory for the request's sampling", "memory")
+    queries = (LogprobQuery(2, 5, 3), LogprobQuery(4, 5, 77))
+    expect(runner, told if memory else RowError("the request's sampling failed: ValueError"), queries=queries)
+
+
+def test_pooling(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeanPool, "add", failing(RuntimeError("a mean of nothing")))
+    error = RowError("the request's pooling failed: RuntimeError")
+    expect(runner, error, SamplingParams(), sample=False, pooling="mean")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("wants", ["choice", "query"])
+def test_logits_that_are_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPatch, wants: str, value: float) -> None:
+    """One row's: of the three whose logits are read in the order of the rows."""
+    honest = runner.backend._logits
+    query = LogprobQuery(3, 5, 2)
+
+    def broken(tokens: list[int]) -> np.ndarray:
+        logits = honest(tokens)
+        if len(tokens) > 2:
+            logits[1] = value
+        return logits
+
+    monkeypatch.setattr(runner.backend, "_logits", broken)
+    if wants == "choice":
+        expect(runner, RowError(f"no token can be sampled: the model gave a logit of {value}"))
+    else:
+        error = RowError(f"the model's logits are not usable: their maximum is {value}")
+        expect(runner, error, SamplingParams(), sample=False, queries=(query,))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_hidden_state_that_is_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPatch, pooling: str) -> None:
+    honest = runner.backend._hidden
+    monkeypatch.setattr(runner.backend, "_hidden", lambda tokens: honest(tokens) * np.float32(np.nan))
+    error = RowError("the model gave a hidden state that is not finite")
+    expect(runner, error, SamplingParams(), sample=False, pooling=pooling)
+
+
+def test_a_step_that_follows_a_row_without_a_choice(runner: Runner) -> None:
+    """With two steps in flight the next one is submitted before anybody knows; its other rows are unharmed."""
+    from backends.cpu.cpu_rows import forward_input
+    from realizar.backends.base import FROM_PREVIOUS_STEP
+
+    def two_steps(samplings: dict[int, SamplingParams]) -> list[tuple[RowOutput, ...]]:
+        for row, sampling in samplings.items():
+            runner.backend.open(row, sampling, PROMPTS[row], len(PROMPTS[row]), 0)
+        first = runner.backend.submit(forward_input(runner, [Part(row, PROMPTS[row]) for row in samplings], 6))
+        parts = [Part(row, [FROM_PREVIOUS_STEP], len(PROMPTS[row])) for row in samplings]
+        second = runner.backend.submit(forward_input(runner, parts, 6))
+        found = [first.result().rows, second.result().rows]
+        for row in samplings:
+            runner.backend.close(row)
+        return found
+
+    broken = SamplingParams(min_tokens=1, stop_token_ids=ALL)
+    mixed = two_steps({0: SAMPLINGS[0], 1: broken, 2: SAMPLINGS[2]})
+    assert all(rows[1].error is not None for rows in mixed[:1])
+    assert [(rows[0], rows[2]) for rows in mixed] == [
+        tuple(rows) for rows in two_steps({0: SAMPLINGS[0], 2: SAMPLINGS[2]})
+    ]

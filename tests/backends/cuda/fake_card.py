@@ -1,0 +1,36 @@
+"""The CPU in the place of a card, for what happens to weights on their way there. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import RawMatrix, pack_by_threads
+
+
+class FakeCard(DeviceProfile):
+    """The CPU in the place of a card whose products are CUDA C++: matrices go the way of raw blocks."""
+
+    @property
+    def has_cuda_kernels(self) -> bool:
+        return True
+
+
+class FakePacker:
+    """Packs where the real one does, on the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def pack(
+        self,
+        parts: Sequence[RawMatrix],
+        into: torch.Tensor | None = None,
+        uploaded: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> PackedMatrix:
+        return pack_by_threads(parts, self.device, into, uploaded, **options)

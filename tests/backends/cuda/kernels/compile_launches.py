@@ -1,0 +1,159 @@
+"""Compiles every Triton kernel as the backend launches it, for GPUs that are not there; run as a script.
+
+The backend runs on the CPU with launches replaced by compilation, so nothing is computed. Prints one line per target:
+kernels compiled, and the most shared memory among them. Fails where one does not compile, or where a kernel that may
+start early reads memory before it has waited.
+
+    python compile_launches.py 80 90 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from backends.cuda.cuda_runs import GPURunner
+from random_models import Recipe, random_model, random_tokens
+from realizar.backends.cuda import runner
+from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.kernel_sizes import compute_type
+from realizar.backends.cuda.kernels.fetch import fetch
+from realizar.backends.cuda.matmul import linears
+from realizar.backends.cuda.matmul.inputs import Form
+from realizar.config import EngineConfig
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+RECIPES = {
+    "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
+    "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
+    "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
+    "f32": Recipe(96, 4, 4, weights="F32", parts=("row_norm", "ungated"), activation="gelu"),
+}
+FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64), Form("fp8"))
+
+_POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.uint8: "*u8",
+    torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+launches: dict[Any, tuple[ASTSource, dict[str, Any]]] = {}
+
+
+def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    """In place of `JITFunction.run`."""
+    names = self.arg_names
+    values = dict(zip(names, args, strict=False))
+    compile_options = {key: options.pop(key) for key in ("num_warps", "num_stages") if key in options}
+    options.pop("launch_pdl", None)
+    values.update(options)
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for name, parameter in zip(names, self.params, strict=True):
+        value = values[name]
+        if parameter.is_constexpr:
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = _POINTERS[value.dtype]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32"
+    shown = {key: str(value) for key, value in constants.items()}
+    key = (self.fn.__name__, tuple(signature.items()), tuple(shown.items()), tuple(compile_options.items()))
+    if key not in launches:
+        attributes = {
+            (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if signature[name].startswith("*")
+        }
+        launches[key] = (ASTSource(self, signature, constants, attributes), compile_options)
+
+
+def run_backend(recipes: list[str], forms: int) -> None:
+    """A chunk, a decode, and both in a step, of every recipe and every form of activations."""
+    triton.runtime.jit.JITFunction.run = record
+    gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
+    runner.compute_type = lambda dtype, device: compute_type(dtype, gpu)
+    linears.product_type = lambda device: tl.float16
+    plain_forms = linears.MergedLinear.forms
+    plain_launch = linears.MergedLinear.launch
+    plain_finishes = linears.MergedLinear.finishes_norms
+    packed = linears.MergedLinear.all_packed
+    for kv, recipe in ((name, RECIPES[name]) for name in recipes):
+        for form in FORMS[:forms]:
+            linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
+            linears.MergedLinear.launch = plain_launch if form is None else (lambda *_: None)
+            linears.MergedLinear.all_packed = packed if form is None else True
+            finishes = form is None or form.kind != "fp8"
+            linears.MergedLinear.finishes_norms = plain_finishes if finishes else (lambda *_: False)
+            by_turns = form is not None and form.kind == "half" and "biases" not in recipe.parts
+            linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
+            kv_dtype: Any = "auto" if kv == "f32" else kv
+            config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
+            made = GPURunner(*random_model(recipe), config)
+            ids = random_tokens(recipe, 40)
+            first, second = made.request(0, ids), made.request(1, ids, first=8)
+            made.step([(first, 20)])
+            made.step([(first, 1), (second, 20)])
+            made.step([(first, 1), (second, 1)])
+    integers = torch.zeros(4, dtype=torch.int32)
+    fetch[(1,)](integers, integers, 4, BLOCK=1024)  # of real GPUs alone
+
+
+def tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel waits before its first access to memory."""
+    access = re.search(r"\b(ld|st|atom|red)\.[a-z.]*global", ptx)
+    wait = ptx.find("griddepcontrol.wait")
+    return access is None or 0 <= wait < access.start()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", type=int, nargs="+")
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--forms", type=int, default=len(FORMS), help="how many of the forms of activations")
+    arguments = parser.parse_args()
+    targets: list[int] = arguments.targets
+    run_backend(arguments.recipes.split(","), arguments.forms)
+    failed = 0
+    for capability in targets:
+        target = GPUTarget("cuda", capability, 32)
+
+        def build(
+            item: tuple[ASTSource, dict[str, Any]], target: GPUTarget = target, capability: int = capability
+        ) -> Any:
+            source, options = item
+            if "DEPENDENT" in source.constants or any("DEPENDENT" in str(name) for name in source.fn.arg_names):
+                place = (source.fn.arg_names.index("DEPENDENT"),)
+                source.constants[place] = capability >= 90
+            return triton.compile(source, target=target, options=options)
+
+        most = 0
+        for key, item in launches.items():
+            try:
+                kernel = build(item)
+            except Exception as error:  # noqa: BLE001 the list of failures is the result
+                failed += 1
+                tell(f"sm_{capability} {key[0]}: {type(error).__name__}: {str(error)[:300]} {key[2]}")
+                continue
+            if capability >= 90 and "DEPENDENT" in item[0].fn.arg_names and not waits_first(kernel.asm["ptx"]):
+                failed += 1
+                tell(f"sm_{capability} {key[0]}: reads memory before it waits for the kernel before it")
+            most = max(most, kernel.metadata.shared)
+            if kernel.metadata.shared > SHARED_BYTES[capability]:
+                failed += 1
+                tell(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
+        tell(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Product kernels compile for the architectures that they are meant for, without a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
+from realizar.backends.cuda.native.sources import (
+    REPACKED_TYPES,
+    GatedActivation,
+    MatvecTiles,
+    MmaSyncTiles,
+    Tiles,
+    WgmmaTiles,
+    activations_source,
+    product_source,
+    repack_source,
+)
+from realizar.backends.cuda.weights.pack_raw import RawMatrix, raw_format
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import KernelError
+from realizar.quantization import QUANTIZED_TYPES
+
+FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
+KERNELS: tuple[tuple[str, Tiles], ...] = (
+    ("sm_80", MatvecTiles(1, 8, 1, 2, 3)),
+    ("sm_80", MmaSyncTiles(16, 2, 4, 1)),
+    ("sm_90a", WgmmaTiles(16, 1, 2, 4, 1, 1)),
+)
+
+
+def form_of(ggml_type: GGMLType) -> FragmentFormat:
+    return raw_format(RawMatrix(ggml_type, np.zeros(0, np.uint8), 0, 0))
+
+
+@pytest.fixture(autouse=True)
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def check(sources: list[Source], arch: str) -> None:
+    for source, cubin in zip(sources, compile_sources(sources, arch), strict=True):
+        assert cubin[:4] == b"\x7fELF"
+        assert source.name.encode() in cubin
+
+
+@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
+    check([product_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+def test_all_weights_compile(arch: str, tiles: Tiles) -> None:
+    check([product_source([form], tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
+
+
+@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
+    check([product_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
+
+
+MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
+WGMMA_GATED = (
+    WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
+    WgmmaTiles(128, 2, 2, 3, 2, 1), WgmmaTiles(128, 2, 1, 6, 2, 1),
+)  # fmt: skip
+GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_GATED + WGMMA_GATED}
+
+
+@pytest.mark.parametrize("arch", GATED)
+@pytest.mark.parametrize(
+    ("ggml_type", "activation"),
+    [
+        (GGMLType.Q4_K, "silu"),
+        pytest.param(GGMLType.Q6_K, "gelu_tanh", marks=pytest.mark.full),
+        pytest.param(GGMLType.Q8_0, "gelu", marks=pytest.mark.full),
+        pytest.param(GGMLType.IQ4_NL, "gelu", marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_products_that_end_with_an_activation_keep_their_sums_in_registers(
+    ggml_type: GGMLType, activation: GatedActivation, arch: str, tmp_path: Path
+) -> None:
+    check_registers(
+        [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, pytest.param(GGMLType.Q8_0, marks=pytest.mark.full)], ids=str)
+def test_products_that_end_on_the_stream_keep_their_sums_in_registers(
+    ggml_type: GGMLType, arch: str, tmp_path: Path
+) -> None:
+    tiles = (
+        MatvecTiles(1, 1, 12, 2, 2),
+        MatvecTiles(1, 2, 2, 2, 6),
+        MatvecTiles(2, 1, 8, 2, 2),
+        MatvecTiles(1, 1, 16, 2, 1),
+    )
+    check_registers([product_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
+
+
+def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
+    """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said.
+
+    And that the Hopper kernel makes weights while it multiplies: where it finds too few registers, the compiler
+    waits for every product.
+    """
+    check(sources, arch)
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("triton has no cuobjdump here")
+    for source, tiles in zip(sources, all_tiles, strict=True):
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(compile_source(source, arch))
+        told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
+        assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
+        if isinstance(tiles, WgmmaTiles):
+            code = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+            assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) -> None:
+    tiles: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
+    if capability == (9, 0):
+        tiles.append(WgmmaTiles(128, 2, 2, 4, 1, 1))
+    check([product_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
+
+
+def test_helpers_compile() -> None:
+    sources = [repack_source(ggml_type, form_of(ggml_type)) for ggml_type in REPACKED_TYPES]
+    cubins = compile_sources([activations_source(), *sources], "sm_80")
+    assert b"to_int8" in cubins[0]
+    assert b"to_half" in cubins[0]
+    assert all(b"pack_blocks" in cubin and b"scale_tops" in cubin for cubin in cubins[1:])
+
+
+def test_the_second_time_comes_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    from realizar.backends.cuda.native import nvrtc
+
+    seen: list[tuple[int, int]] = []
+    first = compile_sources([activations_source()], "sm_80", lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 1)]
+    monkeypatch.setattr(nvrtc, "compile_text", lambda *_: pytest.fail("compiled again"))
+    assert compile_source(activations_source(), "sm_80") == first[0]
+    assert [path.suffix for path in cache_folder().iterdir()] == [".cubin"]
+
+
+def test_a_cache_that_cannot_be_written_costs_compiling_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "realizar").write_text("in the way")
+    assert compile_source(activations_source(), "sm_80")[:4] == b"\x7fELF"
+    assert "can't be kept" in caplog.text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_errors_name_kernel_architecture_and_reason(count: int) -> None:
+    broken = [Source(f"broken{index}", "__global__ void broken() { nothing(); }") for index in range(count)]
+    with pytest.raises(KernelError, match=r"kernel broken\d does not compile for sm_80: .*error"):
+        compile_sources(broken, "sm_80")

@@ -1,0 +1,236 @@
+"""Kernels of the GPU backend, interpreted, each beside its twin in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from realizar.backends.cuda.kernels.activate import activate, convert  # noqa: E402
+from realizar.backends.cuda.kernels.attend import attend_chunk  # noqa: E402
+from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa: E402
+from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
+from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
+from realizar.backends.cuda.kernels.weights import embed_quantized  # noqa: E402
+from realizar.backends.cuda.layouts.activations import half_activations, int8_activations  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
+from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
+from realizar.quantization import QUANTIZED_TYPES, dequantize  # noqa: E402
+from realizar.quantization.random_blocks import random_blocks  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted only where there is no GPU"),
+    # exp of large numbers is meant to be infinite; rows are written before their power of two is known
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+CPU = torch.device("cpu")
+ROWS, COLS = 5, 130  # neither whole chunks of 64 nor whole groups of 32
+
+
+def poisoned(form: Form) -> object:
+    """A buffer full of NaN and -1: what a kernel leaves unwritten is seen."""
+    buffer = ActivationBuffers(ROWS, CPU).get(form, COLS)
+    for tensor in (buffer.values, buffer.scales, buffer.codes, buffer.terms):
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    return buffer
+
+
+def rows_of(seed: int) -> np.ndarray:
+    """Rows whose largest values are usual, beyond a float16, and far below its range."""
+    x = np.random.default_rng(seed).standard_normal((ROWS, COLS)).astype(np.float32)
+    x[1] *= 1e6
+    x[2] *= 1e-6
+    x[3] = 0.0
+    return x
+
+
+def start_convert(x: np.ndarray, form: Form, block: int) -> object:
+    buffer = poisoned(form)
+    state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
+    padded = -(-COLS // 64) * 64
+    convert[(ROWS, -(-padded // block))](
+        torch.from_numpy(x), COLS, COLS, *buffer.pointers(), *state, **buffer.constants(), DEPENDENT=False, BLOCK=block
+    )  # fmt: skip
+    assert not any(tensor.any() for tensor in state)
+    return buffer
+
+
+@pytest.mark.parametrize("block", [64, 256])
+def test_int8_rows(block: int) -> None:
+    x = rows_of(1)
+    found = start_convert(x, Form("int8"), block)
+    codes, terms = int8_activations(x)
+    assert np.abs(found.codes.numpy().astype(int) - codes).max() <= 1  # where x / scale is half-way
+    assert (found.codes.numpy() == codes).mean() > 0.99
+    scales = terms[..., 0]
+    np.testing.assert_allclose(found.terms.numpy()[..., 0], scales, rtol=1e-6)
+    sums = scales * found.codes.numpy().reshape(ROWS, -1, 16).sum(axis=2)
+    np.testing.assert_allclose(found.terms.numpy()[..., 1], sums, rtol=1e-5, atol=1e-6 * scales.max())
+
+
+@pytest.mark.parametrize("block_rows", [8, 16])
+@pytest.mark.parametrize("block", [64, 256])
+def test_half_rows(block: int, block_rows: int) -> None:
+    x = rows_of(2)
+    found = start_convert(x, Form("half", block_rows), block)
+    values, scales = half_activations(x, block_rows)
+    assert np.array_equal(found.scales.numpy()[:ROWS], scales[:ROWS])
+    written = np.zeros((values.shape[3] * 8, 1), bool)
+    written[:ROWS] = True
+    mask = np.broadcast_to(written.reshape(1, 1, 1, -1, 8, 1), values.shape)
+    assert np.array_equal(found.values.numpy()[mask].view(np.uint16), values[mask].view(np.uint16))
+
+
+def test_scaled_rows() -> None:
+    x = rows_of(3)
+    found = start_convert(x, Form("f16"), 64)
+    _, scales = half_activations(x, 8)
+    assert np.array_equal(found.scales.numpy(), scales[:ROWS])
+    assert np.array_equal(found.values.numpy(), (x / scales[:ROWS, None]).astype(np.float16))
+
+
+def as_activated(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tensor:
+    gelu = torch.nn.functional.gelu
+    return (torch.nn.functional.silu(gate), gelu(gate, approximate="tanh"), gelu(gate))[kind] * up
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_activation(kind: int) -> None:
+    """Of two splits and a bias; gate and up 1,000 times as large in one row."""
+    rng = np.random.default_rng(4)
+    parts = rng.standard_normal((2, ROWS, 2 * COLS)).astype(np.float32)
+    parts[:, 2] *= 1e3
+    bias = rng.standard_normal(2 * COLS).astype(np.float32)
+    buffer, product = poisoned(Form("f16")), torch.from_numpy(parts)
+    state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
+    activate[(ROWS, 3)](
+        product, product.stride(0), product.stride(1), torch.from_numpy(bias), COLS, COLS, *buffer.pointers(), *state,
+        SPLITS=2, BIAS=True, KIND=kind, GATED=True, INTERLEAVED=False, DEPENDENT=False, BLOCK=64, **buffer.constants(),
+    )  # fmt: skip
+    both = torch.from_numpy(parts.astype(np.float64).sum(axis=0) + bias)
+    expected = as_activated(both[:, :COLS], both[:, COLS:], kind)
+    found = buffer.values.double() * buffer.scales[:, None].double()
+    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() < 1e-3
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e4])
+def test_activation_of_gate_and_up_by_turns(factor: float) -> None:
+    """64 columns of each; with large values the rows are divided once all of their blocks are done."""
+    cols, kind = 192, 0
+    parts = torch.from_numpy(np.random.default_rng(8).standard_normal((2, ROWS, 3, 2, 64)).astype(np.float32) * factor)
+    product = parts.reshape(2, ROWS, 2 * cols)
+    buffer = ActivationBuffers(ROWS, CPU).get(Form("f16"), cols)
+    state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
+    activate[(ROWS, 3)](
+        product, product.stride(0), product.stride(1), torch.zeros(1), 64, cols, *buffer.pointers(), *state, SPLITS=2,
+        BIAS=False, KIND=kind, GATED=True, INTERLEAVED=True, DEPENDENT=False, BLOCK=64, **buffer.constants(),
+    )  # fmt: skip
+    both = parts.double().sum(0)
+    expected = as_activated(both[:, :, 0], both[:, :, 1], kind).reshape(ROWS, cols)
+    found = buffer.values.double() * buffer.scales[:, None].double()
+    assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-3
+
+
+def test_normalize_joins_a_branch() -> None:
+    """hidden += 0.5 * norm(product), then a LayerNorm of it, into float32."""
+    rng = np.random.default_rng(5)
+    parts, hidden = (rng.standard_normal(shape) for shape in ((3, ROWS, COLS), (ROWS, COLS)))
+    vectors = [torch.from_numpy(rng.standard_normal(COLS).astype(np.float32)) for _ in range(4)]
+    bias, branch_weight, weight, norm_bias = vectors
+    product, stream = (torch.from_numpy(values.astype(np.float32)) for values in (parts, hidden))
+    out, squares, none = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan")), torch.zeros(1)
+    normalize[(ROWS,)](
+        product, product.stride(0), product.stride(1), bias, branch_weight, none, 1e-5, 0.5, stream, COLS, none,
+        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, squares, SPLITS=3, PRODUCT_BIAS=True,
+        BRANCH_NORM=1, BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_ROWS=1, CHUNKS=1,
+        DEPENDENT=False, PARTS=8, BLOCK=256,
+    )  # fmt: skip
+    branch = parts.sum(axis=0) + bias.numpy()
+    branch *= branch_weight.numpy() / np.sqrt((branch**2).mean(axis=1, keepdims=True) + 1e-5)
+    expected = hidden + 0.5 * branch
+    np.testing.assert_allclose(stream.numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(squares[:, 0].numpy(), (expected**2).sum(axis=1), rtol=1e-5)
+    assert (squares[:, 1:] == 0).all()
+    centred = expected - expected.mean(axis=1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(out.numpy(), normed * weight.numpy() + norm_bias.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)
+def test_embedding_of_every_type(ggml_type: object) -> None:
+    """Bit for bit the reference's weights; id -1 is the row's last choice."""
+    cols = max(64, ggml_type.block_size)
+    data = random_blocks(ggml_type, 9, cols, np.random.default_rng(6), 0.1)
+    matrix = pack_plain(ggml_type, data.view(np.uint8).reshape(-1), 9, cols, CPU)
+    out = torch.full((3, cols), float("nan"))
+    ids, rows, last = (torch.tensor(v, dtype=torch.int32) for v in ([8, -1, 0], [0, 1, 0], [2, 5]))
+    embed_quantized[(3, -(-cols // 256))](
+        ids, rows, last, out, cols, 2.0, cols=cols, **matrix.arrays, **matrix.constants, DEPENDENT=False, BLOCK=256
+    )
+    expected = dequantize(ggml_type, data.view(np.uint8).reshape(-1), 9, cols)[[8, 5, 0]] * np.float32(2)
+    assert np.array_equal(out.numpy(), expected)
+
+
+def test_fetch_copies_what_is_asked_for() -> None:
+    host, device = torch.arange(1, 101, dtype=torch.int32), torch.full((100,), -7, dtype=torch.int32)
+    fetch[(3,)](host, device, 70, BLOCK=32)
+    assert torch.equal(device[:70], host[:70])
+    assert bool((device[70:] == -7).all())
+
+
+def test_largest_logits() -> None:
+    """The lowest id among equals, across blocks; a NaN or an infinity gives -1."""
+    values = np.random.default_rng(7).standard_normal((5, 300)).astype(np.float32)
+    values[0, [70, 200]] = 9.0
+    values[1, 299] = 9.0
+    values[2, 100] = np.nan
+    values[3, 5] = np.inf
+    values[4, 60:] = -np.inf
+    product = torch.from_numpy(values[None] / 2)
+    logits = torch.full((5, 300), float("nan"))
+    tops, ids = torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.int32)
+    finish_logits[(5, 5)](
+        product, 0, 300, product, logits, 300, 2.0, 1.0, tops, ids, 5, 300, SPLITS=1, BIAS=False, SOFT_CAP=False,
+        DEPENDENT=False, BLOCK=64,
+    )  # fmt: skip
+    choices, last = torch.zeros(5, dtype=torch.int32), torch.full((6,), 7, dtype=torch.int32)
+    rows = torch.tensor([3, 1, 2, -1, 5], dtype=torch.int32)
+    choose[(5,)](tops, ids, 5, choices, rows, last, DEPENDENT=False, BLOCKS=8)
+    assert np.array_equal(logits.numpy(), values, equal_nan=True)
+    assert choices.tolist() == [70, 299, -1, -1, int(values[4].argmax())]
+    assert last.tolist() == [7, 299, 0, 70, 7, int(values[4].argmax())]
+
+
+def test_a_chunk_sees_its_window() -> None:
+    """Attention of a chunk after a prefix over shuffled blocks, with a window, a cap and sinks."""
+    rng = np.random.default_rng(8)
+    heads, size, length, chunk, window, cap = 2, 32, 75, 11, 9, 4.0
+    keys, values = (rng.standard_normal((6, 1, 16, size)).astype(np.float32) for _ in range(2))
+    table = np.array([4, 0, 5, 2, 1], np.int32)
+    query = rng.standard_normal((chunk, heads * size)).astype(np.float32)
+    sinks = rng.standard_normal(heads).astype(np.float32)
+    out, none = torch.full((chunk, heads * size), float("nan")), torch.zeros(1)
+
+    def ints(*numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32)
+
+    attend_chunk[(3, 1)](
+        torch.from_numpy(query), torch.from_numpy(keys), torch.from_numpy(values), none, none, torch.from_numpy(sinks),
+        out, ints(0, 0, -1), ints(8, 0, 0), ints(0), ints(chunk), ints(length), torch.from_numpy(table), ints(5), 0.3,
+        cap, heads * size, heads * size, TABLE_ROWS=1, CACHE_GROUP=0, HEADS=heads, KV_HEADS=1, HEAD=size,
+        PADDED_HEAD=size, BLOCK_SIZE=16, WINDOW=window, SOFT_CAP=True, SINKS=True, INT8=False,
+        COMPUTE=__import__("triton").language.float32, KEYS=16, QUERIES=16, TOKENS=8, DEPENDENT=False,
+    )  # fmt: skip
+    flat = [part[table, 0].reshape(-1, size)[:length].astype(np.float64) for part in (keys, values)]
+    for token in range(chunk):
+        position = length - chunk + token
+        seen = slice(max(0, position - window + 1), position + 1)
+        for head in range(heads):
+            q = query[token, head * size : (head + 1) * size].astype(np.float64)
+            scores = cap * np.tanh(flat[0][seen] @ q * 0.3 / cap)
+            weights = np.exp(np.append(scores, sinks[head]))
+            expected = weights[:-1] @ flat[1][seen] / weights.sum()
+            np.testing.assert_allclose(out[token, head * size : (head + 1) * size], expected, atol=1e-5)

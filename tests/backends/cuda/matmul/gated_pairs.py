@@ -1,0 +1,91 @@
+"""Gate and up of random feed-forwards, interleaved on a GPU, and what their products end with in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
+from realizar.backends.cuda.matmul.quantized import Activations, ProductConfig, Products
+from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.weights.pack_raw import RawMatrix
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import random_blocks, to_planes
+
+TYPES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ4_NL)
+ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu")
+WIDTH, COLS = 320, 512  # five strips each: with two groups the last block of the Hopper kernel ends early
+
+
+def raw_pair(ggml_type: GGMLType, width: int, cols: int) -> list[RawMatrix]:
+    rngs = [np.random.default_rng(seed) for seed in range(2)]
+    return [RawMatrix(ggml_type, random_blocks(ggml_type, width, cols, rng, 0.05), width, cols) for rng in rngs]
+
+
+def pair(ggml_type: GGMLType, width: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, list[torch.Tensor]]:
+    """Gate and up interleaved, and what they are."""
+    planes = [to_planes(raw.ggml_type, raw.data, width, cols) for raw in raw_pair(ggml_type, width, cols)]
+    exact = [torch.from_numpy(each.dequantize()).to("cuda", torch.float64) for each in planes]
+    return pack_matrix(planes, "cuda", interleaved=True), exact
+
+
+def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActivation) -> torch.Tensor:
+    gate, up = (x.double() @ each.T for each in exact)
+    if activation == "silu":
+        return torch.nn.functional.silu(gate) * up
+    return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+
+
+def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
+    """What reads the activation: a matrix [256, width] on a GPU, and what it is."""
+    data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
+    planes = to_planes(GGMLType.Q6_K, data, 256, width)
+    return pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+
+
+def check_chain(
+    products: Products, rows: int, made: Callable[[ProductConfig, int], tuple[Activations, torch.Tensor]],
+    poisoned: Callable[[ProductConfig, int], Activations], poison: Callable[[Activations], object], tolerance: float,
+) -> ProductConfig:  # fmt: skip
+    """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same.
+
+    Args:
+        made: from a config and columns: an input, and float64 of what the product reads in it.
+        poisoned: from a config and columns: where the activation goes. poison: spoils that again.
+    """
+    width, cols = 14336, 1024
+    matrix, exact = pair(GGMLType.Q4_K, width, cols)
+    down, exact_down = down_projection(width)
+    first, second = route_gated(products, rows, matrix, "silu"), products.route(rows, down)
+    assert first is not None
+    assert first.format == second.format
+    source, x = made(first, cols)
+    target = poisoned(first, width)
+    partials = torch.full((second.splits, rows, 256), torch.nan, device="cuda")
+
+    def chain() -> None:
+        for _ in range(3):
+            launch_gated(products, matrix, source, target, rows, first)
+            products.launch(down, target, partials, rows, second)
+
+    chain()
+    reference = expected(x, exact, "silu") @ exact_down.T
+    assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < tolerance
+    check_replays(chain, partials, lambda: poison(target))
+    return first
+
+
+def check_replays(chain: Callable[[], None], partials: torch.Tensor, poison: Callable[[], object]) -> None:
+    """A graph of `chain` writes the partials that are there, each time, whatever `poison` has left before."""
+    once = partials.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain()
+    for _ in range(5):
+        poison()
+        partials.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(partials, once)

@@ -1,0 +1,234 @@
+"""Products of packed matrices on the CPU: the CUDA kernels' twins in numpy, started with the same arguments.
+
+With them the whole backend runs under the interpreter as it does on a GPU: its formats of activations, its interleaved
+matrices, and products that end with an activation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from backends.cuda import cuda_runs
+from realizar.backends.cuda.attention import decode as bind_decode
+from realizar.backends.cuda.device import DeviceProfile, interpreter_device
+from realizar.backends.cuda.layouts.activations import int8_activations
+from realizar.backends.cuda.matmul import quantized as products
+from realizar.backends.cuda.matmul.quantized import Activations, Int8Activations, Products, input_addresses
+from realizar.backends.cuda.native.compiler import Source
+from realizar.backends.cuda.weights import load as weights
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_raw import RawMatrix, pack_by_threads
+from realizar.quantization import to_planes
+
+ROW_FACTOR = 64.0  # of halves from products that end with an activation
+
+_floats: dict[int, NDArray[np.float32]] = {}  # of packed matrices, by the address of their weights
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDevice(DeviceProfile):
+    """The interpreter's device, as if it ran the CUDA products."""
+
+    @property
+    def has_cuda_kernels(self) -> bool:
+        return True
+
+
+class HostPacker:
+    """In place of `Packer`."""
+
+    def __init__(self, device: torch.device) -> None: ...
+
+    def pack(
+        self, parts: Sequence[RawMatrix], into: torch.Tensor | None = None, interleaved: bool = False
+    ) -> PackedMatrix:
+        packed = pack_by_threads(parts, "cpu", into, interleaved=interleaved)
+        floats = [to_planes(part.ggml_type, part.data, part.rows, part.cols).dequantize() for part in parts]
+        if interleaved:
+            strips = np.stack([each.reshape(-1, 64, packed.cols) for each in floats], axis=1)
+            _floats[packed.weights.data_ptr()] = strips.reshape(-1, packed.cols)
+        else:
+            _floats[packed.weights.data_ptr()] = np.concatenate(floats)
+        return packed
+
+
+@dataclass(slots=True)
+class Launches:
+    """Products that ran: how often each kernel, and of one after the other whether it finished a norm."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    norms: list[bool] = field(default_factory=list)
+
+
+class HostKernel:
+    """In place of `Kernel`. Splits have their own columns, chunks of 64, as the kernels have."""
+
+    launches: Launches
+
+    def __init__(self, _cubin: bytes, name: str, _shared_bytes: int) -> None:
+        self.name = name
+
+    def launch(
+        self, _grid: tuple[int, int, int], _threads: int, arguments: Sequence[Any], sizes: str, _stream: int,
+        _dependent: bool,
+    ) -> None:  # fmt: skip
+        names = self.launches.names
+        names[self.name] = names.get(self.name, 0) + 1
+        gated, joined = sizes.endswith("ip"), "residual" in self.name
+        count = sizes.index("pppiff") // 6
+        x_at, scales_at, *norm, rows, chunks, splits, row_stride, split_stride = arguments[6 * count :][:11]
+        block_rows = int(self.name.rpartition("rows")[2])
+        if self.name.startswith("matvec"):
+            x = _read_int8(x_at, scales_at, rows, chunks * 64)
+        else:
+            blocks = -(-rows // block_rows)
+            x = _read_half(x_at, scales_at, blocks, chunks, block_rows)[:rows]
+        self.launches.norms.append(norm[1] > 0)
+        if norm[1]:
+            x = _finish_norm(x, *norm)
+        for index in range(count):
+            weights_at, _, _, out, rows_out, _ = arguments[6 * index :][:6]
+            matrix = _floats[weights_at]
+            assert len(matrix) == rows_out
+            if gated:
+                values = _activated(self.name, x[:, : matrix.shape[1]] @ matrix.T)
+                if self.name.startswith("matvec"):
+                    _write_int8(values, out, arguments[-1])
+                else:
+                    _write_half(values, out, arguments[-1], block_rows)
+                continue
+            if joined:
+                _join(x[:, : matrix.shape[1]] @ matrix.T, out, *arguments[-7:])
+                continue
+            for split in range(splits):
+                first, end = (min(64 * (chunks * at // splits), matrix.shape[1]) for at in (split, split + 1))
+                sums = x[:, first:end] @ matrix[:, first:end].T
+                for row in range(rows):
+                    to = _array(out + 4 * (split * split_stride + row * row_stride), np.float32, rows_out)
+                    to[:] = sums[row]
+
+
+def decoded(activations: Activations, rows: int, cols: int) -> NDArray[np.float32]:
+    """[rows, cols] that a product multiplies by, its deferred norm finished."""
+    addresses = input_addresses(activations)
+    if isinstance(activations, Int8Activations):
+        x = _read_int8(*addresses, rows, activations.codes.shape[1])
+    else:
+        blocks, chunks, _, eights = activations.values.shape[:4]
+        x = _read_half(*addresses, blocks, chunks, 8 * eights)[:rows]
+    if activations.norm is not None:
+        x = _finish_norm(x, *activations.norm.arguments())
+    return x[:, :cols]
+
+
+def _finish_norm(
+    x: NDArray[np.float32], squares_at: int, parts: int, inverse_width: float, eps: float
+) -> NDArray[np.float32]:
+    """Rows times 1 / sqrt(mean of squares + eps)."""
+    squares = _array(squares_at, np.float32, len(x) * parts).reshape(len(x), parts)
+    return x / np.sqrt(squares.sum(axis=1, keepdims=True) * np.float32(inverse_width) + np.float32(eps))
+
+
+def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
+    """activation(gate) * up, as a kernel's name says, of sums whose columns are interleaved."""
+    rows = len(sums)
+    both = torch.from_numpy(sums).reshape(rows, -1, 2, 64)
+    gate, up = both[:, :, 0].reshape(rows, -1), both[:, :, 1].reshape(rows, -1)
+    gelu = torch.nn.functional.gelu
+    if "silu" in name:
+        active = torch.nn.functional.silu(gate)
+    else:
+        active = gelu(gate, approximate="tanh" if "tanh" in name else "none")
+    values: NDArray[np.float32] = (active * up).numpy()
+    return values
+
+
+def _join(
+    sums: NDArray[np.float32], hidden_at: int, bias_at: int, scale: float, gain_at: int, codes_at: int, terms_at: int,
+    squares_at: int, parts: int,
+) -> None:  # fmt: skip
+    """What `residual` says of sums [rows, width]."""
+    rows, width = sums.shape
+    hidden = _array(hidden_at, np.float32, sums.size).reshape(sums.shape)
+    hidden += np.float32(scale) * (sums + (_array(bias_at, np.float32, width) if bias_at else 0))
+    if gain_at:
+        _write_int8(hidden * _array(gain_at, np.float32, width), codes_at, terms_at)
+        shares = _array(squares_at, np.float32, rows * parts).reshape(rows, parts)
+        shares[:, : width // 16] = np.square(hidden).reshape(rows, -1, 16).sum(axis=2)
+
+
+def _write_int8(x: NDArray[np.float32], codes_at: int, terms_at: int) -> None:
+    codes, terms = int8_activations(x)
+    _array(codes_at, np.int8, codes.size)[:] = codes.reshape(-1)
+    _array(terms_at, np.float32, terms.size)[:] = terms.reshape(-1)
+
+
+def _write_half(x: NDArray[np.float32], out: int, scales_at: int, block_rows: int) -> None:
+    rows, cols = x.shape
+    blocks = -(-rows // block_rows)
+    filled = np.zeros((blocks * block_rows, cols), np.float32)
+    filled[:rows] = x / ROW_FACTOR
+    filled[rows:] = np.nan  # of no consequence
+    split = filled.astype(np.float16).reshape(blocks, block_rows // 8, 8, -1, 4, 4, 2, 2)
+    values = np.ascontiguousarray(split.transpose(0, 3, 5, 7, 1, 2, 4, 6))  # as half_activations, no row divided
+    _array(out, np.float16, values.size)[:] = values.reshape(-1)
+    _array(scales_at, np.float32, blocks * block_rows)[:] = ROW_FACTOR
+
+
+def _read_half(at: int, scales_at: int, blocks: int, chunks: int, block_rows: int) -> NDArray[np.float32]:
+    """Rows of the `half` format as float32 [blocks * block_rows, chunks * 64]."""
+    values = _array(at, np.float16, blocks * chunks * 64 * block_rows).astype(np.float32)
+    split = values.reshape(blocks, chunks, 4, 2, block_rows // 8, 8, 4, 2)  # as half_activations orders them
+    rows = split.transpose(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * block_rows, chunks * 64)
+    return rows * _array(scales_at, np.float32, len(rows))[:, None]
+
+
+def _read_int8(codes_at: int, terms_at: int, rows: int, cols: int) -> NDArray[np.float32]:
+    codes = _array(codes_at, np.int8, rows * cols).reshape(rows, -1, 16)
+    scales = _array(terms_at, np.float32, rows * cols // 8).reshape(rows, -1, 2)[..., :1]
+    return (codes * scales).reshape(rows, cols).astype(np.float32)
+
+
+def _array(address: int, dtype: Any, count: int) -> NDArray[Any]:
+    """Memory at an address."""
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype=dtype)
+
+
+def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> Launches:
+    """From now on runners pack their matrices and multiply with these twins; returns where launches are noted.
+
+    Args:
+        splits: of all products that have as many chunks and no activation; as tuned if None.
+    """
+    properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024
+    )
+
+    def compile_all(sources: Sequence[Source], _arch: str, _compiled: Callable[..., None] | None = None) -> list[bytes]:
+        return [b"" for _ in sources]
+
+    own = interpreter_device()
+    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes)
+    monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
+    monkeypatch.setattr(weights, "Packer", HostPacker)
+    monkeypatch.setattr(bind_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
+    monkeypatch.setattr(products, "Kernel", HostKernel)
+    monkeypatch.setattr(products, "compile_sources", compile_all)
+    monkeypatch.setattr(products, "compile_source", lambda source, arch: b"")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=0))
+    if splits is not None:
+        choose = Products._choose
+        monkeypatch.setattr(Products, "_choose", lambda *asked: replace(choose(*asked), splits=splits))
+    HostKernel.launches = Launches()
+    return HostKernel.launches

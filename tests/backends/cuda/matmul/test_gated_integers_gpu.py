@@ -1,0 +1,132 @@
+"""Products of integers that end with a feed-forward's activation on a GPU, against float64, their outputs poisoned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair
+from realizar.backends.cuda.layouts.activations import int8_activations
+from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.gated import launch_gated
+from realizar.backends.cuda.matmul.quantized import (
+    ActivationFormat,
+    Activations,
+    Int8Activations,
+    ProductConfig,
+    Products,
+)
+from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
+from realizar.checkpoint.ggml_types import GGMLType
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+# One part and several, an odd number, and rows whose outputs one pass of a block's threads does not hold.
+TILES = [
+    MatvecTiles(1, 2, 2, 2, 6), MatvecTiles(1, 2, 1, 1, 8), MatvecTiles(1, 2, 3, 1, 2), MatvecTiles(2, 2, 1, 2, 8),
+    MatvecTiles(2, 2, 6, 2, 1), MatvecTiles(3, 2, 2, 1, 2), MatvecTiles(5, 2, 1, 1, 2), MatvecTiles(7, 2, 1, 1, 2),
+]  # fmt: skip
+_TOLERANCE = 1.5e-2  # relative: eight bits of the largest of 16 leave about 8e-3
+_POISON = 77
+_EPS = 1e-5
+
+
+@pytest.fixture(scope="module")
+def products() -> Products:
+    return Products("cuda")
+
+
+def config(products: Products, tiles: MatvecTiles, activation: GatedActivation) -> ProductConfig:
+    return ProductConfig(tiles, ActivationFormat("int8", 1), 1, products.capability >= (9, 0), activation)
+
+
+def poisoned(rows: int, cols: int) -> Int8Activations:
+    """With a row more than needed: nothing may be written there."""
+    codes = torch.full((rows + 1, cols), _POISON, dtype=torch.int8, device="cuda")
+    return Int8Activations(codes, torch.full((rows + 1, cols // 16, 2), torch.nan, device="cuda"))
+
+
+def values_of(x: Int8Activations) -> torch.Tensor:
+    """float64 [rows, cols] of what codes and scales mean."""
+    rows, cols = x.codes.shape
+    return (x.codes.reshape(rows, -1, 16).double() * x.terms[..., :1].double()).reshape(rows, cols)
+
+
+def written(target: Int8Activations) -> torch.Tensor:
+    """The same without the row beyond; that and the second terms are checked."""
+    assert bool((target.codes[-1] == _POISON).all())
+    assert bool(target.terms[-1].isnan().all())
+    codes, terms = target.codes[:-1], target.terms[:-1]
+    sums = codes.reshape(len(codes), -1, 16).double().sum(2) * terms[..., 0].double()
+    assert torch.allclose(terms[..., 1].double(), sums, rtol=1e-6, atol=0)
+    return values_of(Int8Activations(codes, terms))
+
+
+def with_squares(products: Products, x: torch.Tensor) -> Int8Activations:
+    """Rows whose norm is left to the product, their squares in 40 parts."""
+    squares = torch.zeros(len(x), 40, device="cuda")
+    squares[:, 0], squares[:, 37] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
+    return replace(products.to_int8(x), norm=DeferredNorm(squares, x.shape[1], _EPS))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
+def test_few_rows(products: Products, ggml_type: GGMLType, activation: GatedActivation) -> None:
+    """With a norm to finish and without; what is written is what `int8_activations` makes of the exact values."""
+    matrix, exact = pair(ggml_type)
+    configs = [config(products, tiles, activation) for tiles in TILES]
+    products.prepare([(matrix.format, each) for each in configs])
+    assert not products.refused
+    for tiles, each in zip(TILES, configs, strict=True):
+        for deferred in (False, True):
+            x = (30 if deferred else 2) * torch.randn(tiles.rows, COLS, device="cuda")
+            source = with_squares(products, x) if deferred else products.to_int8(x)
+            target = poisoned(tiles.rows, WIDTH)
+            launch_gated(products, matrix, source, target, tiles.rows, each)
+            read = values_of(source)  # the input's own rounding is not this product's
+            if deferred:
+                read = read / (x.double().square().mean(1, keepdim=True) + _EPS).sqrt()
+            reference = expected(read, exact, activation)
+            error = (written(target) - reference).norm(dim=1) / reference.norm(dim=1)
+            assert float(error.max()) < _TOLERANCE, (tiles, deferred)  # NaN where something was not written
+            codes, _ = int8_activations(reference.float().cpu().numpy())
+            apart = np.abs(target.codes[:-1].cpu().numpy().astype(np.int32) - codes)
+            assert apart.max() <= 2, (tiles, deferred)
+            assert (apart > 0).mean() < 0.2, (tiles, deferred)
+
+
+def test_zeros_and_what_is_not_a_number(products: Products) -> None:
+    """Zeros give scales and codes of zero; NaN stays in its row, as scales."""
+    matrix, exact = pair(GGMLType.Q4_K)
+    each = config(products, MatvecTiles(3, 2, 2, 1, 2), "silu")
+    x = torch.randn(3, COLS, device="cuda")
+    x[0] = 0.0
+    x[2] = torch.nan
+    source, target = products.to_int8(x), poisoned(3, WIDTH)
+    launch_gated(products, matrix, source, target, 3, each)
+    assert not bool(target.codes[0].any())
+    assert not bool(target.terms[0].any())
+    assert bool(target.terms[2, :, 0].isnan().all())
+    found, reference = values_of(target)[1], expected(values_of(source), exact, "silu")[1]
+    assert float((found - reference).norm() / reference.norm()) < _TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) -> None:
+    def made(_: ProductConfig, cols: int) -> tuple[Int8Activations, torch.Tensor]:
+        source = with_squares(products, torch.randn(rows, cols, device="cuda"))
+        assert source.norm is not None
+        return source, values_of(source) / (source.norm.squares.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
+
+    def poison(target: Activations) -> None:
+        assert isinstance(target, Int8Activations)
+        target.codes.fill_(_POISON)
+        target.terms.fill_(torch.nan)
+
+    routed = check_chain(products, rows, made, lambda _, width: poisoned(rows, width), poison, _TOLERANCE)
+    assert routed.format == ActivationFormat("int8", 1)

@@ -1,0 +1,184 @@
+"""Products that end with a feed-forward's activation on a GPU, against float64, their outputs poisoned before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair, raw_pair
+from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.gated import launch_gated
+from realizar.backends.cuda.matmul.quantized import (
+    ActivationFormat,
+    Activations,
+    HalfActivations,
+    ProductConfig,
+    Products,
+)
+from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
+from realizar.backends.cuda.weights import pack_raw
+from realizar.backends.cuda.weights.pack import pack_matrix
+from realizar.backends.cuda.weights.pack_raw import Packer
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import to_planes
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
+ROWS = (3, 8, 9, 16, 33, 64, 65, 128, 130, 300)
+_TOLERANCE = 1.5e-3  # weights rounded to halves, and the result: about 4e-4
+
+
+@pytest.fixture(scope="module")
+def products() -> Products:
+    return Products("cuda")
+
+
+def poisoned(rows: int, block_rows: int, cols: int) -> HalfActivations:
+    """With a block more than the rows need: nothing may be written there."""
+    blocks = -(-rows // block_rows) + 1
+    values = torch.full((blocks, cols // 64, 8, block_rows // 8, 8, 8), torch.nan, device="cuda", dtype=torch.float16)
+    return HalfActivations(values, torch.full((blocks * block_rows,), torch.nan, device="cuda"))
+
+
+def rows_of(target: HalfActivations, rows: int) -> torch.Tensor:
+    """float64 [rows, cols] of what was written; the block beyond is checked."""
+    blocks, chunks, _, eights, _, _ = target.values.shape
+    assert bool(target.values[-1].isnan().all())
+    assert bool(target.row_scales[-eights * 8 :].isnan().all())
+    split = target.values.reshape(blocks, chunks, 4, 2, eights, 8, 4, 2)  # as half_activations orders them
+    values = split.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * eights * 8, chunks * 64)
+    return (values.double() * target.row_scales.double()[:, None])[:rows]
+
+
+def tiles_for(rows: int) -> list[WgmmaTiles]:
+    """One group and two, chunks one by one and in twos."""
+    block = next((size for size in (8, 16, 32, 64, 128) if rows <= size), 128)
+    return [WgmmaTiles(block, 2, 2, 3, 1, 1), WgmmaTiles(block, 2, 1, 3, 2, 2 if block <= 64 else 1)]
+
+
+def configs(rows: int, activation: GatedActivation) -> list[ProductConfig]:
+    form = ActivationFormat("half", tiles_for(rows)[0].rows)
+    return [ProductConfig(tiles, form, 1, rows % 2 == 0, activation) for tiles in tiles_for(rows)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
+def test_every_number_of_rows(products: Products, ggml_type: GGMLType, activation: GatedActivation) -> None:
+    matrix, exact = pair(ggml_type)
+    wanted = [(rows, config) for rows in ROWS for config in configs(rows, activation)]
+    products.prepare([(matrix.format, config) for _, config in wanted])
+    assert not products.refused
+    for rows, config in wanted:
+        x = 2 * torch.randn(rows, COLS, device="cuda")
+        target = poisoned(rows, config.format.block_rows, WIDTH)
+        activations = products.to_half(x, config.format.block_rows)
+        launch_gated(products, matrix, activations, target, rows, config)
+        reference = expected(x, exact, activation)
+        error = (rows_of(target, rows) - reference).norm(dim=1) / reference.norm(dim=1)
+        assert float(error.max()) < _TOLERANCE, (rows, config)  # NaN where something was not written
+
+
+@pytest.mark.parametrize("rows", [8, 64, 200])
+def test_rows_beyond_the_steps_hold_anything(products: Products, rows: int) -> None:
+    """NaN in the input's rows beyond, and in its whole other half, leaves the step's rows as they are."""
+    matrix, exact = pair(GGMLType.Q4_K)
+    for config in configs(rows, "silu"):
+        block = config.format.block_rows
+        x = torch.randn(rows, COLS, device="cuda")
+        few = rows - 3
+        activations = products.to_half(x, block)
+        target = poisoned(rows, block, WIDTH)
+        spoilt = products.to_half(torch.cat([x[:few], torch.full_like(x[few:], torch.nan)]), block)
+        launch_gated(products, matrix, activations, target, few, config)
+        clean = rows_of(target, few)
+        launch_gated(products, matrix, spoilt, target, few, config)
+        assert torch.equal(rows_of(target, few), clean)
+        reference = expected(x, exact, "silu")[:few]
+        assert float((clean - reference).norm() / reference.norm()) < _TOLERANCE
+
+
+def test_large_values_stop_and_small_ones_keep_a_step(products: Products) -> None:
+    matrix, exact = pair(GGMLType.Q8_0)
+    config = configs(8, "silu")[0]
+    x = torch.randn(8, COLS, device="cuda")
+    x[0] *= 1e5
+    x[1] *= 1e-2
+    x[2] = torch.nan
+    target = poisoned(8, config.format.block_rows, WIDTH)
+    launch_gated(products, matrix, products.to_half(x, 8), target, 8, config)
+    found, reference = rows_of(target, 8), expected(x, exact, "silu")
+    most = 65504.0 * 64
+    assert bool((reference[0].abs() > most).any())
+    limited, gate = reference[0].clamp(-most, most), x[0].double() @ exact[0].T
+    sure = gate.abs() > 1e-3 * gate.norm()  # nearer to 0, a gate's rounding decides whether it is open
+    assert float((found[0] - limited)[sure].norm() / limited.norm()) < _TOLERANCE
+    assert float((found[1] - reference[1]).abs().max()) < 2.0**-19 + 1e-3 * float(reference[1].abs().max())
+    assert bool(found[2].isnan().all())
+    assert bool(found[3:].isfinite().all())
+
+
+@pytest.mark.parametrize("rows", [8, 33, 64, 130])
+def test_a_norm_is_finished_before_the_activation(products: Products, rows: int) -> None:
+    matrix, exact = pair(GGMLType.Q4_K)
+    x = 30 * torch.randn(rows, COLS, device="cuda")
+    squares = torch.zeros(rows, 8, device="cuda")
+    squares[:, 0], squares[:, 5] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
+    root = (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
+    for config in configs(rows, "silu"):
+        activations = products.to_half(x, config.format.block_rows)
+        target = poisoned(rows, config.format.block_rows, WIDTH)
+        unfinished = replace(activations, norm=DeferredNorm(squares, COLS, 1e-5))
+        launch_gated(products, matrix, unfinished, target, rows, config)
+        reference = expected(x.double() / root, exact, "silu")
+        error = (rows_of(target, rows) - reference).norm(dim=1) / reference.norm(dim=1)
+        assert float(error.max()) < _TOLERANCE, config
+
+
+@pytest.mark.parametrize("rows", [8, 48, 64, 128, 512, 700])
+def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) -> None:
+    def made(config: ProductConfig, cols: int) -> tuple[HalfActivations, torch.Tensor]:
+        x = torch.randn(rows, cols, device="cuda")
+        return products.to_half(x, config.format.block_rows), x
+
+    def poison(target: Activations) -> None:
+        assert isinstance(target, HalfActivations)
+        target.values.fill_(torch.nan)
+
+    def empty(config: ProductConfig, width: int) -> HalfActivations:
+        return poisoned(rows, config.format.block_rows, width)
+
+    check_chain(products, rows, made, empty, poison, _TOLERANCE)
+
+
+def test_plain_launches_of_interleaved_matrices(products: Products) -> None:
+    """Without the activation, gate and up come by turns: of integers, and of halves in splits."""
+    matrix, exact = pair(GGMLType.Q4_K)
+    for rows in (1, 2, 16, 130):
+        x = torch.randn(rows, COLS, device="cuda")
+        config = replace(products.route(rows, matrix), splits=2)
+        form = config.format
+        activations = products.to_int8(x) if form.kind == "int8" else products.to_half(x, form.block_rows)
+        partials = torch.full((2, rows, 2 * WIDTH), torch.nan, device="cuda")
+        products.launch(matrix, activations, partials, rows, config)
+        both = partials.double().sum(0).reshape(rows, -1, 2, 64)
+        for part, weights in enumerate(exact):
+            reference = x.double() @ weights.T
+            found = both[:, :, part].reshape(rows, WIDTH)
+            assert float((found - reference).norm() / reference.norm()) < 2e-2  # int8's rounding too
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q3_K], ids=str)
+def test_packing_on_the_device_interleaves(ggml_type: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several pieces."""
+    monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 18)
+    parts = raw_pair(ggml_type, 4096, COLS)
+    got = Packer("cuda").pack(parts, interleaved=True)
+    wanted = pack_matrix([to_planes(p.ggml_type, p.data, p.rows, p.cols) for p in parts], "cuda", interleaved=True)
+    assert got.interleaved
+    assert torch.equal(got.weights, wanted.weights)
+    assert torch.equal(got.block_scales, wanted.block_scales)

@@ -1,0 +1,161 @@
+"""Products that end on the residual stream on a GPU, against float64, their outputs poisoned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from backends.cuda.matmul.gated_pairs import TYPES, check_replays
+from realizar.backends.cuda.layouts.activations import int8_activations
+from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, Int8Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.residual import Residual, launch_residual, share_count
+from realizar.backends.cuda.native.sources import MatvecTiles
+from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import random_blocks, to_planes
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+# One part and many, more parts than chunks, tiles beyond the last, and rows that one pass of a block does not hold.
+TILES = [
+    MatvecTiles(1, 1, 12, 2, 2), MatvecTiles(1, 1, 1, 1, 16), MatvecTiles(1, 4, 2, 2, 3), MatvecTiles(2, 1, 8, 2, 2),
+    MatvecTiles(2, 2, 3, 1, 4), MatvecTiles(3, 8, 1, 1, 2), MatvecTiles(7, 2, 1, 1, 2),
+]  # fmt: skip
+WIDTH, COLS = 336, 768  # 21 tiles: a last strip that is not whole
+SCALE, EPS, POISON = 0.7, 1e-5, 77
+
+
+@dataclass
+class Stream:
+    """A stream of some rows and one more, which nothing may touch, and all that a product leaves."""
+
+    before: torch.Tensor
+    residual: Residual
+
+    @staticmethod
+    def make(rows: int, bias: bool, norm: bool) -> Stream:
+        codes = torch.full((rows + 1, -(-WIDTH // 64) * 64), POISON, dtype=torch.int8, device="cuda")
+        terms = torch.full((rows + 1, codes.shape[1] // 16, 2), torch.nan, device="cuda")
+        hidden = 3 * torch.randn(rows + 1, WIDTH, device="cuda")
+        squares = torch.zeros(rows + 1, share_count(WIDTH), device="cuda")
+        squares[:, : WIDTH // 16] = torch.nan
+        vectors = [torch.randn(WIDTH, device="cuda") if there else None for there in (bias, norm)]
+        target = Int8Activations(codes, terms) if norm else None
+        return Stream(hidden.clone(), Residual(hidden, vectors[0], SCALE, vectors[1], target, squares))
+
+    def check(self, added: torch.Tensor) -> None:
+        """That the stream got float64 `added`, and what else follows from it."""
+        left, rows = self.residual, len(added)
+        if left.bias is not None:
+            added = added + left.bias.double()
+        expected = self.before[:rows].double() + SCALE * added
+        error = (left.hidden[:rows].double() - expected).norm(dim=1) / expected.norm(dim=1)
+        assert float(error.max()) < 3e-4  # of the weights' packing
+        assert torch.equal(left.hidden[rows], self.before[rows])
+        if left.gain is None or left.target is None:
+            assert bool(left.squares[:, : WIDTH // 16].isnan().all())
+            return
+        stream, target = left.hidden[:rows], left.target
+        shares = stream.double().square().reshape(rows, -1, 16).sum(2)
+        assert torch.allclose(left.squares[:rows, : WIDTH // 16].double(), shares, rtol=1e-5)
+        assert bool((left.squares[:rows, WIDTH // 16 :] == 0).all())
+        codes, terms = int8_activations((stream * left.gain).cpu().numpy())
+        apart = np.abs(target.codes[:rows, :WIDTH].cpu().numpy().astype(np.int32) - codes[:, :WIDTH])
+        assert apart.max() <= 1  # a division that rounds the other way
+        assert (apart > 0).mean() < 0.01
+        assert np.allclose(
+            target.terms[:rows, : WIDTH // 16].cpu().numpy()[..., 0], terms[:, : WIDTH // 16, 0], rtol=1e-5
+        )
+        sums = target.codes[:rows, :WIDTH].reshape(rows, -1, 16).float().sum(2) * target.terms[:rows, : WIDTH // 16, 0]
+        assert torch.allclose(target.terms[:rows, : WIDTH // 16, 1], sums, rtol=1e-5)
+        for rest in (target.codes[rows], target.codes[:, WIDTH:]):
+            assert bool((rest == POISON).all())
+        assert bool(target.terms[rows].isnan().all())
+
+
+@pytest.fixture(scope="module")
+def products() -> Products:
+    return Products("cuda")
+
+
+def matrix_of(ggml_type: GGMLType, rows: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, torch.Tensor]:
+    """A matrix, and what it is in float64."""
+    planes = to_planes(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(5), 0.05), rows, cols)
+    return pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+
+
+def config(products: Products, tiles: MatvecTiles) -> ProductConfig:
+    return ProductConfig(tiles, ActivationFormat("int8", 1), 1, products.capability >= (9, 0), "residual")
+
+
+def values_of(x: Int8Activations, cols: int) -> torch.Tensor:
+    """float64 [rows, cols] of what codes and scales mean."""
+    rows, padded = x.codes.shape
+    return (x.codes.reshape(rows, -1, 16).double() * x.terms[..., :1].double()).reshape(rows, padded)[:, :cols]
+
+
+@pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
+def test_stream_codes_and_squares(products: Products, ggml_type: GGMLType) -> None:
+    """With bias and norm, and without either."""
+    matrix, exact = matrix_of(ggml_type)
+    configs = [config(products, tiles) for tiles in TILES]
+    products.prepare([(matrix.format, each) for each in configs])
+    assert not products.refused
+    for tiles, each in zip(TILES, configs, strict=True):
+        for bias, norm in ((True, True), (False, True), (True, False)):
+            x, stream = (
+                products.to_int8(torch.randn(tiles.rows, COLS, device="cuda")),
+                Stream.make(tiles.rows, bias, norm),
+            )
+            launch_residual(products, matrix, x, stream.residual, tiles.rows, each)
+            stream.check(values_of(x, COLS) @ exact.T)
+
+
+def test_what_is_not_a_number_stays_in_its_row(products: Products) -> None:
+    matrix, exact = matrix_of(GGMLType.Q4_K)
+    x, stream = products.to_int8(torch.randn(2, COLS, device="cuda")), Stream.make(2, False, True)
+    stream.residual.hidden[1, 5] = torch.nan
+    launch_residual(products, matrix, x, stream.residual, 2, config(products, MatvecTiles(2, 1, 8, 2, 2)))
+    target = stream.residual.target
+    assert target is not None
+    assert bool(target.terms[1, 0].isnan().all())
+    assert not bool(target.terms[0, : WIDTH // 16].isnan().any())
+    expected = stream.before[0].double() + SCALE * (values_of(x, COLS) @ exact.T)[0]
+    assert float((stream.residual.hidden[0].double() - expected).norm() / expected.norm()) < 3e-4
+
+
+@pytest.mark.parametrize("width", [512, 4096, 5120])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_next_product_finishes_the_norm(products: Products, rows: int, width: int) -> None:
+    """Two products in turn, the second's input from the first, whose shares are more than a warp asks for at once."""
+    (first, exact), (second, exact_second) = matrix_of(GGMLType.Q4_K, width, 512), matrix_of(GGMLType.Q6_K, 256, width)
+    hidden, gain = (torch.randn(size, device="cuda") for size in ((rows, width), (width,)))
+    target = products.to_int8(torch.zeros(rows, width, device="cuda"))
+    squares = torch.zeros(rows, share_count(width), device="cuda")
+    residual = Residual(hidden, None, SCALE, gain, target, squares)
+    x, before, after = (
+        products.to_int8(torch.randn(rows, 512, device="cuda")),
+        hidden.clone(),
+        products.route(rows, second),
+    )
+    partials = torch.full((after.splits, rows, 256), torch.nan, device="cuda")
+    normed = replace(target, norm=DeferredNorm(squares, width, EPS))
+
+    def chain() -> None:
+        hidden.copy_(before)
+        launch_residual(products, first, x, residual, rows, config(products, MatvecTiles(rows, 1, 8, 2, 2)))
+        products.launch(second, normed, partials, rows, after)
+
+    chain()
+    stream = before.double() + SCALE * (values_of(x, 512) @ exact.T)
+    root = (stream.square().mean(1, keepdim=True) + EPS).sqrt()
+    expected = (stream * gain.double() / root) @ exact_second.T
+    error = (partials.sum(0).double() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert float(error.max()) < 1.5e-2
+    check_replays(chain, partials, lambda: squares[:, : width // 16].fill_(torch.nan))

@@ -1,0 +1,155 @@
+"""Graphs of steps with chunks: which there are, which one a step takes, what it is padded with, what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from backends.cuda.cuda_runs import GPURunner, Request  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
+from realizar.backends.cuda.device import interpreter_device  # noqa: E402
+from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.shapes import (  # noqa: E402
+    chunk_shapes,
+    least_holding,
+    padded_rows,
+    padded_tokens,
+    row_counts,
+    token_counts,
+)
+from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+
+RECIPE = Recipe(
+    32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(9,),
+    parts=("sinks", "qk_norm"),
+)  # fmt: skip
+CONFIG = EngineConfig(max_running=4, max_step_tokens=32, context_length=64, kv_cache_dtype="f16", block_size=16)
+
+
+def sizes_of(tokens: int, rows: int, tile_tokens: int = 32) -> StepSizes:
+    return StepSizes(tokens, rows, max(32, rows), rows + tokens // tile_tokens + 1, 1, 40, tile_tokens)
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(512, 64), (2048, 256), (512, 1), (48, 6), (336, 300), (512, 512)])
+def test_every_step_with_a_chunk_has_a_graph(tokens: int, rows: int) -> None:
+    """Of as many padded tokens as it would have without, while no more than 16 requests begin at once."""
+    sizes = sizes_of(tokens, rows)
+    shapes = chunk_shapes(sizes)
+    assert len(shapes) == len(set(shapes)) <= (30 if rows <= 64 else 37)
+    assert {shape.decodes for shape in shapes} <= {0, *row_counts(rows)}
+    assert {shape.tokens for shape in shapes} <= set(token_counts(tokens))
+    assert all(shape.tiles <= sizes.tiles for shape in shapes)
+    for count in range(2, min(512, tokens) + 1):
+        for decodes in {0, 1, 2, 7, 9, 16, 17, 60, 65, 100, 255, count - 2}:
+            chunks = min(rows - decodes, 16, (count - decodes) // 2)
+            if decodes < 0 or chunks < 1:
+                continue
+            tiles = (count - decodes) // 32 + chunks
+            step = StepShape(padded_tokens(count, tokens), padded_rows(decodes, rows), min(tiles, sizes.tiles))
+            found = least_holding(step, shapes)
+            assert found is not None
+            assert found.tokens == step.tokens
+            assert decodes <= found.decodes <= max(16, 8 * decodes)
+
+
+def test_the_least_graph_that_holds_a_step() -> None:
+    shapes = [StepShape(64, 64, 18), StepShape(64, 0, 18), StepShape(64, 8, 18), StepShape(128, 8, 20)]
+    shapes += [StepShape(64, 64, 0), StepShape(16, 16, 0)]
+    assert least_holding(StepShape(64, 0, 2), shapes) == StepShape(64, 0, 18)
+    assert least_holding(StepShape(64, 1, 18), shapes) == StepShape(64, 8, 18)
+    assert least_holding(StepShape(64, 16, 1), shapes) == StepShape(64, 64, 18)
+    assert least_holding(StepShape(128, 4, 20), shapes) == StepShape(128, 8, 20)
+    for without in (StepShape(128, 16, 1), StepShape(64, 0, 19), StepShape(192, 0, 1), StepShape(16, 16, 1)):
+        assert least_holding(without, shapes) is None
+
+
+def test_a_shape_without_a_graph_is_as_it_was() -> None:
+    graphs = GraphRunner([], [], None, interpreter_device())  # type: ignore[arg-type]
+    assert graphs.padded(StepShape(64, 4, 3)) == StepShape(64, 4, 3)
+    graphs._graphs = {StepShape(64, 8, 18): None}  # type: ignore[dict-item]
+    assert graphs.padded(StepShape(64, 4, 3)) == StepShape(64, 8, 18)
+    assert graphs.padded(StepShape(64, 16, 3)) == StepShape(64, 16, 3)
+
+
+def test_padding_is_dead() -> None:
+    """Over what a larger step left: tokens without a slot, decodes and tiles of no row."""
+    arrays = StepArrays(sizes_of(64, 8, 8), interpreter_device())
+    for name in ("ids", "positions", "slots", "decodes", "tile_rows", "tile_firsts", "selected_rows", "token_rows"):
+        arrays[name].fill_(7)
+        for host in arrays._host:
+            host[arrays._places[name]] = 7
+    rows = (RowInput(3, 0, 1, 20, True), RowInput(5, 1, 9, 0, True))
+    places = np.array([20, *range(9)], np.int32)
+    step = ForwardInput(np.arange(10, dtype=np.int32), places, (places + 64,), (np.ones((2, 2), np.int32),), rows)
+    assert tiles_of(step, 8) == [(1, 8), (1, 0)]
+    arrays.send(step, StepShape(16, 8, 6), [(0, 3), (9, 5)])
+    assert arrays["decodes"].reshape(8, 4).tolist() == [[0, 0, 21, 20], *[[-1] * 4] * 7]
+    assert arrays["tile_rows"][:6].tolist() == [1, 1, *[-1] * 4]
+    assert arrays["tile_firsts"][:6].tolist() == [8, 0, *[0] * 4]
+    assert arrays.slots(0)[:16].tolist() == [*(places + 64), *[-1] * 6]
+    assert arrays["ids"][:16].tolist() == [*range(10), *[0] * 6]
+    assert arrays["positions"][:16].tolist() == [*places, *[0] * 6]
+    assert arrays["token_rows"][:16].tolist() == [0] * 16
+    assert arrays["selected_rows"].tolist() == [3, 5, *[-1] * 30]
+
+
+class Walked:
+    """In a graph's place: runs the launches of its shape, and counts."""
+
+    def __init__(self, graphs: GraphRunner, shape: StepShape, seen: list[StepShape]) -> None:
+        self._graphs, self._shape, self._seen = graphs, shape, seen
+
+    def replay(self) -> None:
+        self._seen.append(self._shape)
+        self._graphs.run_eagerly(self._shape, 0)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[GPURunner]:
+    made = GPURunner(*random_model(RECIPE), CONFIG)
+    yield made
+    made.close()
+
+
+def poison(runner: GPURunner) -> None:
+    """What a step must write before it reads."""
+    space = runner.backend._space
+    for buffer in (space.hidden, space.query, space.attended, space.partial_sums, space.attention_parts, space.logits):
+        buffer.fill_(float("nan"))
+
+
+def serve(runner: GPURunner) -> tuple[list[Request], list[list[int]]]:
+    """Requests that begin beside decodes of others: steps of a chunk alone, of both kinds, of several chunks."""
+    prompts = [random_tokens(RECIPE, length, seed) for seed, length in enumerate((11, 13, 2, 9))]
+    a, b, c, d = (runner.request(row, ids, first=3 * row) for row, ids in enumerate(prompts))
+    for request in (a, b, c, d):
+        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, len(request.token_ids), 0)
+    chosen = []
+    for parts in ([(a, 9)], [(a, 1), (b, 5)], [(a, 1), (b, 8), (c, 2), (d, 9)]):
+        poison(runner)
+        chosen.append(runner.step(parts, sample=True))
+    for request in (a, b, c, d):
+        runner.backend.close(request.row)
+    return [a, b, c, d], chosen
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of padding, which holds what was not written
+def test_a_padded_step_gives_what_the_step_gives(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, tokens = serve(runner)
+    graphs, seen = runner.backend._graphs, []
+    shapes = chunk_shapes(runner.backend._space.arrays.sizes)
+    made = {shape: Walked(graphs, shape, seen) for shape in shapes}
+    monkeypatch.setattr(graphs, "_graphs", made)
+    found, same_tokens = serve(runner)
+    assert [(shape.tokens, shape.decodes) for shape in seen] == [(16, 0), (16, 4), (32, 4)]
+    assert same_tokens == tokens
+    for request, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(request.values(), wanted.values(), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,88 @@
+"""Graphs of steps with chunks on a GPU: the bits of their launches one by one, for every padded number of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from backends.cuda.cuda_runs import GPURunner, Request  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+RECIPES = {
+    "q4_k-128-gqa4": Recipe(128, 8, 2, weights="Q4_K", windows=(None, None)),
+    "q6_k-64-norms": Recipe(64, 4, 2, weights="Q6_K", windows=(None, None), parts=("post_norms", "qk_norm", "sinks")),
+    "bf16-64-gqa4": Recipe(64, 8, 2, weights="BF16", windows=(None, None), parts=("biases",)),
+}
+TOKENS = 1024  # of every request: none of the steps below asks for more than it has
+POISONED = ("hidden", "query", "attended", "partial_sums", "attention_parts", "attention_state", "logits", "choices")
+
+
+def worst_error(found: np.ndarray, expected: np.ndarray) -> float:
+    errors = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    return float(np.nan_to_num(errors, nan=np.inf).max())
+
+
+def mixed_step(requests: list[Request], tokens: int, decodes: int, chunks: int) -> list[tuple[Request, int]]:
+    """The next tokens of so many requests one by one, and of others in chunks, `tokens` in all, in mixed order."""
+    begun = sorted(requests, key=lambda request: -request.computed)
+    left = tokens - decodes
+    parts = [(request, 1) for request in begun[:decodes]]
+    sizes = [left // chunks + (left % chunks if index == 0 else 0) for index in range(chunks)]
+    parts += zip(begun[::-1], sizes, strict=False)
+    return parts[::2] + parts[1::2]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of their launches one by one, whatever lay in the buffers, and the choices that the logits give."""
+    recipe, rows = RECIPES[name], 24
+    config = EngineConfig(max_running=rows, max_step_tokens=640, kv_cache_bytes=256 << 20)
+    runner = GPURunner(*random_model(recipe), config)
+    graphs, space = runner.backend._graphs, runner.backend._space
+    assert min(runner.capacity.num_blocks) >= 32 * rows
+    requests = [runner.request(row, random_tokens(recipe, TOKENS, row), first=32 * row) for row in range(rows)]
+    for request in requests:
+        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, TOKENS, 0)
+    replay, seen = graphs.replay, []
+
+    def noted(shape: StepShape) -> bool:
+        seen.append(shape)
+        return replay(shape)
+
+    for tokens in (5, 16, 31, 64, 65, 128, 129, 192, 256, 300, 384, 448, 512, 600):
+        for decodes, chunks in ((0, 1), (1, 1), (2, 3), (9, 2), (20, 3)):
+            if tokens < decodes + 2 * chunks:
+                continue
+            parts = mixed_step(requests, tokens, decodes, chunks)
+            found = []
+            for run in (noted, lambda _shape: False):
+                monkeypatch.setattr(graphs, "replay", run)
+                for buffer in POISONED:
+                    getattr(space, buffer).fill_(float("nan") if getattr(space, buffer).is_floating_point() else 7)
+                chosen = runner.step(parts, sample=True)
+                found.append((chosen, [request.logits.pop() for request, _ in parts]))
+                for request, count in parts:
+                    request.computed -= count
+            for request, count in parts:
+                request.computed += count
+            (chosen, logits), (chosen_eagerly, logits_eagerly) = found
+            if recipe.weights != "BF16":  # cuBLAS may choose another algorithm in a graph
+                assert chosen == chosen_eagerly
+                for values, values_eagerly in zip(logits, logits_eagerly, strict=True):
+                    assert np.array_equal(values.view(np.uint32), values_eagerly.view(np.uint32)), (tokens, decodes)
+            assert max(map(worst_error, logits, logits_eagerly)) <= 0.01, (tokens, decodes)
+            for token_id, values in zip(chosen, logits, strict=True):  # from a product of other rows: near ties
+                assert values[-1].max() - values[-1][token_id] <= 0.3 * values[-1].std()
+    assert all(shape in graphs._graphs for shape in seen if shape.tokens <= 512)
+    assert {shape.tokens for shape in seen} == {16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640}
+    runner.close()

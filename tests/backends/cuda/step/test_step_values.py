@@ -1,0 +1,116 @@
+"""`realizar trace`: the same stages on both backends, and the one at which two runs part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from backends.cpu_runs import Runner  # noqa: E402
+from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cpu import step_values as on_cpu  # noqa: E402
+from realizar.backends.cuda import step_values as on_gpu  # noqa: E402
+from realizar.backends.cuda import weights  # noqa: E402
+from realizar.backends.step_values import StageValues, describe_values, distance  # noqa: E402
+from realizar.bench.profile import StepWork, one_step  # noqa: E402
+from realizar.cli.commands.trace import report  # noqa: E402
+from realizar.cli.main import app, run_app  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.errors import InvalidRequestError  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+from reference_tensors import load_tensors  # noqa: E402
+from tiny_model import write_tiny_model  # noqa: E402
+
+RECIPE = Recipe(32, 2, 1, 64, 96, 48, weights="Q8_0", windows=(None, None), parts=("post_norms",))
+CONFIG = EngineConfig(threads=1, max_running=1, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
+IDS = random_tokens(RECIPE, 6, 1)
+
+
+def values_on_gpu() -> list[StageValues]:
+    runner = GPURunner(*random_model(RECIPE), CONFIG)
+    step = dataclasses.replace(one_step(runner.capacity, StepWork(1, 6, 0)), token_ids=np.array(IDS, np.int32))
+    found = on_gpu.read_values(runner.backend, runner.spec, step)
+    runner.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def values_on_cpu() -> list[StageValues]:
+    spec, checkpoint = random_model(RECIPE)
+    runner = Runner(spec, checkpoint, CONFIG)
+    step = dataclasses.replace(
+        one_step(runner.backend.capacity(), StepWork(1, 6, 0)), token_ids=np.array(IDS, np.int32)
+    )
+    found = on_cpu.read_values(runner.backend, spec, step)
+    runner.close()
+    return found
+
+
+def test_both_backends_see_the_same(values_on_cpu: list[StageValues]) -> None:
+    """Stage by stage, and at the end what exact arithmetic gives."""
+    found = values_on_gpu()
+    assert [each.stage for each in found] == [each.stage for each in values_on_cpu] == [
+        "layer 0 attention input", "layer 0 feed-forward input", "layer 1 attention input",
+        "layer 1 feed-forward input", "last layer output", "logits",
+    ]  # fmt: skip
+    assert max(distance(*pair) for pair in zip(found, values_on_cpu, strict=True)) <= 0.05
+    assert len({each.norm for each in found}) == len(found)
+    spec, checkpoint = random_model(RECIPE)
+    logits = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(IDS)[-1:]
+    assert distance(found[-1], describe_values("logits", logits.astype(np.float32))) <= 0.05
+    assert report(found, values_on_cpu, 0.1)[-1] == "the two runs agree within 10%"
+
+
+def test_the_stage_at_which_two_runs_part(values_on_cpu: list[StageValues], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has lost the output projection of the second layer."""
+    spec, _ = random_model(RECIPE)
+    stored_rows, lost = weights.Weights.stored_rows, spec.layers[1].attention.o.weight
+
+    def rows(self: weights.Weights, name: str) -> Any:
+        data, ggml_type = stored_rows(self, name)
+        return (np.zeros_like(data) if name == lost else data), ggml_type
+
+    monkeypatch.setattr(weights.Weights, "stored_rows", rows)
+    lines = report(values_on_gpu(), values_on_cpu, 0.1)
+    assert lines[-1] == "the two runs part at: layer 1 feed-forward input"
+
+
+def test_values_that_are_not_finite() -> None:
+    good = describe_values("layer 0 attention input", np.ones((3, 40), np.float32))
+    values = np.ones((3, 40), np.float32)
+    values[0, 3], values[2, 5], values[2, 6] = np.nan, np.inf, -2.5
+    bad = describe_values("layer 0 feed-forward input", values)
+    assert (bad.num_nan, bad.num_inf, bad.largest) == (1, 1, 2.5)
+    assert good.norm == pytest.approx(np.sqrt(40))
+    assert distance(bad, good) == float("inf")
+    assert distance(bad, bad) == 0.0
+    assert report([good, bad], None, 0.1)[-1] == "values are not finite from here on: layer 0 feed-forward input"
+    with pytest.raises(InvalidRequestError, match="other layers"):
+        report([good, bad], [good], 0.1)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = tmp_path / "tiny.gguf", tmp_path / "run.json"
+    write_tiny_model(model)
+    words = ["trace", str(model), "--device", "cpu", "--threads", "1"]
+    assert run_app(app, [*words, "Once", "--json"]) == 0
+    text = capsys.readouterr().out
+    assert json.loads(text)["tokens"] == list(b"Once")
+    file.write_text(text)
+    assert run_app(app, [*words, "Once", "--against", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["stage", "norm", "largest", "NaN", "inf", "distance"]
+    assert lines[-1] == "the two runs agree within 10%"
+    assert run_app(app, [*words, "Twice", "--against", str(file)]) == 1
+    assert "token ids differ" in capsys.readouterr().err
+    file.write_text("{}")
+    assert run_app(app, [*words, "Once", "--against", str(file)]) == 1
+    assert "not what `realizar trace --json` writes" in capsys.readouterr().err

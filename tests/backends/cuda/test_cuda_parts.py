@@ -1,0 +1,161 @@
+"""Parts of the GPU backend that need neither GPU nor interpreter: merging, sizes, arrays of a step, errors, choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, RowInput  # noqa: E402
+from realizar.backends.cuda.device import interpreter_device  # noqa: E402
+from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
+from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, ProductConfig  # noqa: E402
+from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
+from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
+from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class ScriptedProducts:
+    """Says two splits for everything, and notes what is launched."""
+
+    launched: list[Any] = field(default_factory=list)
+
+    def activation_format(self, rows: int) -> ActivationFormat:
+        return ActivationFormat("int8", 1) if rows < 8 else ActivationFormat("half", 8)
+
+    def route_merged(self, rows: int, matrices: list[PackedMatrix]) -> list[ProductConfig]:
+        return [ProductConfig(None, self.activation_format(rows), 2) for _ in matrices]  # type: ignore[arg-type]
+
+    def launch_merged(self, matrices: Any, activations: Any, partials: Any, rows: int, config: Any) -> None:
+        self.launched.append((len(matrices), type(activations).__name__, tuple(partials.shape), rows))
+
+    def launch(self, matrix: Any, activations: Any, partials: Any, rows: int, config: Any, column: int) -> None:
+        self.launched.append((matrix.rows, column, rows))
+        partials[:, :rows, column : column + matrix.rows] = 1.0
+
+
+def packed(rows: int, cols: int) -> PackedMatrix:
+    return PackedMatrix(rows, cols, None, torch.zeros(1), torch.zeros(1), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(3, "Int8Activations"), (9, "HalfActivations")])
+def test_packed_matrices_run_in_one_grid(rows: int, kind: str) -> None:
+    products, buffers = ScriptedProducts(), ActivationBuffers(16, CPU)
+    linear = MergedLinear([packed(64, 128), packed(32, 128)], None, interpreter_device(), products)  # type: ignore[arg-type]
+    partials = torch.zeros(linear.splits(rows), rows, linear.width)
+    linear.launch(rows, lambda form: buffers.get(form, 128), partials)
+    assert products.launched == [(2, kind, (2, rows, 96), rows)]
+    assert len(linear.forms(rows)) == 1
+
+
+def test_floats_beside_packed_matrices_fill_the_first_split() -> None:
+    products, buffers = ScriptedProducts(), ActivationBuffers(4, CPU)
+    weights = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    linear = MergedLinear([packed(8, 128), weights], None, interpreter_device(), products)  # type: ignore[arg-type]
+    assert [form.kind for form in linear.forms(2)] == ["int8", "bf16"]
+    x = buffers.get(linear.forms(2)[1], 128)
+    x.values.copy_(torch.randn(x.values.shape, generator=torch.Generator().manual_seed(2)))
+    partials = torch.full((linear.splits(2), 2, 32), float("nan"))
+    linear.launch(2, lambda form: buffers.get(form, 128), partials)
+    assert products.launched == [(8, 0, 2)]
+    expected = x.values[:2].float() @ weights.float().T
+    assert torch.equal(partials.sum(dim=0)[:, 8:], expected)
+    assert (partials[:, :, :8] == 1).all()
+
+
+def test_padded_sizes_cover_everything() -> None:
+    for most in (1, 6, 64, 300):
+        counts = row_counts(most)
+        assert counts == sorted(set(counts))
+        assert {padded_rows(n, most) for n in range(1, most + 1)} <= set(counts)
+        assert all(padded_rows(n, most) >= n for n in range(most + 1))
+    for most in (16, 48, 512, 2048, 2064):
+        assert {padded_tokens(n, most) for n in range(1, most + 1)} <= set(token_counts(most))
+        assert all(padded_tokens(n, most) >= n for n in range(1, most + 1))
+
+
+def test_arrays_of_a_step() -> None:
+    """Two decodes, one dead row and a chunk: what padding holds, tables with their stride, tiles by context."""
+    arrays = StepArrays(StepSizes(64, 4, 8, 8, 2, 40, 8), interpreter_device())
+    rows = (
+        RowInput(3, 0, 1, 70, True), RowInput(0, 1, 0, 9, False), RowInput(2, 1, 1, 5, True),
+        RowInput(1, 2, 20, 100, True),
+    )  # fmt: skip
+    ids = np.array([FROM_PREVIOUS_STEP, 8, *range(20)], np.int32)
+    slots = tuple(np.arange(22, dtype=np.int32) + 100 * group for group in range(2))
+    tables = tuple(np.arange(20, dtype=np.int32).reshape(4, 5) + 50 * group for group in range(2))
+    step = ForwardInput(ids, np.arange(22, dtype=np.int32), slots, tables, rows)
+    tiles = tiles_of(step, 8)
+    assert tiles == [(3, 16), (3, 8), (3, 0)]
+    arrays.clear()
+    arrays.send(step, StepShape(32, 4, len(tiles)), [(0, 3), (1, 2), (21, 1)])
+    assert arrays["ids"][:32].tolist() == [*ids.tolist(), *[0] * 10]
+    assert arrays["token_rows"][:3].tolist() == [3, 0, 0]
+    assert arrays.slots(1)[:32].tolist() == [*slots[1].tolist(), *[-1] * 10]
+    assert arrays["decodes"].reshape(4, 4).tolist() == [[0, 0, 71, 0], [2, 1, 6, 1], [-1] * 4, [-1] * 4]
+    assert arrays["contexts"].tolist() == [71, 9, 6, 120]
+    assert arrays["selected"][:3].tolist() == [0, 1, 21]
+    assert arrays["selected_rows"].tolist() == [3, 2, 1, *[-1] * 5]
+    stride = int(arrays["header"][0])
+    assert stride >= 5
+    assert arrays["tables"][(4 + 3) * stride : (4 + 3) * stride + 5].tolist() == tables[1][3].tolist()
+
+
+def test_a_size_whose_capture_fails_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names the sizes; the others have their graphs. `test_capture_gpu` has captures that really fail."""
+
+    class Arrays:
+        def clear(self) -> None: ...
+
+    class Space:
+        arrays = Arrays()
+
+    class Device:
+        is_gpu, torch_device = True, CPU
+
+    runner = GraphRunner([], [], Space(), Device())  # type: ignore[arg-type]
+    decodes = [StepShape(rows, rows, 0) for rows in (1, 2, 4)]
+    chunks = [StepShape(16, 0, 8), StepShape(32, 8, 9), StepShape(64, 8, 10)]
+    captured: list[StepShape] = []
+    replayed: list[StepShape] = []
+
+    def capture(shape: StepShape) -> Any:
+        captured.append(shape)
+        if shape in (decodes[1], chunks[1]):
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors")
+        return type("Graph", (), {"replay": lambda _self: replayed.append(shape)})()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(runner, "_capture", capture)
+    shares: list[float] = []
+    runner.prepare(chunks + decodes, shares.append)
+    assert captured == decodes[::-1] + chunks[::-1]
+    assert [runner.replay(shape) for shape in decodes + chunks] == [True, False, True] * 2
+    assert not runner.replay(StepShape(8, 8, 0))
+    assert replayed == [decodes[0], decodes[2], chunks[0], chunks[2]]
+    assert len(shares) == 6
+    assert shares[-1] == 1.0
+    why = "a graph can't be captured: CUDA error: operation not permitted when stream is capturing"
+    assert [record.message for record in caplog.records] == [
+        f"steps of 2 rows; steps of 32 tokens in chunks and 8 decodes run without a graph: {why}"
+    ]
+
+
+def test_a_device_node_lists_a_gpu(tmp_path: Path) -> None:
+    assert not gpu_listed(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert gpu_listed(tmp_path)

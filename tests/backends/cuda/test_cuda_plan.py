@@ -1,0 +1,72 @@
+"""`realizar plan --device cuda` against what packing and loading come to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+
+import torch
+
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
+from realizar.backends.cuda.plan import matrix_bytes, plan_memory
+from realizar.backends.cuda.shapes import step_sizes
+from realizar.backends.cuda.weights.pack import pack_matrix
+from realizar.backends.cuda.workspace import Workspace
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.open import open_checkpoint
+from realizar.cli.main import app, run_app
+from realizar.config import EngineConfig
+from realizar.models.registry import build_spec
+from realizar.quantization import to_planes
+from realizar.quantization.random_blocks import random_blocks
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "MXFP4"])
+def test_a_matrix_is_as_large_as_planned(name: str) -> None:
+    ggml_type, rows, cols = GGMLType[name], 130, 512
+    data = random_blocks(ggml_type, rows, cols, np.random.default_rng(1), 0.02)
+    packed = pack_matrix(to_planes(ggml_type, data.reshape(-1), rows, cols), "cpu")
+    assert matrix_bytes(ggml_type, rows, cols) == packed.size_bytes
+
+
+def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
+    checkpoint = open_checkpoint(gemma3_path)
+    spec = build_spec(checkpoint, 3000)
+    config = EngineConfig(context_length=3000, max_running=4, kv_cache_dtype="int8", kv_cache_bytes=200 << 20)
+    plan = plan_memory(spec, checkpoint, config, 1 << 30)
+    device = interpreter_device()
+    cache = KVMemory(spec, replace(config, max_running=1), 3000, "bf16", device)
+    assert plan.contexts[-1].request_bytes == cache.size_bytes
+    assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
+    compute = torch.float16  # of an int8 cache, on a GPU
+    sizes = step_sizes(spec, config, 3000, tile_tokens(spec, compute))
+    assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
+    heads = sum(layer.attention.num_kv_heads * (layer.attention.head_size * 34 // 32) for layer in spec.layers)
+    assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
+
+
+def test_command_without_a_gpu(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", str(smollm2_path), "--device", "cuda"]
+    assert run_app(app, [*arguments, "--memory", "1GiB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["kv_dtype"] == "bf16"
+    taken = plan["weight_bytes"] + plan["embedding_bytes"] + plan["workspace_bytes"] + plan["reserved_bytes"]
+    assert plan["kv_limit_bytes"] == int(0.9 * ((1 << 30) - taken))
+    assert run_app(app, [*arguments, "--memory", "64M"]) == 1
+    captured = capsys.readouterr()
+    assert ", and 64.0 MB are free" in captured.err
+    lines = captured.out.splitlines()
+    assert "do not fit" in lines[4]
+    assert lines[-1].endswith("none")
+    if not torch.cuda.is_available():
+        assert run_app(app, arguments) == 1
+        assert "no GPU can be used" in capsys.readouterr().err

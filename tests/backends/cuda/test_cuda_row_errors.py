@@ -1,0 +1,271 @@
+"""Whatever one row of a step raises, or what its logits are, is that row's: the others get what they get alone.
+
+Interpreted that is the same bits. A card takes other tiles for more rows: there it is the same tokens, and
+log-probabilities as near as two routes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.base import (  # noqa: E402
+    FROM_PREVIOUS_STEP,
+    ForwardInput,
+    LogprobQuery,
+    RowError,
+    RowInput,
+    RowOutput,
+)
+from realizar.backends.cuda.sampling.penalties import PenaltyTable  # noqa: E402
+from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.errors import CapacityError  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+
+RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
+CONFIG = EngineConfig(max_running=4, max_step_tokens=48, context_length=64, kv_cache_dtype="f16")
+LENGTHS = (2, 3, 2)
+PROMPTS = [random_tokens(RECIPE, length, row) for row, length in enumerate(LENGTHS)]
+SAMPLINGS = {
+    0: SamplingParams(temperature=0.8, seed=3, logprobs=2, repetition_penalty=1.2),
+    1: SamplingParams(temperature=0.9, seed=4, presence_penalty=0.5),
+    2: SamplingParams(temperature=0.0),
+}
+ALL = tuple(range(RECIPE.vocab_size))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[GPURunner]:
+    made = GPURunner(*random_model(RECIPE), CONFIG)
+    yield made
+    made.close()
+
+
+def step_of(rows: list[int], **middle: Any) -> ForwardInput:
+    """Rows that read their prompts, in blocks of their own; `middle` is what row 1 wants."""
+    inputs, ids, places, slots = [], [], [], []
+    for row in rows:
+        wants = {"sample": True} | (middle if row == 1 else {})
+        drafts = wants.get("draft_ids", ())
+        tokens = [*PROMPTS[row], *drafts]
+        inputs.append(RowInput(row, len(ids), len(tokens), 0, **wants))
+        ids.extend(tokens)
+        places.extend(range(len(tokens)))
+        slots.extend(row * CONFIG.block_size + place for place in range(len(tokens)))
+    arrays = [np.array(values, np.int32) for values in (ids, places, slots)]
+    tables = np.array([[row] for row in rows], np.int32)
+    return ForwardInput(arrays[0], arrays[1], (arrays[2],), (tables,), tuple(inputs))
+
+
+def run(
+    runner: GPURunner, samplings: dict[int, SamplingParams], masks: dict[int, Any] | None = None, **middle: Any
+) -> tuple[RowOutput, ...]:
+    backend = runner.backend
+    for row, sampling in samplings.items():
+        backend.open(row, sampling, PROMPTS[row], len(PROMPTS[row]), 0)
+    try:
+        step = backend.submit(step_of(list(samplings), **middle))
+        step.set_masks(masks or {})
+        return step.result().rows
+    finally:
+        for row in samplings:
+            backend.close(row)
+
+
+@pytest.fixture(scope="module")
+def alone(runner: GPURunner) -> tuple[RowOutput, ...]:
+    """What rows 0 and 2 get where no other is."""
+    return run(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]})
+
+
+def same(found: Sequence[RowOutput], alone: Sequence[RowOutput]) -> None:
+    """Compare what the sound rows got."""
+    if not torch.cuda.is_available():
+        assert tuple(found) == tuple(alone)
+        return
+    for got, wanted in zip(found, alone, strict=True):
+        assert (got.row, got.token_ids, got.error) == (wanted.row, wanted.token_ids, None)
+        logprobs = [each.logprob for each in wanted.logprobs]
+        assert [each.logprob for each in got.logprobs] == pytest.approx(logprobs, abs=0.05)
+
+
+def expect(
+    runner: GPURunner,
+    alone: tuple[RowOutput, ...],
+    error: RowError,
+    sampling: SamplingParams = SAMPLINGS[1],
+    **middle: Any,
+) -> None:
+    """Row 1 fails between two others, which get what they get alone."""
+    first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
+    assert failed == RowOutput(1, (), error=error)
+    same((first, last), alone)
+
+
+@pytest.mark.parametrize("drafts", [(), (3, 4)], ids=["", "drafts"])
+def test_every_id_forbidden(runner: GPURunner, alone: tuple[RowOutput, ...], drafts: tuple[int, ...]) -> None:
+    sampling = SamplingParams(temperature=0.0, min_tokens=1, stop_token_ids=ALL, logprobs=1)
+    reason = "no token can be sampled: every one ends the output, before min_tokens"
+    expect(runner, alone, RowError(reason, "request", "min_tokens"), sampling, draft_ids=drafts)
+
+
+def test_a_mask_that_allows_nothing(runner: GPURunner, alone: tuple[RowOutput, ...]) -> None:
+    masks = {1: np.zeros(-(-RECIPE.vocab_size // 32), np.uint32)}
+    reason = "no token can be sampled: the grammar and min_tokens allow none"
+    expect(runner, alone, RowError(reason, "request", "structured"), masks=masks)
+
+
+@pytest.mark.parametrize(
+    ("wants", "value"),
+    [
+        ("greedy", np.nan),
+        ("drawn", np.nan),
+        ("drawn", np.inf),
+        ("drawn", -np.inf),
+        ("query", np.nan),
+        ("query", np.inf),
+    ],
+)
+def test_logits_that_are_not_finite(
+    runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch, wants: str, value: float
+) -> None:
+    """Written over those of row 1's last token once the body has run, and the choice made again from them."""
+    backend, sampling = runner.backend, SAMPLINGS[1] if wants == "drawn" else SAMPLINGS[2]
+    middle: dict[str, Any] = {}
+    if wants == "query":
+        middle = {"sample": False, "logprob_queries": (LogprobQuery(1, 5, 3),)}
+    place = 2 if wants == "query" else 1  # choices of all rows come before queries
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "_run", lambda shape, selected: (honest(shape, selected), spoil()))
+        honest = type(backend)._run.__get__(backend)
+
+        def spoil() -> None:
+            backend._space.logits[place] = value
+            if wants == "greedy":
+                backend._space.choices[place] = -1  # as `choose` has it, see the test of the kernel
+
+        first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
+    reason = "no token can be sampled: the model gave a logit that is not finite"
+    query = "the model's logits are not usable: their maximum is not finite"
+    assert failed == RowOutput(1, (), error=RowError(query if wants == "query" else reason))
+    same((first, last), alone)
+
+
+def test_an_exception_of_one_rows_parameters(
+    runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are sampled at once; when that raises, one by one."""
+    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
+    expect(runner, alone, RowError("the request's sampling failed: IndexError"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (7,)},
+        {"temperature": 0.0, "presence_penalty": 0.1, "frequency_penalty": 2.0},
+        {"temperature": 0.0, "dry_multiplier": 3.0, "dry_allowed_length": 1},
+        {"seed": 3, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 1.0},
+    ],
+    ids=["min_tokens", "penalties", "dry", "mirostat"],
+)
+def test_a_row_before_the_one_that_raises_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Rows are sampled one by one after a later group raised: what the first chose before is not in its state twice."""
+    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
+
+    def choices(rows: list[int]) -> tuple[list[int], Any]:
+        sampler = DeviceSampler(2, RECIPE.vocab_size, 64, torch.device("cpu"), scratch_bytes=1)
+        sampler.open(0, SamplingParams(**options), [1, 2, 7, 7], 3, 0)
+        sampler.open(1, SamplingParams(temperature=0.0), [1, 2], 2, 0)
+        logits = torch.tensor(np.random.default_rng(5).standard_normal((4, RECIPE.vocab_size)), dtype=torch.float32)
+        logits[:, 7] += 4.0
+        found = []
+        for position in range(4):
+            if len(rows) > 1:
+                with pytest.raises(IndexError):
+                    sampler.sample(logits[position].expand(2, -1), rows, [4 + position] * 2, {})
+            found += sampler.sample(logits[position][None], [0], [4 + position], {}).tolist()
+        return found, sampler._rows[0].num_output_tokens
+
+    assert choices([0, 1]) == choices([0])
+
+
+def raising(honest: Any, row: int) -> Any:
+    """`PenaltyTable.apply` with a bug that only one row's parameters meet."""
+
+    def apply(self: PenaltyTable, logits: Any, rows: Any) -> None:
+        if row in rows:
+            raise IndexError("a bug")
+        honest(self, logits, rows)
+
+    return apply
+
+
+def test_a_device_without_memory_is_not_one_rows(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PenaltyTable, "apply", apply)
+    with pytest.raises(CapacityError):
+        run(runner, SAMPLINGS)
+
+
+@pytest.mark.parametrize(("pooling", "fault"), [("last", "nan"), ("mean", "raises")])
+def test_pooling(
+    runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch, pooling: str, fault: str
+) -> None:
+    finisher = runner.backend._finisher
+    honest = finisher._hidden
+
+    def hidden(tokens: range) -> Any:
+        if fault == "raises":
+            raise ValueError("a bug")
+        return honest(tokens) * float("nan")
+
+    monkeypatch.setattr(finisher, "_hidden", hidden)
+    bug, nan = "the request's pooling failed: ValueError", "the model gave a hidden state that is not finite"
+    expect(runner, alone, RowError(bug if fault == "raises" else nan), SamplingParams(), sample=False, pooling=pooling)
+
+
+def test_the_next_step_runs_after_a_row_without_a_choice(runner: GPURunner) -> None:
+    """The failed row's token of the next step is an id of the vocabulary, and its neighbours' tokens are as ever."""
+    broken = SamplingParams(min_tokens=1, stop_token_ids=ALL)
+    found = two_steps(runner, {**SAMPLINGS, 1: broken})
+    same(found, two_steps(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]}))
+
+
+def test_the_next_step_after_an_exception_in_a_later_group(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 was chosen in a group before: its log-probabilities show what its penalties counted."""
+    monkeypatch.setattr(runner.backend._sampler, "rows_at_once", 1)
+    first = SamplingParams(temperature=0.0, logprobs=2, frequency_penalty=1.5)
+    alone = two_steps(runner, {0: first, 2: SAMPLINGS[2]})
+    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
+    same(two_steps(runner, {**SAMPLINGS, 0: first}), alone)
+
+
+def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[RowOutput]:
+    """What the second step gives the rows other than row 1."""
+    backend, rows = runner.backend, list(samplings)
+    for row, sampling in samplings.items():
+        backend.open(row, sampling, PROMPTS[row], LENGTHS[row], 0)
+    backend.submit(step_of(rows))
+    places = np.array([LENGTHS[row] for row in rows], np.int32)
+    inputs = tuple(RowInput(row, index, 1, LENGTHS[row], True) for index, row in enumerate(rows))
+    slots = np.array(rows, np.int32) * CONFIG.block_size + places
+    tables = np.array([[row] for row in rows], np.int32)
+    ids = np.full(len(rows), FROM_PREVIOUS_STEP, np.int32)
+    found = backend.submit(ForwardInput(ids, places, (slots,), (tables,), inputs)).result().rows
+    for row in rows:
+        backend.close(row)
+    return [output for output in found if output.row != 1]

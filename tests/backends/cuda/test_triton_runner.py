@@ -1,0 +1,146 @@
+"""The whole GPU backend, its kernels interpreted: logits beside the CPU backend's and the reference, and its seam."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from backends.cpu_runs import Runner
+from backends.cuda.cuda_runs import GPURunner
+from random_models import Recipe, random_model, random_tokens
+from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, LogprobQuery, RowInput
+from realizar.config import EngineConfig
+from realizar.sampling_params import SamplingParams
+from reference_model import ReferenceModel
+from reference_tensors import load_tensors
+
+SMALL = {
+    "head_size": 32,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "hidden_size": 64,
+    "feed_forward_size": 96,
+    "vocab_size": 48,
+}
+RECIPES = {
+    "q8_0-int8": (Recipe(**SMALL, weights="Q8_0", windows=(5,), parts=("qk_norm", "biases")), "int8", 0.02),
+    "q4_0-sinks": (Recipe(**SMALL, weights="Q4_0", windows=(None,), parts=("sinks", "post_norms")), "f16", 0.01),
+    "iq4_nl-plain": (
+        Recipe(**SMALL, weights="IQ4_NL", windows=(None,), activation="gelu",
+               parts=("interleaved", "soft_cap", "layer_norm")),
+        "bf16",
+        0.03,
+    ),
+    "f32-rows": (
+        Recipe(**SMALL, weights="F32", windows=(None,), parts=("row_norm", "ungated", "partial_rope")), "auto", 2e-3
+    ),
+}  # fmt: skip
+GREEDY = SamplingParams(temperature=0)
+
+
+def make_config(kv: str, **options: int) -> EngineConfig:
+    return EngineConfig(
+        threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype=kv,  # type: ignore[arg-type]
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_logits(name: str) -> None:
+    """A chunk, then one token, then two rows of which one is a chunk: as in exact arithmetic and as on the CPU."""
+    recipe, kv, tolerance = RECIPES[name]
+    spec, checkpoint = random_model(recipe)
+    runner = GPURunner(spec, checkpoint, make_config(kv))
+    ids, others = random_tokens(recipe, 14, 1), random_tokens(recipe, 6, 2)
+    first, second = runner.request(0, ids), runner.request(1, others, first=1)
+    runner.step([(first, 12)])
+    runner.step([(first, 1), (second, 6)])
+    runner.step([(first, 1)])
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    cpu = Runner(spec, checkpoint, make_config(kv))
+    for request in (first, second):
+        expected = reference.logits(request.token_ids)
+        for values, limit in ((expected, tolerance), (cpu.logits(request.token_ids), 0.05)):
+            error = np.linalg.norm(request.values() - values, axis=-1) / np.linalg.norm(expected, axis=-1)
+            assert error.max() <= limit
+    runner.close()
+    cpu.close()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[GPURunner]:
+    made = GPURunner(*random_model(RECIPES["q4_0-sinks"][0]), make_config("f16", speculative_tokens=3))
+    yield made
+    made.close()
+
+
+def one_row(tokens: Sequence[int], computed: int, **wanted: object) -> ForwardInput:
+    """A step of row 0, whose tokens lie in blocks 0 and 1."""
+    positions = np.arange(computed, computed + len(tokens), dtype=np.int32)
+    row = RowInput(0, 0, len(tokens), computed, bool(wanted.pop("sample", False)), **wanted)  # type: ignore[arg-type]
+    table = np.array([[0, 1]], np.int32)
+    return ForwardInput(np.array(tokens, np.int32), positions, (positions,), (table,), (row,))
+
+
+def best(runner: GPURunner) -> list[int]:
+    return [int(row.argmax()) for row in runner.backend.logits([0])]
+
+
+def test_two_steps_in_flight(runner: GPURunner) -> None:
+    """The second step takes the first one's choice on the device; results come late and more than once."""
+    ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 5)
+    runner.backend.open(0, GREEDY, ids, 4, 0)
+    first = runner.backend.submit(one_row(ids, 0, sample=True))
+    second = runner.backend.submit(one_row([FROM_PREVIOUS_STEP], 4, sample=True))
+    (token,) = second.result().rows[0].token_ids
+    (before,) = first.result().rows[0].token_ids
+    assert first.result() is first.result()
+    runner.backend.submit(one_row([*ids, before], 0)).result()
+    logits = runner.backend.logits([3, 4]).numpy()
+    assert [before, token] == logits.argmax(axis=-1).tolist()
+    runner.backend.close(0)
+
+
+def test_drafts_give_what_steps_give(runner: GPURunner) -> None:
+    """Of three drafts, the first two right: three choices, and the next step continues from the last."""
+    ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 6)
+    runner.backend.open(0, GREEDY, ids, 4, 0)
+    plain = list(runner.backend.submit(one_row(ids, 0, sample=True)).result().rows[0].token_ids)
+    for computed in (4, 5, 6):
+        plain += runner.backend.submit(one_row(plain[-1:], computed, sample=True)).result().rows[0].token_ids
+    runner.backend.close(0)
+    runner.backend.open(0, GREEDY, [*ids, plain[0]], 4, 0)
+    drafts = (plain[1], plain[2], (plain[3] + 1) % 48)
+    step = runner.backend.submit(one_row([plain[0], *drafts], 4, sample=True, draft_ids=drafts))
+    assert list(step.result().rows[0].token_ids) == plain[1:]
+    runner.backend.close(0)
+
+
+def test_masks_queries_and_pooling(runner: GPURunner) -> None:
+    ids = random_tokens(RECIPES["q4_0-sinks"][0], 5, 7)
+    sampling = SamplingParams(temperature=0, logprobs=2)
+    runner.backend.open(0, sampling, ids, 5, 0)
+    queries = (LogprobQuery(1, ids[2], 2), LogprobQuery(3, None, 0))
+    step = runner.backend.submit(one_row(ids, 0, sample=True, logprob_queries=queries, pooling="mean"))
+    mask = np.zeros(2, np.uint32)
+    mask[0] = 1 << 9 | 1 << 21
+    step.set_masks({0: mask})
+    (found,) = step.result().rows
+    logits = runner.backend.logits(range(5)).numpy().astype(np.float64)
+    logprobs = logits - logits.max(axis=1, keepdims=True)
+    logprobs -= np.log(np.exp(logprobs).sum(axis=1, keepdims=True))
+    assert found.token_ids == (max((9, 21), key=lambda i: logits[4, i]),)
+    assert found.logprobs[0].logprob == pytest.approx(logprobs[4, found.token_ids[0]], abs=1e-5)
+    assert [i for i, _ in found.logprobs[0].top] == np.argsort(-logits[4])[:2].tolist()
+    assert [q.token_id for q in found.queried] == [ids[2], int(logits[3].argmax())]
+    assert found.queried[0].logprob == pytest.approx(logprobs[1, ids[2]], abs=1e-5)
+    spec = runner.spec
+    hidden = ReferenceModel(spec, load_tensors(spec, random_model(RECIPES["q4_0-sinks"][0])[1]), np.float64).hidden(ids)
+    assert found.pooled is not None
+    np.testing.assert_allclose(found.pooled, hidden.mean(axis=0), atol=0.02)
+    runner.backend.close(0)

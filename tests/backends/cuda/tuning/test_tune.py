@@ -1,0 +1,184 @@
+"""`realizar tune` with a made-up timer: shapes of a model, the sweep, the table, and what the tuning then chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends import select  # noqa: E402
+from realizar.backends.cuda import device as device_module  # noqa: E402
+from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
+from realizar.backends.cuda.layouts.fragments import FragmentFormat  # noqa: E402
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line, load_tuning, own_table, updated_lines  # noqa: E402
+from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles  # noqa: E402
+from realizar.backends.cuda.tuning import measure  # noqa: E402
+from realizar.backends.cuda.tuning.candidates import candidates, split_counts  # noqa: E402
+from realizar.backends.cuda.tuning.sweep import Shape, model_shapes, sweep  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import RawMatrix, raw_format  # noqa: E402
+from realizar.bench.generate import generate_gguf  # noqa: E402
+from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
+from realizar.cli.main import app, run_app  # noqa: E402
+from realizar.errors import CapacityError, KernelError  # noqa: E402
+
+HOPPER = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024)
+AMPERE = load_tuning("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * 1024)
+SHAPE = Shape(1536, 1024, GGMLType.Q4_K)
+
+
+class MadeUpMeter:
+    """Times by a rule; tiles in `broken` do not run. Insists on being asked for what was prepared alone."""
+
+    def __init__(self, rule: Callable[[int, Tiles, int], float], broken: Sequence[Tiles] = ()) -> None:
+        self.rule, self.broken = rule, broken
+        self.asked: list[tuple[Shape, int, Tiles, int]] = []
+        self._shape: Shape | None = None
+        self._prepared: tuple[int, Sequence[Tiles]] = 0, ()
+
+    def take(self, shape: Shape) -> FragmentFormat:
+        self._shape = shape
+        return raw_format(RawMatrix(shape.ggml_type, np.zeros(0, np.uint8), 0, 0))
+
+    def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
+        self._prepared = rows, tiles
+
+    def ms(self, rows: int, tiles: Tiles, splits: int) -> float:
+        assert self._shape is not None
+        assert rows == self._prepared[0]
+        assert tiles in self._prepared[1]
+        if tiles in self.broken:
+            raise KernelError("too many registers")
+        self.asked.append((self._shape, rows, tiles, splits))
+        return self.rule(rows, tiles, splits)
+
+
+def slow_but(fast: Tiles, splits: int) -> Callable[[int, Tiles, int], float]:
+    return lambda rows, tiles, count: 0.01 if (tiles, count) == (fast, splits) else 0.02
+
+
+@pytest.mark.parametrize("tuning", [HOPPER, AMPERE], ids=["hopper", "ampere"])
+def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
+    meter = MadeUpMeter(lambda rows, _tiles, splits: rows + splits)
+    told: list[Line] = []
+    lines = sweep(tuning, [SHAPE, replace(SHAPE, cols=512)], (1, 8), meter, told.append)
+    form = meter.take(SHAPE)
+    expected = {
+        (shape.cols, rows, tiles, splits)
+        for shape in (SHAPE, replace(SHAPE, cols=512))
+        for rows in (1, 8)
+        for tiles in candidates(rows, form, tuning)
+        for splits in split_counts(tiles, rows, 1536, form.chunks(shape.cols), tuning)
+    }
+    assert {(shape.cols, rows, tiles, splits) for shape, rows, tiles, splits in meter.asked} == expected
+    assert len(lines) == len(expected) > 40
+    assert told == lines
+    assert all(line.ms == line.rows + line.splits for line in lines)
+
+
+def test_what_does_not_run_is_left_out() -> None:
+    first, *others = candidates(8, MadeUpMeter(lambda *_: 1.0).take(SHAPE), HOPPER)
+    lines = sweep(HOPPER, [SHAPE], (8,), MadeUpMeter(lambda *_: 1.0, [first]))
+    assert {line.tiles for line in lines} == set(others)
+
+
+def test_logits_are_not_tuned_for_whole_prompts() -> None:
+    lines = sweep(HOPPER, [replace(SHAPE, most_rows=256)], (1, 256, 512), MadeUpMeter(lambda *_: 1.0))
+    assert {line.rows for line in lines} == {1, 256}
+
+
+def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The winner of a sweep comes back for its own shape, by way of the file."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
+    form = MadeUpMeter(lambda *_: 1.0).take(SHAPE)
+    for rows, kind in ((1, MatvecTiles), (8, WgmmaTiles)):
+        fast = list(candidates(rows, form, HOPPER))[3]
+        tuning = load_tuning(card.name, card.capability, card.processors, 227 * 1024)
+        splits = split_counts(fast, rows, SHAPE.rows_out, form.chunks(SHAPE.cols), tuning)[-1]
+        meter = MadeUpMeter(slow_but(fast, splits))
+        monkeypatch.setattr(measure, "Products", lambda _device, tuning=tuning: SimpleNamespace(tuning=tuning))
+        monkeypatch.setattr(measure, "DeviceMeter", lambda _products, meter=meter: meter)
+        path = measure.tune_device(card, [SHAPE], (rows,), lambda _line: None)
+        assert path == own_table(card.name)
+        found = load_tuning(card.name, card.capability, card.processors, 227 * 1024)
+        product = rows, SHAPE.rows_out, SHAPE.cols, form
+        choice = found.few_rows(*product) if rows == 1 else found.many_rows(*product, fixed=False)
+        assert isinstance(choice.tiles, kind)
+        assert (choice.tiles, choice.splits) == (fast, splits)
+    assert {line.rows for line in found.lines} == {1, 8}  # the first table's line is there still
+
+
+def test_what_is_measured_anew_replaces_the_old() -> None:
+    """Even by something slower: the old measurement may be of another driver."""
+    tiles = WgmmaTiles(8, 1, 1, 4, 1, 2)
+    old = [Line(8, 64, 64, tiles, 1, 0.01), Line(8, 128, 64, tiles, 1, 0.01), Line(1, 64, 64, tiles, 1, 0.01)]
+    new = [Line(8, 64, 64, tiles, 2, 0.03), Line(8, 64, 64, tiles, 3, 0.05)]
+    assert updated_lines(old, new) == [old[2], new[0], old[1]]
+
+
+def test_shapes_of_a_model() -> None:
+    """QKV and gate and up side by side, each shape once, with the type of most of its weights; floats are not tuned."""
+    spec, checkpoint = random_model(Recipe(64, 4, 2, weights="Q4_0"))
+    value = checkpoint.tensors[spec.tensors[spec.layers[0].attention.v.weight].name]
+    checkpoint.tensors[value.name] = replace(value, ggml_type=GGMLType.Q8_0)
+    assert model_shapes(spec, checkpoint) == [
+        Shape(512, 256, GGMLType.Q4_0),
+        Shape(256, 256, GGMLType.Q4_0),
+        Shape(1024, 256, GGMLType.Q4_0),
+        Shape(256, 512, GGMLType.Q4_0),
+        Shape(160, 256, GGMLType.Q4_0, 256),
+    ]
+    assert model_shapes(*random_model(Recipe(weights="BF16"))) == []
+
+
+def test_a_card_without_our_kernels_is_refused() -> None:
+    with pytest.raises(CapacityError, match="interpreter runs no kernels"):
+        measure.tune_device(interpreter_device(), [SHAPE], (1,), lambda _line: None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    generate_gguf("tiny", path, "q4_k_m")
+    return path
+
+
+def test_the_command(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
+    monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
+    monkeypatch.setattr(device_module, "open_device", lambda _index: card)
+    monkeypatch.setattr(measure, "Products", lambda _device: SimpleNamespace(tuning=HOPPER))
+    monkeypatch.setattr(measure, "DeviceMeter", lambda _products: MadeUpMeter(lambda *_: 0.5))
+    assert run_app(app, ["tune", str(model), "--rows", "8,1"]) == 0
+    out, err = capsys.readouterr()
+    assert str(own_table("NVIDIA X")) in out
+    lines = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024).lines
+    assert {line.rows for line in lines} == {1, 8}
+    assert len(err.splitlines()) == len(lines)  # one of each shape and number of rows is the fastest
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(("--rows", "1,x"), "--rows takes numbers"), (("--rows", "0"), "at least 1")]
+)
+def test_impossible_rows_are_refused(
+    model: Path, words: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["tune", str(model), *words]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["tune", str(model)]) == 1
+    assert "no GPU can be used" in capsys.readouterr().err

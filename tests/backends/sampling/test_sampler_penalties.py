@@ -1,0 +1,160 @@
+"""Bias, penalties, DRY, masks and minimum length against the twin, and state rebuilt from history."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.sampling.dry import Dry
+from realizar.backends.cpu.sampling.sampler import RowSampler
+from realizar.errors import RealizarError
+from realizar.sampling_params import SamplingParams
+
+VOCAB = 40
+LOGITS = st.lists(
+    st.one_of(st.floats(-20, 20, width=32), st.sampled_from([0.0, -math.inf, 3e38, -3e38])),
+    min_size=VOCAB,
+    max_size=VOCAB,
+)
+TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=30)
+FEW_TOKENS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def packed(allowed: set[int], size: int) -> NDArray[np.uint32]:
+    words = np.zeros((size + 31) // 32, np.uint32)
+    for token_id in allowed:
+        words[token_id // 32] |= np.uint32(1) << np.uint32(token_id % 32)
+    return words
+
+
+def adjusted(sampler: RowSampler, logits: list[float], mask: NDArray[np.uint32] | None = None) -> NDArray[np.float32]:
+    row = np.array(logits, np.float32)
+    before = row.copy()
+    result = sampler._adjust(row, mask)
+    assert np.array_equal(row, before)
+    return result
+
+
+@settings(max_examples=300)
+@given(
+    LOGITS,
+    TOKENS,
+    TOKENS,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "repetition_penalty": st.floats(0.1, 10),
+            "presence_penalty": st.floats(-2, 2),
+            "frequency_penalty": st.floats(-2, 2),
+            "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=5),
+            "dry_multiplier": st.floats(0.1, 3),
+            "dry_allowed_length": st.integers(1, 3),
+        },
+    ),
+    st.none() | st.sets(st.integers(0, VOCAB - 1)),
+)
+def test_adjusted_logits_equal_twin(
+    twin: Any,
+    logits: list[float],
+    prompt: list[int],
+    output: list[int],
+    options: dict[str, Any],
+    allowed: set[int] | None,
+) -> None:
+    sampling = SamplingParams(**options)
+    expected = twin().adjust(sampling, logits, prompt, output, allowed)
+    mask = None if allowed is None else packed(allowed, VOCAB)
+    result = adjusted(RowSampler(sampling, [*prompt, *output], len(prompt), 0, VOCAB), logits, mask)
+    np.testing.assert_allclose(result, np.array(expected), rtol=2e-7, atol=1e-30)
+    continued = RowSampler(sampling, prompt, len(prompt), 0, VOCAB)
+    for token_id in output:
+        continued.accept(token_id)
+    assert np.array_equal(adjusted(continued, logits, mask), result)
+
+
+def test_repetition_sees_the_prompt_and_presence_and_frequency_do_not() -> None:
+    row = [2.0, -2.0, 2.0, -2.0, 1.0]
+    repetition = RowSampler(SamplingParams(repetition_penalty=2.0), [0, 1, 1, 2, 2, 3], 3, 0, 5)
+    assert adjusted(repetition, row).tolist() == [1.0, -4.0, 1.0, -4.0, 1.0]
+    counted = RowSampler(SamplingParams(presence_penalty=1.0, frequency_penalty=0.25), [0, 1, 1, 2, 2, 3], 3, 0, 5)
+    assert adjusted(counted, row).tolist() == [2.0, -2.0, 0.5, -3.25, 1.0]
+
+
+def test_ids_outside_the_vocabulary_in_the_history_are_no_tokens() -> None:
+    sampling = SamplingParams(repetition_penalty=2.0, dry_multiplier=1.0, dry_allowed_length=1)
+    sampler = RowSampler(sampling, [-1, 7, -1, -1, 9], 4, 0, 3)
+    sampler.accept(7)
+    assert adjusted(sampler, [1.0, 1.0, 1.0]).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_bias_of_100_forces_and_of_minus_100_bans(temperature: float) -> None:
+    row = np.random.default_rng(0).normal(0, 4, 500).astype(np.float32)
+    best = int(row.argmax())
+    forced = RowSampler(SamplingParams(temperature=temperature, seed=1, logit_bias={17: 100.0}), [], 0, 0, 500)
+    banned = RowSampler(SamplingParams(temperature=temperature, seed=1, logit_bias={best: -100.0}), [], 0, 0, 500)
+    for position in range(100):
+        assert forced.sample(row, position).token_id == 17
+        assert banned.sample(row, position).token_id != best
+
+
+@settings(max_examples=300)
+@given(FEW_TOKENS, FEW_TOKENS, st.sampled_from([-1, -1, 0, 1, 2, 7, 20]), st.sets(st.integers(0, 3), max_size=2))
+def test_dry_matches_equal_brute_force(
+    twin: Any, prompt: list[int], output: list[int], window: int, breakers: set[int]
+) -> None:
+    sampling = SamplingParams(
+        dry_multiplier=1.0,
+        dry_base=2.0,
+        dry_allowed_length=1,
+        dry_penalty_last_n=window,
+        dry_sequence_breakers=tuple(breakers),
+    )
+    dry = Dry(sampling, prompt)
+    for end in range(len(output) + 1):
+        for state in (dry, Dry(sampling, [*prompt, *output[:end]])):
+            row = np.zeros(4, np.float32)
+            if state.active:
+                state.apply(row)
+            got = {i: int(math.log2(-value)) + 1 for i, value in enumerate(row.tolist()) if value}
+            matches = twin().dry_matches(sampling, [*prompt, *output[:end]])
+            assert got == {i: length for i, length in matches.items() if length >= 1}
+        if end < len(output):
+            dry.accept(output[end])
+
+
+def test_dry_on_a_long_repetition_stays_finite_and_fast() -> None:
+    sampling = SamplingParams(temperature=0, dry_multiplier=1.0, dry_base=100.0)
+    sampler = RowSampler(sampling, [1, 2] * 20_000, 40_000, 0, 3)
+    row = adjusted(sampler, [0.0, 5.0, 5.0])
+    assert row.tolist() == [0.0, float(-np.finfo(np.float32).max), 5.0]
+    assert sampler.sample(np.array([0.0, 5.0, -9.0], np.float32), 40_000).token_id == 0
+
+
+def test_mask_of_a_vocabulary_that_does_not_fill_its_last_word() -> None:
+    row = np.arange(70, dtype=np.float32)
+    sampler = RowSampler(SamplingParams(temperature=0), [], 0, 0, 70)
+    assert sampler.sample(row, 0, packed({0, 31, 32, 63, 64, 69}, 70)).token_id == 69
+    assert sampler.sample(row, 0, packed({0, 31, 32}, 70)).token_id == 32
+    with pytest.raises(RealizarError, match="allow none"):
+        sampler.sample(row, 0, packed(set(), 70))
+
+
+def test_end_ids_wait_for_the_minimum_length() -> None:
+    sampling = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(3, 4, 99))
+    sampler = RowSampler(sampling, [0, 0], 2, 0, 6)
+    row = np.array([0, 0, 1, 3, 4, 2], np.float32)
+    for _ in range(2):
+        assert sampler.sample(row, 0).token_id == 5
+        assert sampler.sample(row, 0, packed({2, 3, 4}, 6)).token_id == 2
+        assert sampler.sample(row, 0, packed({3, 4}, 6)).token_id == 4  # a finished grammar outranks the minimum
+        sampler.accept(5)
+    assert sampler.sample(row, 0).token_id == 4
+    assert RowSampler(sampling, [0, 0, 5, 5], 2, 0, 6).sample(row, 0).token_id == 4
+    assert RowSampler(sampling, [0, 0, 5], 2, 0, 6).sample(row, 0).token_id == 5

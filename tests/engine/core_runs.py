@@ -1,0 +1,22 @@
+"""An engine core that is driven to the end of its work."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from realizar.engine.core.engine_core import EngineCore
+from realizar.outputs import TokenOutput
+
+
+def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
+    """All outputs by request; the books are audited after every step."""
+    outputs: dict[str, list[TokenOutput]] = defaultdict(list)
+    while core.has_work:
+        for output in core.step():
+            outputs[output.request_id].append(output)
+        core.audit()
+    return outputs
+
+
+def tokens(outputs: list[TokenOutput]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]

@@ -1,0 +1,267 @@
+"""What an engine's death means for those who asked, for the server, and for the next engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scripted_process
+from number_text import NumberText, spelled
+from realizar.checkpoint.model_files import ModelFiles
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.process.child import Vigilance
+from realizar.engine.process.messages import Load
+from realizar.engine.process.supervisor import ProcessLink
+from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError
+from realizar.sampling_params import SamplingParams
+from scripted_backend import expected_tokens
+from tiny_model import write_tiny_model
+
+pytestmark = pytest.mark.timeout(300)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+LONG = SamplingParams(temperature=0.0, max_tokens=200)
+QUICK = Vigilance(ping_interval_s=0.05, max_missed_pings=1200, first_delay_s=0.01, max_crashes=2, file_poll_s=0.02)
+POISON = [1, 77]
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+@asynccontextmanager
+async def running(
+    vigilance: Vigilance = QUICK, files: ModelFiles | None = None, level: str = "WARNING", **options: Any
+) -> AsyncIterator[AsyncEngine]:
+    import json
+
+    command = (sys.executable, scripted_process.__file__, json.dumps(options))
+    engine = AsyncEngine(
+        ProcessLink(Load("unread", EngineConfig(), log_level=level), vigilance, command, files), NumberText
+    )
+    await engine.start()
+    try:
+        async with asyncio.timeout(60):
+            await engine.wait_ready()
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
+async def kills(engine: AsyncEngine, restarts: int) -> None:
+    """The poison is open, the engine dies, and another one comes."""
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await (await engine.generate(POISON, GREEDY)).result()
+    async with asyncio.timeout(60):
+        await engine.wait_ready()
+    assert engine.num_restarts == restarts
+
+
+async def answers(engine: AsyncEngine, prompt: list[int]) -> None:
+    output = await (await engine.generate(prompt, GREEDY)).result()
+    assert output.outputs[0].text == spelled(expected_tokens(prompt, (None,), GREEDY, 8))
+
+
+def test_a_request_that_ends_one_engine_after_another_is_refused() -> None:
+    """Twice alone; it ends no server, whose limit is two crashes; others are served before and after."""
+
+    async def main() -> None:
+        async with running(dies="poison") as engine:
+            await kills(engine, 1)
+            await answers(engine, [1, 2])
+            await kills(engine, 2)
+            for sampling in (GREEDY, SamplingParams(temperature=0.0, max_tokens=8, seed=5)):
+                with pytest.raises(InvalidRequestError, match="engine stopped each time"):
+                    await engine.generate(POISON, sampling)
+            await answers(engine, [1, 2])
+            assert engine.state == "ready"
+
+    run(main())
+
+
+def test_who_was_beside_it_is_served_in_the_end(tmp_path: Path) -> None:
+    """All that were open come again with the poison after each death: two deaths shared, the third tells them apart."""
+
+    slow = tmp_path / "slow"
+    slow.touch()
+
+    async def main() -> None:
+        async with running(dies="poison", slow=str(slow)) as engine:
+            beside = [[number, 3] for number in range(3)]
+            for death in (1, 2):
+                streams = [await engine.generate(prompt, LONG) for prompt in beside]
+                await kills(engine, death)
+                for stream in streams:
+                    with pytest.raises(EngineDeadError):
+                        await stream.result()
+            slow.unlink()
+            first = await engine.generate(beside[0], LONG)
+            poison = asyncio.ensure_future(kills(engine, 3))  # waits until the first has ended
+            assert (await first.result()).outputs[0].finish_reason == "length"
+            await poison
+            with pytest.raises(InvalidRequestError):
+                await engine.generate(POISON, GREEDY)
+            for prompt in beside:
+                assert (await (await engine.generate(prompt, LONG)).result()).outputs[0].finish_reason == "length"
+
+    run(main())
+
+
+def test_who_hangs_up_before_the_death_is_suspected_too(tmp_path: Path) -> None:
+    """The client leaves while the step that kills is on its way; it ends no server, and is refused in the end."""
+    held = tmp_path / "held"
+
+    async def main() -> None:
+        async with running(dies="poison", holds=str(held), rows=1) as engine:
+            for death in (1, 2):
+                stream = await engine.generate(POISON, GREEDY)
+                await until(held.exists)
+                stream.close()
+                assert engine.num_open == 0
+                held.unlink()
+                await until(lambda count=death: engine.num_restarts == count)  # type: ignore[misc]
+                async with asyncio.timeout(60):
+                    await engine.wait_ready()
+            with pytest.raises(InvalidRequestError, match="engine stopped each time"):
+                await engine.generate(POISON, GREEDY)
+            assert engine.state == "ready"
+
+    run(main())
+
+
+def test_deaths_while_nothing_is_open_end_the_server() -> None:
+    async def main() -> None:
+        async with running() as engine:
+            for _ in range(2):
+                async with asyncio.timeout(60):
+                    await engine.wait_ready()
+                os.kill(engine.info.pid, signal.SIGKILL)
+                await until(lambda: engine.state != "ready")
+            with pytest.raises(EngineDeadError, match="died 2 times in a row"):
+                async with asyncio.timeout(60):
+                    await engine.wait_ready()
+
+    run(main())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the state of a process is read from /proc")
+def test_a_stopped_engine_is_told_from_a_slow_one() -> None:
+    """Long before the questions that a slow one may leave open are used up."""
+
+    async def main() -> None:
+        async with running(Vigilance(ping_interval_s=0.05, max_missed_pings=1_000_000, max_stopped_pings=3)) as engine:
+            stream = await engine.generate([1, 2], LONG)
+            os.kill(engine.info.pid, signal.SIGSTOP)
+            with pytest.raises(EngineDeadError, match="process is stopped"):
+                async with asyncio.timeout(60):
+                    await stream.result()
+            await engine.wait_ready()
+            await answers(engine, [1, 2])
+
+    run(main())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_model(path)
+    return path
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["a look tells", "loading tells"])
+def test_the_api_outlives_its_models_file(model: Path, seen: bool) -> None:
+    """Engines can't be started however often; the reason is told; the file is whole again, and so is all else.
+
+    A file that is broken beyond its header is known by what an engine says that loads it.
+    """
+    files, good = ModelFiles(open_checkpoint(model)), model.read_bytes()
+    if not seen:
+        files.fault = lambda: None  # type: ignore[method-assign]
+
+    async def main() -> None:
+        async with running(files=files, dies="poison", model=str(model)) as engine:
+            _ = model.unlink() if seen else model.write_bytes(good[:2000])  # noqa: ASYNC240
+            os.kill(engine.info.pid, signal.SIGKILL)
+            await until(lambda: engine.fault is not None)
+            assert str(engine.fault).startswith("tiny.gguf is gone" if seen else "tiny.gguf: key 'tokenizer")
+            assert engine.state == "starting"
+            with pytest.raises(EngineUnavailableError, match=r"can't be loaded now: tiny\.gguf") as refused:
+                await engine.generate([1, 2], GREEDY)
+            assert refused.value.retry_after_s > 1
+            if not seen:
+                await until(lambda: engine.num_restarts > 3)  # above the limit of crashes
+            model.write_bytes(good)  # noqa: ASYNC240
+            async with asyncio.timeout(60):
+                await engine.wait_ready()
+            assert engine.fault is None
+            await answers(engine, [1, 2])
+
+    run(main())
+
+
+def test_a_death_of_the_file_is_no_requests_fault(model: Path) -> None:
+    """As a page of the mapped file that is no longer there: SIGBUS in whatever step reads it."""
+    files, good = ModelFiles(open_checkpoint(model)), model.read_bytes()
+
+    async def main() -> None:
+        async with running(files=files, slow=str(model)) as engine:
+            stream = await engine.generate([1, 2], LONG)
+            model.write_bytes(good)  # noqa: ASYNC240 - whole, and touched while the engine ran
+            os.kill(engine.info.pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await stream.result()
+            assert len(engine._requests.suspects) == 0
+            async with asyncio.timeout(60):
+                await engine.wait_ready()
+            stream = await engine.generate([1, 2], LONG)
+            os.kill(engine.info.pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await stream.result()
+            assert len(engine._requests.suspects) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(("level", "heard"), [("DEBUG", True), ("INFO", False)])
+def test_the_engine_logs_at_the_servers_level(level: str, heard: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(level=level):
+            pass
+
+    with caplog.at_level(logging.DEBUG):
+        run(main())
+    found = [record.levelname for record in caplog.records if "realizar.scripted: loaded" in record.getMessage()]
+    assert found == (["DEBUG"] if heard else [])
+
+
+def test_an_engines_lines_keep_their_levels(caplog: pytest.LogCaptureFixture) -> None:
+    """What a library beside it prints is a warning."""
+    from realizar.engine.process.child import _log_line
+
+    with caplog.at_level(logging.DEBUG):
+        _log_line(b"INFO realizar.backends: loaded")
+        _log_line(b"ERROR realizar.engine.core.engine_core: a step failed")
+        _log_line(b"a library's words")
+    found = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert found == [
+        ("INFO", "engine: realizar.backends: loaded"),
+        ("ERROR", "engine: realizar.engine.core.engine_core: a step failed"),
+        ("WARNING", "engine: a library's words"),
+    ]

@@ -1,0 +1,142 @@
+"""The loop around the core, without a process: what it does with its idle time, and what it loads."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from realizar.backends.select import ChosenDevice
+from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.process import main as process
+from realizar.engine.process.loop import EngineLoop
+from realizar.engine.process.main import EngineProcess
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskStats,
+    Event,
+    Failed,
+    Load,
+    Outputs,
+    Refused,
+    Shutdown,
+    StatsAnswer,
+)
+from realizar.engine.process.transport import FrameReader
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from scripted_backend import ScriptedBackend, make_spec
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every idle time: a block that got lost is told, and not for ever again.
+
+    The engine is idle as soon as it has nothing to do. It answers a question after all that it had to do before.
+    """
+    monkeypatch.setattr("realizar.engine.process.loop._IDLE_S", 0.0)
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    audited, answered = threading.Semaphore(0), threading.Semaphore(0)
+    honest = core.audit
+
+    def audit() -> None:
+        audited.release()
+        honest()
+
+    monkeypatch.setattr(core, "audit", audit)
+    loop = EngineLoop(lambda event: answered.release() if isinstance(event, StatsAnswer) else None)
+    thread = threading.Thread(target=loop.run, args=(lambda: core,))
+    thread.start()
+    try:
+        for number in range(2):
+            loop.post(Add(Request(str(number), (number, 5), GREEDY, 1)))
+            assert audited.acquire(timeout=60)
+            for ticket in range(3):
+                loop.post(AskStats(ticket))
+                assert answered.acquire(timeout=60)
+            assert not audited.acquire(blocking=False)
+            assert ("books are wrong" in caplog.text) is (number > 0)
+            core._cache._groups[0].pool._free.pop()
+    finally:
+        loop.post(Shutdown())
+        thread.join(60)
+
+
+def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is loaded is kept from the collector, each time."""
+    configs: list[EngineConfig] = []
+    frozen: list[int] = []
+    monkeypatch.setattr(process.gc, "freeze", lambda: frozen.append(len(configs)))
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    monkeypatch.setattr(core, "read_vocabulary", lambda: None)
+    monkeypatch.setattr(process, "find_checkpoint", lambda _: None)
+    monkeypatch.setattr(process, "load_core", lambda _, config, **__: configs.append(config) or core)
+    for device in ("cuda", "cpu"):
+        monkeypatch.setattr(process, "choose_device", lambda _, device=device: ChosenDevice(device))
+        for fit_running in (True, False):
+            process.load_model(Load("model", EngineConfig(), fit_running=fit_running), lambda *_: None)
+    assert [config.max_running for config in configs] == [256, 64, 64, 64]
+    assert frozen == [1, 2, 3, 4]
+
+
+def test_whatever_ends_the_loop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those who wait for an engine on a thread would wait for ever."""
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    monkeypatch.setattr(core, "abort", lambda *_: 1 // 0)
+    events: list[Event] = []
+    loop = EngineLoop(events.append)
+    loop.post(Abort("a"))
+    loop.run(lambda: core)
+    assert isinstance(events[-1], Failed)
+    assert events[-1].error.kind == "EngineDeadError"
+    assert "ZeroDivisionError" in events[-1].error.message
+
+
+def test_a_request_that_can_not_be_queued_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    honest = core.add
+    monkeypatch.setattr(core, "add", lambda request: 1 // 0 if request.request_id == "bad" else honest(request))
+    events: list[Event] = []
+    loop = EngineLoop(events.append)
+    for name in ("bad", "good"):
+        loop.post(Add(Request(name, (1, 2), GREEDY, 1)))
+    loop.post(Shutdown())
+    loop.run(lambda: core)
+    refused = [event.request_id for event in events if isinstance(event, Refused)]
+    assert refused == ["bad"]
+    assert [event.request_id for event in events if isinstance(event, Accepted)] == ["good"]
+
+
+def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
+    """A step's outputs go one by one where all together are too large, and one that is too large alone is dropped."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine = EngineProcess(theirs, max_frame_bytes=4000)
+        logprobs = tuple(TokenLogprobs(1, -1.0, 1, ()) for _ in range(1000))
+        small = [TokenOutput(str(number), 0, (number,), 0.0, 0.0, logprobs=logprobs[:50]) for number in range(3)]
+        large = TokenOutput("large", 0, (1,), 0.0, 0.0, prompt_logprobs=logprobs)
+        engine._tell(Outputs((small[0], large, *small[1:])))
+        theirs.shutdown(socket.SHUT_WR)
+        reader: FrameReader[Event] = FrameReader(Event)
+        found: list[TokenOutput] = []
+        while data := ours.recv(65536):
+            for event in reader.feed(data):
+                assert isinstance(event, Outputs)
+                found.extend(event.outputs)
+    assert [output for output in found if output.request_id != "large"] == small
+    (failed,) = [output for output in found if output.request_id == "large"]
+    assert failed.error == RowError("a step's results for the request are too large to be sent", "request")
+    assert list(engine._loop._inbox) == [Abort("large")]
+
+
+def test_the_prompt_of_a_request_that_fails_is_counted_and_forgotten() -> None:
+    loop = EngineLoop(lambda event: None)
+    loop._prompts["a"] = 5
+    loop._count(TokenOutput("a", 0, (), 0.0, 0.0, error=RowError("no")))
+    assert (loop._prompts, loop._prompt_tokens) == ({}, 5)

@@ -1,0 +1,214 @@
+"""The engine process on a bare socket: what it does with a reader that is slow, mad or gone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import select
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scripted_process
+from realizar.config import EngineConfig
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskStats,
+    AuditAnswer,
+    Event,
+    Load,
+    Outputs,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    StatsAnswer,
+)
+from realizar.engine.process.transport import FrameReader, encode_frame
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from scripted_backend import expected_tokens
+
+pytestmark = pytest.mark.timeout(300)
+HANG_S = 60.0
+GREEDY = SamplingParams(temperature=0.0, seed=1)
+
+
+class RawEngine:
+    """A process and our end of its socket."""
+
+    def __init__(self, **options: Any) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, scripted_process.__file__, json.dumps(options), str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        self.socket = ours
+        self.socket.settimeout(HANG_S)
+        self._reader: FrameReader[Event] = FrameReader(Event)
+        self._events: list[Event] = []
+
+    def send(self, *commands: object) -> None:
+        self.socket.sendall(b"".join(encode_frame(command) for command in commands))
+
+    def next_event(self) -> Event:
+        while not self._events:
+            data = self.socket.recv(1 << 16)
+            assert data, "the engine is gone"
+            self._events = self._reader.feed(data)
+        return self._events.pop(0)
+
+    def wait_for(self, kind: type) -> Any:
+        while not isinstance(event := self.next_event(), kind):
+            pass
+        return event
+
+    def start(self) -> Ready:
+        self.send(Load("unread", EngineConfig()))
+        ready: Ready = self.wait_for(Ready)
+        return ready
+
+    def last_words(self) -> tuple[int, str]:
+        assert self.process.stderr is not None
+        status = self.process.wait(HANG_S)
+        return status, self.process.stderr.read()
+
+
+@contextmanager
+def raw_engine(**options: Any) -> Iterator[RawEngine]:
+    engine = RawEngine(**options)
+    try:
+        yield engine
+    finally:
+        engine.socket.close()
+        if engine.process.poll() is None:
+            engine.process.kill()
+        engine.process.wait(HANG_S)
+        assert engine.process.stderr is not None
+        engine.process.stderr.close()
+
+
+def request(name: str, prompt: int, max_tokens: int) -> Add:
+    return Add(Request(name, (prompt,), GREEDY, max_tokens))
+
+
+def test_commands_and_their_answers() -> None:
+    with raw_engine() as engine:
+        info = engine.start().info
+        assert (info.vocab_size, info.max_running, info.pid) == (97, 8, engine.process.pid)
+        engine.send(request("a", 5, 6))
+        assert engine.wait_for(Accepted).request_id == "a"
+        tokens: list[int] = []
+        while len(tokens) < 6:
+            (output,) = engine.wait_for(Outputs).outputs
+            tokens.extend(output.token_ids)
+        assert tokens == expected_tokens([5], (None,), GREEDY, 6)
+        engine.send(Abort("unknown"), Ping(3), AskStats(4))
+        assert engine.wait_for(Pong) == Pong(3, 0.0)
+        stats = engine.wait_for(StatsAnswer).stats
+        assert (stats.generation_tokens, stats.prompt_tokens, stats.num_used_blocks) == (6, 1, 0)
+        engine.send(Shutdown())
+        assert engine.last_words() == (0, "")
+
+
+def wait_file(path: Path) -> None:
+    """Until the engine says by this file that it waits in a step."""
+    until_s = time.monotonic() + HANG_S
+    while not path.exists():
+        assert time.monotonic() < until_s, "waited in vain"
+        time.sleep(0.005)
+
+
+def wait_full(end: socket.socket) -> None:
+    """Until what waits to be read has begun and does not grow any more."""
+    sizes = [0]
+    while sizes[-1] == 0 or len(set(sizes[-20:])) > 1:
+        time.sleep(0.01)
+        (size,) = struct.unpack("i", fcntl.ioctl(end, termios.FIONREAD, b"\0" * 4))
+        sizes.append(size)
+
+
+def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    holds = tmp_path / "holds"
+    with raw_engine(holds=str(holds), rows=1) as engine:
+        engine.start()
+        engine.send(request("a", 5, 3))
+        wait_file(holds)
+        engine.send(Ping(1))
+        first = engine.wait_for(Pong)
+        engine.send(Ping(2))
+        second = engine.wait_for(Pong)
+        assert 0 < first.step_s < second.step_s
+        holds.unlink()
+        assert engine.wait_for(Outputs).outputs
+
+
+def test_a_reader_that_is_slow_holds_the_engine_up_and_loses_nothing() -> None:
+    """What the engine has to say fills the socket; it waits, with its steps, until somebody reads."""
+    with raw_engine() as engine:
+        engine.start()
+        names = [f"{'long name ' * 100}{number}" for number in range(8)]
+        engine.send(*(request(name, number, 200) for number, name in enumerate(names)))
+        wait_full(engine.socket)
+        read_from_s = time.monotonic()
+        tokens: dict[str, list[int]] = {name: [] for name in names}
+        produced_s: list[float] = []
+        while any(len(found) < 200 for found in tokens.values()):
+            for output in engine.wait_for(Outputs).outputs:
+                produced_s.append(output.produced_s)
+                tokens[output.request_id].extend(output.token_ids)
+        assert produced_s == sorted(produced_s)
+        assert produced_s[0] < read_from_s < produced_s[-1]
+        for number, name in enumerate(names):
+            assert tokens[name] == expected_tokens([number], (None,), GREEDY, 200)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (struct.pack(">I", 1 << 31), "above the"),
+        (struct.pack(">I", 5) + b"\xc1pwnd", "malformed frame"),
+        (encode_frame(AuditAnswer(1, None)), "malformed frame"),
+    ],
+    ids=["long", "garbage", "event"],
+)
+def test_what_is_no_command_ends_it_with_a_reason(data: bytes, reason: str) -> None:
+    with raw_engine() as engine:
+        engine.start()
+        engine.socket.sendall(data)
+        status, said = engine.last_words()
+        assert status == 1
+        assert reason in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("part", [b"", b"\0\0\0\x09abc"], ids=["clean", "mid-frame"])
+@pytest.mark.parametrize("when", ["loading", "stepping", "unread"])
+def test_it_ends_when_the_socket_closes(tmp_path: Path, part: bytes, when: str) -> None:
+    """Silently; also where tokens were not read, which makes of the end a reset connection."""
+    holds = tmp_path / "holds"
+    with raw_engine(**({"holds": str(holds), "rows": 1} if when == "stepping" else {})) as engine:
+        if when != "loading":
+            engine.start()
+            engine.send(request("a", 5, 200))
+        if when == "stepping":
+            wait_file(holds)
+        if when == "unread":
+            select.select([engine.socket], [], [], HANG_S)
+        engine.socket.sendall(part)
+        engine.socket.close()
+        assert engine.last_words() == (1, "")

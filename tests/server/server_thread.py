@@ -1,0 +1,126 @@
+"""A real server on a free port, with its engine on a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import uvicorn
+
+from realizar.config import EngineConfig
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.loading import find_checkpoint, load_core
+from realizar.sampling_params import SamplingParams
+from realizar.server.app import create_app
+from realizar.server.http.listen import uvicorn_config
+from realizar.server.served_model import ServedModel, make_served_model
+from realizar.server.settings import ServerSettings
+from realizar.tokenizer.stop_checker import StopChecker
+
+CONTEXT = 1024
+NAME = "org/smollm2"
+HELD_STEP_S = 0.2
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """`url` without a path; the engine belongs to `loop`; while `free` is not set, each of its steps waits 0.2 s."""
+
+    url: str
+    engine: AsyncEngine
+    model: ServedModel
+    loop: asyncio.AbstractEventLoop
+    free: threading.Event
+
+    @contextmanager
+    def held_steps(self) -> Iterator[None]:
+        """Meanwhile a request of 900 tokens lasts for at least three minutes, on any machine."""
+        self.free.clear()
+        try:
+            yield
+        finally:
+            self.free.set()
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+
+    def wait(self, work: Any) -> Any:
+        """The result of a coroutine that runs on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+
+class ServerThread:
+    """Runs an engine and the application over it on a thread with a loop of its own."""
+
+    def __init__(self, checkpoint: Path, settings: ServerSettings, config: EngineConfig) -> None:
+        self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._started = threading.Event()
+        self._free = threading.Event()
+        self._free.set()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="server")
+        self._server: uvicorn.Server | None = None
+        self.running: RunningServer | None = None
+
+    def start(self) -> RunningServer:
+        self._thread.start()
+        assert self._started.wait(600)
+        assert self.running is not None
+        return self.running
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(120)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+    def _load(self, progress: LoadProgress) -> EngineCore:
+        core = load_core(self._checkpoint, self._config, progress=progress)
+        step = core.step
+
+        def held_step() -> Any:
+            self._free.wait(HELD_STEP_S)
+            return step()
+
+        core.step = held_step  # type: ignore[method-assign]
+        return core
+
+    async def _run(self) -> None:
+        model = make_served_model(self._checkpoint, (NAME, "other"), CONTEXT)
+
+        def new_text(sampling: SamplingParams) -> StopChecker:
+            return StopChecker(model.tokenizer, sampling)
+
+        link = ThreadLink(self._load)
+        engine = AsyncEngine(link, new_text, model.tokenizer.eos_ids)
+        await engine.start()
+        await engine.wait_ready()
+        app = create_app(engine, model, self._settings)
+        self._server = uvicorn.Server(uvicorn_config(app, self._settings))
+        port = self._socket.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self.running = RunningServer(f"http://127.0.0.1:{port}", engine, model, loop, self._free)
+        self._started.set()
+        await self._server.serve([self._socket])
+        await engine.close()
+
+
+def exchange(server: RunningServer, sent: bytes, wait_s: float = 60.0) -> bytes:
+    """All that a server answers to some bytes until it closes the connection; sent whole before anything is read."""
+    port = int(server.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=wait_s) as connection:
+        connection.sendall(sent)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer

@@ -1,0 +1,73 @@
+"""A service of grammars over a small vocabulary, and rows that are compared with this process's own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar import GrammarFactory
+from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import WorkerLimits
+from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
+
+VOCAB_SIZE = len(TOKENS) + 7
+FACTORY = GrammarFactory(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
+LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
+DIGITS = StructuredOutput("regex", "[0-9]{3,40}x")
+# Compiling takes time quadratic in these: ten seconds.
+_MANY = {"type": "object", "properties": {f"p{i}": {} for i in range(20_000)}, "x-guidance": {"lenient": True}}
+ENDLESS = StructuredOutput("lark", "start: %json " + json.dumps(_MANY))
+BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}
+PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
+
+
+def make_service(limits: WorkerLimits | None = None) -> GrammarService:
+    return GrammarService(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, limits=limits)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited in vain"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Follower:
+    """A row in a service, beside one in this process that says what its masks must be."""
+
+    def __init__(self, service: GrammarService, structured: StructuredOutput, seed: int = 0) -> None:
+        service.prepare(structured)
+        self.row = service.open_row(structured, ())
+        self._matcher = FACTORY.compile(structured).start()
+        self._rng = np.random.default_rng(seed)
+
+    def check(self, mask: Any) -> None:
+        """Compare a mask, and choose one of its ids."""
+        assert self.row.error is None
+        (expected,) = FACTORY.masks([(self._matcher, ())])
+        assert np.array_equal(mask, expected)
+        if self._matcher.ended:
+            return
+        chosen = int(self._rng.choice(allowed_ids(expected[0])))
+        self._matcher.advance([chosen])
+        self.row.advance([chosen])
+
+
+def step(service: GrammarService, *followers: Follower) -> None:
+    masks = service.masks([(each.row, ()) for each in followers])
+    for follower, mask in zip(followers, masks, strict=True):
+        follower.check(mask)

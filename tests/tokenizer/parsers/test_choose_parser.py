@@ -1,0 +1,153 @@
+"""Which style a chat template means, and tools in prompts of templates that show none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from realizar.errors import InvalidRequestError
+from realizar.tokenizer.parsers.choose import choose_parser, find_format
+from realizar.tokenizer.parsers.styles import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    GRANITE,
+    HERMES,
+    JSON,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_LIST,
+    ToolStyle,
+)
+from realizar.tokenizer.templates.chat_template import template_takes_tools
+from realizar.tokenizer.templates.tool_prompts import (
+    spell_tool_messages,
+    tools_as_system_text,
+    with_first_user_text,
+    with_system_text,
+)
+from tokenizer.parsers.answer_pieces import Answer, parse
+
+TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "description": "Ünit", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+
+
+def with_tools(text: str) -> str:
+    """A template that shows tools and then a text, in which a model is told how to call them."""
+    shown = "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
+    return "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}" + shown + "{% endif %}" + TURNS
+
+
+@pytest.mark.parametrize(
+    ("text", "style"),
+    [
+        ('<tool_call>{"name": ..., "arguments": ...}</tool_call>', HERMES),
+        ('{"name": function name, "parameters": dictionary of argument name and its value}', LLAMA),
+        ("<|python_tag|>", LLAMA),
+        ("<|tool_call|>[", GRANITE),
+        ("[TOOL_CALLS] [{", MISTRAL_LIST),
+        ("[TOOL_CALLS]name[ARGS]{", MISTRAL),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", DEEPSEEK_FENCED),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>", DEEPSEEK),
+        ("answer in JSON", JSON),
+    ],
+)
+def test_style_of_a_template(text: str, style: ToolStyle) -> None:
+    assert find_format(with_tools(text)).style is style
+    without = find_format(TURNS + "{# " + text + " #}").style
+    assert without.name == "json", "it shows no tools"
+    assert without.form == JSON.form
+    assert without.marks == style.marks, "its own way is understood too"
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        (TURNS, False),
+        (TURNS + "{# tools #}", False),
+        (TURNS + "tools {{ 'tools' }}", False),
+        ("{% set tools = 1 %}" + TURNS, False),
+        ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + TURNS, False),
+        ("{% if not tools is defined %}{% set tools = none %}{% endif %}{% if tools %}{{ tools }}{% endif %}", True),
+        ("{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + TURNS, True),
+        ("{%- if messages[0].role == 'user' and tools %}{{ tools | tojson }}{% endif %}", True),
+    ],
+)
+def test_whether_a_template_takes_tools(template: str, takes: bool) -> None:
+    assert template_takes_tools(template) is takes
+
+
+def test_reasoning_of_a_template() -> None:
+    thinking = TURNS + "<think>\n"
+    assert parse(choose_parser(thinking, None, prompt_end="assistant: <think>\n"), ["a</think>b"]) == Answer("b", "a")
+    assert parse(choose_parser(thinking, None, prompt_end="<think>\n\n</think>\n\n"), ["a"]) == Answer("a")
+    assert parse(choose_parser(TURNS + "[THINK]", None), ["[THINK]a[/THINK]b"]) == Answer("b", "a")
+    assert parse(choose_parser(TURNS, None), ["<think>a</think>b"]) == Answer("<think>a</think>b")
+    assert parse(choose_parser(None, None), ["a"]) == Answer("a")
+
+
+def test_tools_decide_whether_calls_are_looked_for() -> None:
+    call = '{"name": "f", "arguments": {}}'
+    assert parse(choose_parser(TURNS, TOOLS), [call]) == Answer(names=["f"], arguments=["{}"])
+    assert parse(choose_parser(TURNS, None), [call]) == Answer(call)
+    assert parse(choose_parser(TURNS, []), [call]) == Answer(call)
+
+
+def test_tools_as_text() -> None:
+    text = tools_as_system_text(TOOLS)
+    assert json.dumps(TOOLS[0]["function"], ensure_ascii=False) in text.splitlines()
+    assert '{"name": ' in text
+    messages = [{"role": "user", "content": "hi"}]
+    assert with_system_text(messages, "T") == [{"role": "system", "content": "T"}, *messages]
+    assert with_system_text([{"role": "system", "content": "S"}, *messages], "T")[0]["content"] == "S\n\nT"
+    parts = [{"role": "system", "content": [{"type": "text", "text": "S"}]}]
+    assert with_system_text(parts, "T")[0]["content"][-1] == {"type": "text", "text": "T"}
+    assert with_first_user_text([{"role": "system", "content": "S"}, *messages], "T") == [
+        {"role": "user", "content": "S\n\nT\n\nhi"}
+    ]
+    assert messages == [{"role": "user", "content": "hi"}], "the caller's messages are left alone"
+
+
+def test_calls_and_results_as_text() -> None:
+    calls: list[dict[str, Any]] = [
+        {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}},
+        {"id": "2", "function": {"name": "g", "arguments": {"b": "é"}}},
+    ]
+    conversation = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "two"}]},
+        {"role": "user", "content": "and?"},
+    ]
+    spelled = spell_tool_messages(conversation)
+    assert [m["role"] for m in spelled] == ["user", "assistant", "user"], "roles alternate"
+    assert json.loads(spelled[1]["content"]) == [
+        {"name": "f", "arguments": {"a": 1}},
+        {"name": "g", "arguments": {"b": "é"}},
+    ]
+    first, second, _, question = spelled[2]["content"].splitlines()
+    assert json.loads(first) == {"result_of": "f", "content": "one"}
+    assert json.loads(second) == {"result_of": "g", "content": "two"}
+    assert question == "and?"
+
+
+def test_what_the_prompt_asks_for_is_what_the_parser_reads() -> None:
+    """An assistant's calls spelled into a prompt parse as those calls."""
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 2}'}}]}
+    (spelled,) = spell_tool_messages([message])
+    assert parse(choose_parser(TURNS, TOOLS), list(spelled["content"])) == Answer(names=["f"], arguments=['{"x": 2}'])
+
+
+def test_unknown_name_in_tool_choice() -> None:
+    from realizar.tokenizer.parsers.grammar import call_grammar
+
+    with pytest.raises(InvalidRequestError, match="'nobody'") as caught:
+        call_grammar(find_format(TURNS), TOOLS, name="nobody")
+    assert caught.value.param == "tool_choice"
