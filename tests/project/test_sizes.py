@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +16,14 @@ CUDA = sorted((ROOT / "src").rglob("*.cu"))
 WEB = [path for kind in ("js", "css", "html") for path in sorted((ROOT / "src").rglob(f"*.{kind}"))]
 NATIVE = "src/realizar/backends/cuda/native"
 
+MAX_MODULES = 25
 MAX_FILE_LINES = 400
 LARGE_FILES = {"tests/web/test_chats.py": 460}
 
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120  # Triton's and CUDA C++'s: a kernel cut up for size reads worse than a long one
 LARGE_FUNCTIONS = {
-    "src/realizar/cli/bench_serve.py:bench_serve_command": 71,
+    "src/realizar/cli/commands/bench_serve.py:bench_serve_command": 71,
     "src/realizar/server/openai/completions.py:plan_completions": 64,
     f"{NATIVE}/attend.cu:NAME": 300,
     f"{NATIVE}/matvec.cu:multiply_matrix": 151,
@@ -48,6 +50,14 @@ WIDE_LINES = {
     "wgmma_gated.cu": 5,
     "wgmma_instructions.cu": 1,
 }
+
+
+@pytest.mark.parametrize("top", ["src", "tests", "scripts"])
+def test_folders_are_short(top: str) -> None:
+    counts = Counter(path.parent for path in PYTHON + CUDA if path.is_relative_to(ROOT / top))
+    assert counts
+    long = {_name(folder): count for folder, count in counts.items() if count > MAX_MODULES}
+    assert not long, f"more than {MAX_MODULES} modules: {long}"
 
 
 def _name(path: Path) -> str:
