@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.errors import InvalidRequestError
-from realizar.models.hyper_parameters import REQUIRED, Settings
+from realizar.models.hyper_parameters import REQUIRED, HyperParameters
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -42,7 +42,7 @@ class Dimensions:
 
 
 def read_dimensions(
-    settings: Settings,
+    hparams: HyperParameters,
     *,
     eps_keys: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     defaults: Mapping[str, Any] | None = None,
@@ -57,90 +57,90 @@ def read_dimensions(
         CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
         InvalidRequestError: a longer context is configured than the model was made for.
     """
-    known = {} if settings.is_gguf or defaults is None else defaults
-    hidden = settings.integer(
+    known = {} if hparams.is_gguf or defaults is None else defaults
+    hidden = hparams.integer(
         "embedding_length", "hidden_size", high=MAX_WIDTH, default=known.get("hidden_size", REQUIRED)
     )
-    heads, kv_heads = _read_heads(settings, known)
-    layers = settings.integer(
+    heads, kv_heads = _read_heads(hparams, known)
+    layers = hparams.integer(
         "block_count", "num_hidden_layers", high=MAX_LAYERS, default=known.get("num_hidden_layers", REQUIRED)
     )
-    trained = settings.integer(
+    trained = hparams.integer(
         "context_length",
         "max_position_embeddings",
         high=MAX_CONTEXT,
         default=known.get("max_position_embeddings", REQUIRED),
     )
     return Dimensions(
-        vocab_size=_read_vocab_size(settings, known),
+        vocab_size=_read_vocab_size(hparams, known),
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_size=_read_head_size(settings, hidden, heads, known),
-        feed_forward_size=settings.integer(
+        head_size=_read_head_size(hparams, hidden, heads, known),
+        feed_forward_size=hparams.integer(
             "feed_forward_length",
             "intermediate_size",
             high=MAX_FEED_FORWARD,
             default=known.get("intermediate_size", REQUIRED),
         ),
-        context_length=_choose_context_length(settings, trained),
+        context_length=_choose_context_length(hparams, trained),
         trained_context_length=trained,
-        norm_eps=settings.number(*eps_keys, high=1.0, default=known.get(eps_keys[1], REQUIRED)),
+        norm_eps=hparams.number(*eps_keys, high=1.0, default=known.get(eps_keys[1], REQUIRED)),
     )
 
 
-def _read_heads(settings: Settings, known: Mapping[str, Any]) -> tuple[int, int]:
+def _read_heads(hparams: HyperParameters, known: Mapping[str, Any]) -> tuple[int, int]:
     """Heads of queries, and of keys and values, whose number divides the first."""
-    heads = settings.integer(
+    heads = hparams.integer(
         "attention.head_count",
         "num_attention_heads",
         high=MAX_HEADS,
         default=known.get("num_attention_heads", REQUIRED),
     )
-    kv_heads = settings.integer(
+    kv_heads = hparams.integer(
         "attention.head_count_kv",
         "num_key_value_heads",
         high=MAX_HEADS,
         default=known.get("num_key_value_heads", heads),
     )
     if heads % kv_heads:
-        raise settings.malformed(
+        raise hparams.malformed(
             "attention.head_count_kv", "num_key_value_heads", f"{kv_heads} does not divide the {heads} heads"
         )
     return heads, kv_heads
 
 
-def _read_head_size(settings: Settings, hidden: int, heads: int, known: Mapping[str, Any]) -> int:
+def _read_head_size(hparams: HyperParameters, hidden: int, heads: int, known: Mapping[str, Any]) -> int:
     derived = known.get("head_dim", hidden // heads)
-    size = settings.integer("attention.key_length", "head_dim", high=MAX_HEAD_SIZE, default=derived)
-    given = settings.raw("attention.key_length", "head_dim") is not None or "head_dim" in known
+    size = hparams.integer("attention.key_length", "head_dim", high=MAX_HEAD_SIZE, default=derived)
+    given = hparams.raw("attention.key_length", "head_dim") is not None or "head_dim" in known
     if not given and hidden % heads:
-        raise settings.malformed(
+        raise hparams.malformed(
             "attention.head_count", "num_attention_heads", f"{heads} heads do not divide the hidden size {hidden}"
         )
-    if settings.integer("attention.value_length", None, high=MAX_HEAD_SIZE, default=size) != size:
-        raise settings.unsupported("attention.value_length", None, settings.raw("attention.value_length", None))
+    if hparams.integer("attention.value_length", None, high=MAX_HEAD_SIZE, default=size) != size:
+        raise hparams.unsupported("attention.value_length", None, hparams.raw("attention.value_length", None))
     if size % 2:
-        raise settings.malformed("attention.key_length", "head_dim", f"head size {size} is odd")
+        raise hparams.malformed("attention.key_length", "head_dim", f"head size {size} is odd")
     return size
 
 
-def _read_vocab_size(settings: Settings, known: Mapping[str, Any]) -> int:
+def _read_vocab_size(hparams: HyperParameters, known: Mapping[str, Any]) -> int:
     """`vocab_size`; in a GGUF file without it the length of the token list, or the rows of the embedding."""
     fallback: Any = known.get("vocab_size", REQUIRED)
-    if settings.is_gguf:
-        tokens = settings.checkpoint.metadata.get("tokenizer.ggml.tokens")
-        embedding = settings.checkpoint.tensors.get("token_embd.weight")
+    if hparams.is_gguf:
+        tokens = hparams.checkpoint.metadata.get("tokenizer.ggml.tokens")
+        embedding = hparams.checkpoint.tensors.get("token_embd.weight")
         if tokens is not None and hasattr(tokens, "__len__") and len(tokens) > 0:
             fallback = len(tokens)
         elif embedding is not None and len(embedding.shape) == 2:
             fallback = embedding.shape[0]
-    return settings.integer("vocab_size", "vocab_size", high=MAX_VOCABULARY, default=fallback)
+    return hparams.integer("vocab_size", "vocab_size", high=MAX_VOCABULARY, default=fallback)
 
 
-def _choose_context_length(settings: Settings, trained: int) -> int:
-    requested = settings.requested_context_length
+def _choose_context_length(hparams: HyperParameters, trained: int) -> int:
+    requested = hparams.requested_context_length
     if requested is None:
         return trained
     if not 1 <= requested <= trained:

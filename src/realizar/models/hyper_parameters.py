@@ -1,4 +1,4 @@
-"""`Settings`: hyper-parameters read strictly from GGUF keys or from `config.json`. Standard library only.
+"""`HyperParameters`: hyper-parameters read strictly from GGUF keys or from `config.json`. Standard library only.
 
 A getter takes the GGUF key (without the architecture's prefix) and the `config.json` key; None where a format does not
 have the parameter, whose default then holds. Every value is checked for type and range; errors name file and key.
@@ -30,10 +30,10 @@ T = TypeVar("T")
 MIN_NUMBER, MAX_NUMBER = 1e-15, 1e12
 
 # Where these end a key's name, 1 says "nothing" too.
-_FACTOR_ENDINGS = ("_scale", "_multiplier", "_scaling")
+_FACTOR_SUFFIXES = ("_scale", "_multiplier", "_scaling")
 
 
-class Settings:
+class HyperParameters:
     """The hyper-parameters of one checkpoint.
 
     Args:
@@ -57,11 +57,11 @@ class Settings:
         self._values: Mapping[str, Any] = checkpoint.metadata if self.is_gguf else (config or {})
         self._parent = ""
         self._read: set[str] = set()
-        self._nested: list[Settings] = []
+        self._nested: list[HyperParameters] = []
 
-    def nested(self, hf: str, values: Mapping[str, Any]) -> Settings:
-        """Settings over a dictionary found under the `config.json` key `hf`; errors name both keys."""
-        inner = Settings(self.checkpoint, self.architecture, values, self.requested_context_length)
+    def nested(self, hf: str, values: Mapping[str, Any]) -> HyperParameters:
+        """Hyper-parameters in a dictionary found under the `config.json` key `hf`; errors name both keys."""
+        inner = HyperParameters(self.checkpoint, self.architecture, values, self.requested_context_length)
         inner._parent = f"{self._parent}{hf}."
         self._nested.append(inner)
         return inner
@@ -183,7 +183,7 @@ class Settings:
             inner.refuse_unread()
 
     def _is_without_effect(self, name: str, value: Any) -> bool:
-        if _is_neutral(value) or (name.endswith(_FACTOR_ENDINGS) and value == 1):
+        if _is_neutral(value) or (name.endswith(_FACTOR_SUFFIXES) and value == 1):
             return True
         if self.is_gguf:
             return name in GGUF_WITHOUT_EFFECT

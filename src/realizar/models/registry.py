@@ -9,12 +9,12 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.architectures import gemma, granite, llama, olmo2, phi3, qwen, starcoder2
-from realizar.models.hyper_parameters import Settings, config_path
+from realizar.models.hyper_parameters import HyperParameters, config_path
 from realizar.models.spec import ModelSpec
 
-Builder = Callable[[Settings], ModelSpec]
+BuildSpec = Callable[[HyperParameters], ModelSpec]
 
-_BY_GGUF_ARCHITECTURE: Mapping[str, Builder] = {
+_BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
     "llama": llama.build,
     "qwen2": qwen.build_qwen2,
     "qwen3": qwen.build_qwen3,
@@ -25,7 +25,7 @@ _BY_GGUF_ARCHITECTURE: Mapping[str, Builder] = {
     "olmo2": olmo2.build,
     "starcoder2": starcoder2.build,
 }
-_BY_MODEL_TYPE: Mapping[str, Builder] = {
+_BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     **_BY_GGUF_ARCHITECTURE,
     "mistral": llama.build,
     "gemma3_text": gemma.build_gemma3,
@@ -57,17 +57,17 @@ def build_spec(checkpoint: Checkpoint, context_length: int | None = None) -> Mod
         InvalidRequestError: `context_length` exceeds the model's.
     """
     if checkpoint.format == "gguf":
-        name, builder = _find_gguf_builder(checkpoint)
-        settings = Settings(checkpoint, name, None, context_length)
+        name, build = _find_gguf_build(checkpoint)
+        hparams = HyperParameters(checkpoint, name, None, context_length)
     else:
         config = checkpoint.metadata.get("config")
         if not isinstance(config, Mapping):
             raise CheckpointError(config_path(checkpoint), "offset 0", "missing, or not an object")
         refuse_remote_code(config, _BY_MODEL_TYPE.keys())
-        name, builder = _find_config_builder(checkpoint, config)
-        settings = Settings(checkpoint, name, _text_config(config), context_length)
+        name, build = _find_config_build(checkpoint, config)
+        hparams = HyperParameters(checkpoint, name, _text_config(config), context_length)
     require_weights(checkpoint)
-    return builder(settings)
+    return build(hparams)
 
 
 def require_weights(checkpoint: Checkpoint) -> None:
@@ -76,14 +76,14 @@ def require_weights(checkpoint: Checkpoint) -> None:
         raise UnsupportedModelError(f"{checkpoint.path}: no weights")
 
 
-def _find_gguf_builder(checkpoint: Checkpoint) -> tuple[str, Builder]:
+def _find_gguf_build(checkpoint: Checkpoint) -> tuple[str, BuildSpec]:
     name = checkpoint.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(checkpoint.path, "key 'general.architecture'", "missing, or not a text")
     return name, _choose(checkpoint, name, _BY_GGUF_ARCHITECTURE)
 
 
-def _find_config_builder(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[str, Builder]:
+def _find_config_build(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tuple[str, BuildSpec]:
     name = config.get("model_type")
     if name is None:
         classes = config.get("architectures")
@@ -94,11 +94,11 @@ def _find_config_builder(checkpoint: Checkpoint, config: Mapping[str, Any]) -> t
     return name, _choose(checkpoint, name, _BY_MODEL_TYPE)
 
 
-def _choose(checkpoint: Checkpoint, name: str, builders: Mapping[str, Builder]) -> Builder:
-    if name not in builders:
-        known = ", ".join(sorted(builders))
+def _choose(checkpoint: Checkpoint, name: str, builds: Mapping[str, BuildSpec]) -> BuildSpec:
+    if name not in builds:
+        known = ", ".join(sorted(builds))
         raise UnsupportedModelError(f"{checkpoint.path}: unknown architecture '{name}' (known: {known})")
-    return builders[name]
+    return builds[name]
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

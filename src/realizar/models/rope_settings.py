@@ -1,4 +1,4 @@
-"""From settings to `Rope`: which scaling a checkpoint asks for, with its parameters. numpy only."""
+"""From hyper-parameters to `Rope`: which scaling a checkpoint asks for, with its parameters. numpy only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
-from realizar.models.hyper_parameters import Settings
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope import (
     Frequencies,
     Yarn,
@@ -30,7 +30,7 @@ _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.
 
 
 def read_rope(
-    settings: Settings,
+    hparams: HyperParameters,
     sizes: Dimensions,
     *,
     pairing: Pairing = "neox",
@@ -48,9 +48,9 @@ def read_rope(
         CheckpointError: a parameter is missing or out of range.
         UnsupportedModelError: an unknown kind of scaling.
     """
-    if settings.is_gguf:
-        return _read_gguf(settings, sizes, pairing, default_base)
-    return _read_config(settings, sizes, layer_type, default_base)
+    if hparams.is_gguf:
+        return _read_gguf(hparams, sizes, pairing, default_base)
+    return _read_config(hparams, sizes, layer_type, default_base)
 
 
 def plain_rope(base: float, size: int, pairing: Pairing = "neox") -> Rope:
@@ -63,58 +63,58 @@ def make_rope(frequencies: Frequencies, pairing: Pairing = "neox", magnitude: fl
     return Rope(pairing, tuple(frequencies.tolist()), magnitude)
 
 
-def _read_gguf(settings: Settings, sizes: Dimensions, pairing: Pairing, default_base: float) -> Rope:
-    size = settings.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
+def _read_gguf(hparams: HyperParameters, sizes: Dimensions, pairing: Pairing, default_base: float) -> Rope:
+    size = hparams.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
     if size % 2:
-        raise settings.malformed("rope.dimension_count", None, f"{size} is odd")
-    base = settings.number("rope.freq_base", None, default=default_base, above=1.0)
-    kind = settings.text("rope.scaling.type", None, default="")
-    factor_key = "rope.scaling.factor" if settings.raw("rope.scaling.factor", None) else "rope.scale_linear"
-    factor = settings.optional_number(factor_key, None)
-    original = settings.integer(
+        raise hparams.malformed("rope.dimension_count", None, f"{size} is odd")
+    base = hparams.number("rope.freq_base", None, default=default_base, above=1.0)
+    kind = hparams.text("rope.scaling.type", None, default="")
+    factor_key = "rope.scaling.factor" if hparams.raw("rope.scaling.factor", None) else "rope.scale_linear"
+    factor = hparams.optional_number(factor_key, None)
+    original = hparams.integer(
         "rope.scaling.original_context_length", None, high=MAX_CONTEXT, default=sizes.trained_context_length
     )
-    attention_factor = settings.optional_number("rope.scaling.attn_factor", None)
+    attention_factor = hparams.optional_number("rope.scaling.attn_factor", None)
     magnitude = attention_factor or 1.0
-    if kind == "longrope" or (kind == "" and _LONG_FACTORS in settings.checkpoint.tensors):
+    if kind == "longrope" or (kind == "" and _LONG_FACTORS in hparams.checkpoint.tensors):
         if factor not in (None, 1.0):
-            raise settings.unsupported(factor_key, None, factor)
+            raise hparams.unsupported(factor_key, None, factor)
         chosen = _LONG_FACTORS if sizes.context_length > original else _SHORT_FACTORS
-        chosen_divisors = _factor_tensor(settings, chosen, size // 2)
+        chosen_divisors = _factor_tensor(hparams, chosen, size // 2)
         if chosen_divisors is None:
-            raise CheckpointError(settings.path, f"tensor '{chosen}'", "missing")
+            raise CheckpointError(hparams.path, f"tensor '{chosen}'", "missing")
         if attention_factor is None:
             magnitude = longrope_magnitude(sizes.trained_context_length / original, max(original, 2))
         return make_rope(divided_frequencies(base, size, chosen_divisors), pairing, magnitude)
-    divisors = _factor_tensor(settings, "rope_freqs.weight", size // 2)
+    divisors = _factor_tensor(hparams, "rope_freqs.weight", size // 2)
     if kind == "yarn":
         if divisors is not None:
-            raise UnsupportedModelError(f"{settings.path}: tensor 'rope_freqs.weight': unsupported together with YaRN")
-        yarn_factor = settings.number("rope.scaling.factor", None, high=MAX_FACTOR)
-        frequencies = _gguf_yarn(settings, yarn_factor, original).frequencies(base, size)
-        total = settings.optional_number("rope.scaling.yarn_attn_factor", None)
+            raise UnsupportedModelError(f"{hparams.path}: tensor 'rope_freqs.weight': unsupported together with YaRN")
+        yarn_factor = hparams.number("rope.scaling.factor", None, high=MAX_FACTOR)
+        frequencies = _gguf_yarn(hparams, yarn_factor, original).frequencies(base, size)
+        total = hparams.optional_number("rope.scaling.yarn_attn_factor", None)
         return make_rope(frequencies, pairing, magnitude * (total or yarn_magnitude(yarn_factor)))
     if kind not in ("", "none", "linear"):
-        raise settings.unsupported("rope.scaling.type", None, kind)
+        raise hparams.unsupported("rope.scaling.type", None, kind)
     linear = factor if factor is not None and kind != "none" else 1.0
     if divisors is not None:
         return make_rope(divided_frequencies(base, size, divisors * np.float32(linear)), pairing, magnitude)
     return make_rope(linear_frequencies(base, size, linear), pairing, magnitude)
 
 
-def _gguf_yarn(settings: Settings, factor: float, original: int) -> Yarn:
-    if settings.number("rope.scaling.yarn_ext_factor", None, default=1.0) != 1.0:
-        raise settings.unsupported(
-            "rope.scaling.yarn_ext_factor", None, settings.raw("rope.scaling.yarn_ext_factor", None)
+def _gguf_yarn(hparams: HyperParameters, factor: float, original: int) -> Yarn:
+    if hparams.number("rope.scaling.yarn_ext_factor", None, default=1.0) != 1.0:
+        raise hparams.unsupported(
+            "rope.scaling.yarn_ext_factor", None, hparams.raw("rope.scaling.yarn_ext_factor", None)
         )
-    fast = settings.number("rope.scaling.yarn_beta_fast", None, default=32.0)
-    slow = settings.number("rope.scaling.yarn_beta_slow", None, default=1.0)
+    fast = hparams.number("rope.scaling.yarn_beta_fast", None, default=32.0)
+    slow = hparams.number("rope.scaling.yarn_beta_slow", None, default=1.0)
     return Yarn(factor, original, fast, slow)
 
 
-def _factor_tensor(settings: Settings, name: str, count: int) -> NDArray[np.float32] | None:
+def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[np.float32] | None:
     """The values of a float32 tensor of `count` divisors, or None where the file has none."""
-    tensor = settings.checkpoint.tensors.get(name)
+    tensor = hparams.checkpoint.tensors.get(name)
     if tensor is None:
         return None
     if tensor.ggml_type != GGMLType.F32 or tensor.shape != (count,):
@@ -130,16 +130,16 @@ def _checked_divisors(values: NDArray[np.float32], error: CheckpointError) -> ND
     return values
 
 
-def _read_config(settings: Settings, sizes: Dimensions, layer_type: str, default_base: float) -> Rope:
-    rope = _config_parameters(settings, layer_type)
-    top_level_base = settings.number(None, "rope_theta", default=default_base, above=1.0)
+def _read_config(hparams: HyperParameters, sizes: Dimensions, layer_type: str, default_base: float) -> Rope:
+    rope = _config_parameters(hparams, layer_type)
+    top_level_base = hparams.number(None, "rope_theta", default=default_base, above=1.0)
     base = rope.number(None, "rope_theta", default=top_level_base, above=1.0)
-    partial = settings.number(None, "partial_rotary_factor", default=1.0, high=1.0)
+    partial = hparams.number(None, "partial_rotary_factor", default=1.0, high=1.0)
     size = int(sizes.head_size * rope.number(None, "partial_rotary_factor", default=partial, high=1.0))
     if size < 2 or size % 2:
         raise rope.malformed(None, "partial_rotary_factor", f"{size} rotated dimensions")
     kind = rope.text(None, "rope_type", default=rope.text(None, "type", default="default"))
-    if kind == "su" or (kind == "yarn" and settings.architecture == "phi3"):
+    if kind == "su" or (kind == "yarn" and hparams.architecture == "phi3"):
         kind = "longrope"  # the names that the first phi3 checkpoints used
     # "dynamic" changes frequencies only past max_position_embeddings, and no context here is longer.
     if kind in ("default", "dynamic"):
@@ -147,22 +147,22 @@ def _read_config(settings: Settings, sizes: Dimensions, layer_type: str, default
     if kind == "linear":
         return make_rope(linear_frequencies(base, size, rope.number(None, "factor", high=MAX_FACTOR)))
     if kind == "llama3":
-        return _config_llama3(rope, base, size, _config_original_context(settings, rope, sizes))
+        return _config_llama3(rope, base, size, _config_original_context(hparams, rope, sizes))
     if kind == "yarn":
-        return _config_yarn(rope, base, size, _config_original_context(settings, rope, sizes), sizes)
+        return _config_yarn(rope, base, size, _config_original_context(hparams, rope, sizes), sizes)
     if kind == "longrope":
-        return _config_longrope(rope, base, size, _config_original_context(settings, rope, sizes), sizes)
+        return _config_longrope(rope, base, size, _config_original_context(hparams, rope, sizes), sizes)
     raise rope.unsupported(None, "rope_type", kind)
 
 
-def _config_llama3(rope: Settings, base: float, size: int, original: int) -> Rope:
+def _config_llama3(rope: HyperParameters, base: float, size: int, original: int) -> Rope:
     factor = rope.number(None, "factor", high=MAX_FACTOR)
     low = rope.number(None, "low_freq_factor", high=MAX_FACTOR)
     high = rope.number(None, "high_freq_factor", above=low, high=MAX_FACTOR)
     return make_rope(llama3_frequencies(base, size, factor, low, high, original))
 
 
-def _config_yarn(rope: Settings, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
+def _config_yarn(rope: HyperParameters, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
     factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
     yarn = Yarn(
         factor,
@@ -180,7 +180,7 @@ def _config_yarn(rope: Settings, base: float, size: int, original: int, sizes: D
     return make_rope(yarn.frequencies(base, size), "neox", magnitude)
 
 
-def _config_longrope(rope: Settings, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
+def _config_longrope(rope: HyperParameters, base: float, size: int, original: int, sizes: Dimensions) -> Rope:
     name = "long_factor" if sizes.context_length > original else "short_factor"
     divisors = _config_divisors(rope, name, size // 2)
     factor = rope.number(None, "factor", default=sizes.trained_context_length / original, high=MAX_FACTOR)
@@ -188,33 +188,33 @@ def _config_longrope(rope: Settings, base: float, size: int, original: int, size
     return make_rope(divided_frequencies(base, size, divisors), "neox", magnitude)
 
 
-def _config_parameters(settings: Settings, layer_type: str) -> Settings:
+def _config_parameters(hparams: HyperParameters, layer_type: str) -> HyperParameters:
     """`rope_parameters` (transformers 5), of one kind of layer where they differ, or `rope_scaling` (before)."""
     for key in ("rope_parameters", "rope_scaling"):
-        values: Any = settings.raw(None, key)
+        values: Any = hparams.raw(None, key)
         if values is None:
             continue
         if not isinstance(values, Mapping):
-            raise settings.malformed(None, key, "expected an object")
-        inner = settings.nested(key, values)
+            raise hparams.malformed(None, key, "expected an object")
+        inner = hparams.nested(key, values)
         if not any(isinstance(value, Mapping) for value in values.values()):
             return inner
         chosen = values.get(layer_type)
         if not isinstance(chosen, Mapping):
             raise inner.malformed(None, layer_type, "expected an object")
         return inner.nested(layer_type, chosen)
-    return settings.nested("rope_parameters", {})
+    return hparams.nested("rope_parameters", {})
 
 
-def _config_original_context(settings: Settings, rope: Settings, sizes: Dimensions) -> int:
+def _config_original_context(hparams: HyperParameters, rope: HyperParameters, sizes: Dimensions) -> int:
     """The top level's value where there is one, then the rope's own, then the whole context, as transformers has it."""
     inner = rope.integer(
         None, "original_max_position_embeddings", high=MAX_CONTEXT, default=sizes.trained_context_length
     )
-    return settings.integer(None, "original_max_position_embeddings", high=MAX_CONTEXT, default=inner)
+    return hparams.integer(None, "original_max_position_embeddings", high=MAX_CONTEXT, default=inner)
 
 
-def _config_divisors(rope: Settings, name: str, count: int) -> NDArray[np.float32]:
+def _config_divisors(rope: HyperParameters, name: str, count: int) -> NDArray[np.float32]:
     values = rope.raw(None, name)
     if not isinstance(values, list) or len(values) != count:
         raise rope.malformed(None, name, f"expected a list of {count} numbers")

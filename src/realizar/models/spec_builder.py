@@ -1,4 +1,4 @@
-"""`Decoder`: the parts of a decoder-only model, from which an architecture's file composes its layers.
+"""`SpecBuilder`: the parts of a decoder-only model, from which an architecture's file composes its layers.
 
 Each method returns a part of the spec and notes where its tensors lie. Standard library only.
 """
@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Literal
 
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
-from realizar.models.hyper_parameters import Settings
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.spec import (
     Attention,
     FeedForward,
@@ -35,11 +35,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class Decoder:
+class SpecBuilder:
     """Builds the parts of one model's spec.
 
     Args:
-        settings, sizes: the model's hyper-parameters.
+        hparams, sizes: the model's hyper-parameters.
         norm_kind: of all its norms.
         norm_weight_offset: see `Norm`; used only for Hugging Face checkpoints, as GGUF converters add it.
         norm_bias: whether norms have a bias.
@@ -49,7 +49,7 @@ class Decoder:
 
     def __init__(
         self,
-        settings: Settings,
+        hparams: HyperParameters,
         sizes: Dimensions,
         *,
         norm_kind: Literal["rms", "layer"] = "rms",
@@ -58,10 +58,10 @@ class Decoder:
         norm_after_attention: bool = False,
         prefix: tuple[str, str] = ("model.", ""),
     ) -> None:
-        self.settings = settings
+        self.hparams = hparams
         self.sizes = sizes
         self._norm_kind = norm_kind
-        self._norm_weight_offset = 0.0 if settings.is_gguf else norm_weight_offset
+        self._norm_weight_offset = 0.0 if hparams.is_gguf else norm_weight_offset
         self._norm_bias = norm_bias
         self._norm_after_attention = norm_after_attention
         self._prefix = prefix
@@ -69,7 +69,7 @@ class Decoder:
 
     def stored_name(self, canonical: TensorName) -> str:
         """The name of a canonical tensor in this checkpoint."""
-        if self.settings.is_gguf:
+        if self.hparams.is_gguf:
             return gguf_name(canonical, norm_after_attention=self._norm_after_attention)
         if canonical.startswith("model."):
             return self._prefix[0] + canonical.removeprefix("model.")
@@ -77,15 +77,15 @@ class Decoder:
 
     def has(self, canonical: TensorName) -> bool:
         """Whether the checkpoint holds a tensor of this canonical name by itself."""
-        return self.stored_name(canonical) in self.settings.checkpoint.tensors
+        return self.stored_name(canonical) in self.hparams.checkpoint.tensors
 
     def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
         """The feed-forward's non-linearity, which a GGUF file implies by its architecture."""
-        name = self.settings.text(None, hf_key, default="")
+        name = self.hparams.text(None, hf_key, default="")
         if not name:
             return default
         if name not in _ACTIVATIONS:
-            raise self.settings.unsupported(None, hf_key, name)
+            raise self.hparams.unsupported(None, hf_key, name)
         return _ACTIVATIONS[name]
 
     def bias(self, hf_key: str | None, projection: str, *, default: bool = False) -> bool:
@@ -96,9 +96,9 @@ class Decoder:
             projection: in a layer, or `lm_head`.
             default: where neither says so.
         """
-        if self.settings.is_gguf:
+        if self.hparams.is_gguf:
             return self.has(f"{'' if projection == 'lm_head' else 'model.layers.0.'}{projection}.bias") or default
-        return default if hf_key is None else self.settings.boolean(None, hf_key, default=default)
+        return default if hf_key is None else self.hparams.boolean(None, hf_key, default=default)
 
     def norm(self, base: str, size: int | None = None) -> Norm:
         """The norm named `base`, over `size` elements (the hidden size where None)."""
@@ -188,8 +188,8 @@ class Decoder:
             default: the window where the checkpoint has no key for it.
         """
         keys = ("attention.sliding_window", "sliding_window")
-        stated = self.settings.integer(*keys, low=0, high=MAX_CONTEXT, default=0)
-        window = stated if self.settings.is_present(*keys) else default
+        stated = self.hparams.integer(*keys, low=0, high=MAX_CONTEXT, default=0)
+        window = stated if self.hparams.is_present(*keys) else default
         if not window or window >= self.sizes.context_length:
             window = None
         return [window if flag else None for flag in self.windowed_layers(is_windowed)]
@@ -201,18 +201,18 @@ class Decoder:
         full) says so, and `is_windowed` where the checkpoint does not.
         """
         keys, count = ("attention.sliding_window_pattern", "layer_types"), self.sizes.num_layers
-        stated = self.settings.raw(*keys)
+        stated = self.hparams.raw(*keys)
         if stated is None:
             return [is_windowed(index) for index in range(count)]
-        if self.settings.is_gguf and not isinstance(stated, bool) and isinstance(stated, Integral):
+        if self.hparams.is_gguf and not isinstance(stated, bool) and isinstance(stated, Integral):
             return [stated == 0 or (index + 1) % int(stated) != 0 for index in range(count)]
         if isinstance(stated, str | Integral) or not hasattr(stated, "__len__") or len(stated) != count:
-            raise self.settings.malformed(*keys, f"expected a list of {count}, one per layer")
-        if self.settings.is_gguf:
+            raise self.hparams.malformed(*keys, f"expected a list of {count}, one per layer")
+        if self.hparams.is_gguf:
             return [bool(flag) for flag in stated]
         for kind in stated:
             if kind not in ("full_attention", "sliding_attention"):
-                raise self.settings.unsupported(*keys, kind)
+                raise self.hparams.unsupported(*keys, kind)
         return [kind == "sliding_attention" for kind in stated]
 
     def spec(
@@ -234,13 +234,13 @@ class Decoder:
             head_bias: whether logits have a bias, tied or not.
             is_ignored: checkpoint names that are known and not needed.
         """
-        sizes, settings = self.sizes, self.settings
+        sizes, hparams = self.sizes, self.hparams
         embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))
-        if settings.is_gguf:
+        if hparams.is_gguf:
             tied = not self.has(HEAD)
         else:
-            tied = settings.boolean(None, "tie_word_embeddings", default=tied_by_default)
-        ignored = {name for name in settings.checkpoint.tensors if is_ignored(name)}
+            tied = hparams.boolean(None, "tie_word_embeddings", default=tied_by_default)
+        ignored = {name for name in hparams.checkpoint.tensors if is_ignored(name)}
         if tied:
             bias = self._note("lm_head.bias", (sizes.vocab_size,)) if head_bias else None
             head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias)
@@ -248,11 +248,11 @@ class Decoder:
         else:
             head = self.linear("lm_head", sizes.vocab_size, sizes.hidden_size, bias=head_bias)
         final_norm = self.norm(FINAL_NORM)
-        if not settings.boolean("attention.causal", "is_causal", default=True):
-            raise settings.unsupported("attention.causal", "is_causal", False)
-        settings.refuse_unread()
+        if not hparams.boolean("attention.causal", "is_causal", default=True):
+            raise hparams.unsupported("attention.causal", "is_causal", False)
+        hparams.refuse_unread()
         return ModelSpec(
-            architecture=settings.architecture,
+            architecture=hparams.architecture,
             vocab_size=sizes.vocab_size,
             hidden_size=sizes.hidden_size,
             context_length=sizes.context_length,
@@ -270,8 +270,8 @@ class Decoder:
     def _is_gate_fused(self, index: int) -> bool:
         """In GGUF files the fused matrix is called like the up projection, and there is no gate."""
         base = f"model.layers.{index}.mlp"
-        if self.settings.is_gguf:
-            stored = self.settings.checkpoint.tensors.get(self.stored_name(f"{base}.gate_up_proj.weight"))
+        if self.hparams.is_gguf:
+            stored = self.hparams.checkpoint.tensors.get(self.stored_name(f"{base}.gate_up_proj.weight"))
             is_double = stored is not None and stored.shape[:1] == (2 * self.sizes.feed_forward_size,)
             return is_double and not self.has(f"{base}.gate_proj.weight")
         return self.has(f"{base}.gate_up_proj.weight")

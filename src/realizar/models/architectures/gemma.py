@@ -6,10 +6,10 @@ import math
 from typing import Literal
 
 from realizar.models.dimensions import Dimensions, read_dimensions
-from realizar.models.hyper_parameters import Settings
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_settings import plain_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec, Rope
-from realizar.models.spec_builder import Decoder
+from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
 
 # Gemma 3's configurations inside multi-modal ones name only what differs from these.
@@ -28,43 +28,45 @@ _VISION_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tow
 _TEXT_PREFIXES = (("language_model.model.", "language_model."), ("model.language_model.", ""))
 
 
-def build_gemma2(settings: Settings) -> ModelSpec:
+def build_gemma2(hparams: HyperParameters) -> ModelSpec:
     """Gemma 2: every other layer windowed, beginning with the first."""
-    sizes = read_dimensions(settings, defaults={"head_dim": 256})
-    decoder = Decoder(settings, sizes, norm_weight_offset=1.0, norm_after_attention=True)
-    rope = read_rope(settings, sizes)
-    local_base = settings.number("rope.freq_base_swa", None, default=0.0, above=1.0)
+    sizes = read_dimensions(hparams, defaults={"head_dim": 256})
+    builder = SpecBuilder(hparams, sizes, norm_weight_offset=1.0, norm_after_attention=True)
+    rope = read_rope(hparams, sizes)
+    local_base = hparams.number("rope.freq_base_swa", None, default=0.0, above=1.0)
     local = plain_rope(local_base, rope.size) if local_base else rope
-    is_local = decoder.windowed_layers(lambda index: index % 2 == 0)
-    windows = decoder.windows(lambda index: is_local[index], default=4096)
+    is_local = builder.windowed_layers(lambda index: index % 2 == 0)
+    windows = builder.windows(lambda index: is_local[index], default=4096)
     # The published 27B model alone, with 46 layers, has a scale of its own; GGUF files do not say so.
-    scale = _read_scale(settings, sizes, is_scaled_by_width=sizes.num_layers == 46)
-    soft_cap = _read_soft_cap(settings, "attn_logit_softcapping", 50.0)
-    layers = _layers(decoder, [local if flag else rope for flag in is_local], windows, scale, soft_cap, None)
-    final_soft_cap = _read_soft_cap(settings, "final_logit_softcapping", 30.0)
-    return decoder.spec(
+    scale = _read_scale(hparams, sizes, is_scaled_by_width=sizes.num_layers == 46)
+    soft_cap = _read_soft_cap(hparams, "attn_logit_softcapping", 50.0)
+    layers = _layers(builder, [local if flag else rope for flag in is_local], windows, scale, soft_cap, None)
+    final_soft_cap = _read_soft_cap(hparams, "final_logit_softcapping", 30.0)
+    return builder.spec(
         layers, tied_by_default=True, embedding_scale=math.sqrt(sizes.hidden_size), logit_soft_cap=final_soft_cap
     )
 
 
-def build_gemma3(settings: Settings) -> ModelSpec:
+def build_gemma3(hparams: HyperParameters) -> ModelSpec:
     """The text model of Gemma 3: five windowed layers, with a rope base of their own, to each full one."""
-    sizes = read_dimensions(settings, defaults=_GEMMA3_DEFAULTS)
-    decoder = Decoder(settings, sizes, norm_weight_offset=1.0, norm_after_attention=True, prefix=_find_prefix(settings))
+    sizes = read_dimensions(hparams, defaults=_GEMMA3_DEFAULTS)
+    builder = SpecBuilder(
+        hparams, sizes, norm_weight_offset=1.0, norm_after_attention=True, prefix=_find_prefix(hparams)
+    )
     highest = sizes.num_layers + 1024
-    period = settings.integer(None, "_sliding_window_pattern", high=highest, default=6)  # as transformers 5 writes it
-    period = settings.integer(None, "sliding_window_pattern", high=highest, default=period)
-    is_local = decoder.windowed_layers(lambda index: (index + 1) % period != 0)
-    windows = decoder.windows(lambda index: is_local[index], default=None if settings.is_gguf else 4096)
-    everywhere = read_rope(settings, sizes, default_base=1_000_000.0)
-    local = _read_local_rope(settings, sizes)
-    scale = _read_scale(settings, sizes, is_scaled_by_width=sizes.num_layers == 62)
+    period = hparams.integer(None, "_sliding_window_pattern", high=highest, default=6)  # as transformers 5 writes it
+    period = hparams.integer(None, "sliding_window_pattern", high=highest, default=period)
+    is_local = builder.windowed_layers(lambda index: (index + 1) % period != 0)
+    windows = builder.windows(lambda index: is_local[index], default=None if hparams.is_gguf else 4096)
+    everywhere = read_rope(hparams, sizes, default_base=1_000_000.0)
+    local = _read_local_rope(hparams, sizes)
+    scale = _read_scale(hparams, sizes, is_scaled_by_width=sizes.num_layers == 62)
     # Attention has no cap: norms of Q and K took its place. transformers knows the configuration's key and does not
     # apply it, so it is read here and not used; converters to GGUF refuse it.
-    settings.raw(None, "attn_logit_softcapping")
-    layers = _layers(decoder, [local if flag else everywhere for flag in is_local], windows, scale, None, "head")
-    final_soft_cap = _read_soft_cap(settings, "final_logit_softcapping", None)
-    return decoder.spec(
+    hparams.raw(None, "attn_logit_softcapping")
+    layers = _layers(builder, [local if flag else everywhere for flag in is_local], windows, scale, None, "head")
+    final_soft_cap = _read_soft_cap(hparams, "final_logit_softcapping", None)
+    return builder.spec(
         layers,
         tied_by_default=True,
         embedding_scale=math.sqrt(sizes.hidden_size),
@@ -74,19 +76,19 @@ def build_gemma3(settings: Settings) -> ModelSpec:
 
 
 def _layers(
-    decoder: Decoder,
+    builder: SpecBuilder,
     ropes: list[Rope],
     windows: list[int | None],
     scale: float,
     soft_cap: float | None,
     qk_norm: Literal["head"] | None,
 ) -> list[Layer]:
-    activation = decoder.activation("hidden_activation", default="gelu_tanh")
-    qkv_bias = decoder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = decoder.bias("attention_bias", "self_attn.o_proj")
+    activation = builder.activation("hidden_activation", default="gelu_tanh")
+    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
+    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
     return [
         Layer(
-            attention=decoder.attention(
+            attention=builder.attention(
                 index,
                 rope=ropes[index],
                 scale=scale,
@@ -96,42 +98,42 @@ def _layers(
                 output_bias=output_bias,
                 qk_norm=qk_norm,
             ),
-            feed_forward=decoder.feed_forward(index, activation),
-            input_norm=decoder.norm(f"model.layers.{index}.input_layernorm"),
-            post_attention_norm=decoder.norm(f"model.layers.{index}.post_attention_layernorm"),
-            pre_feedforward_norm=decoder.norm(f"model.layers.{index}.pre_feedforward_layernorm"),
-            post_feedforward_norm=decoder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
+            feed_forward=builder.feed_forward(index, activation),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            post_attention_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.pre_feedforward_layernorm"),
+            post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
         )
-        for index in range(decoder.sizes.num_layers)
+        for index in range(builder.sizes.num_layers)
     ]
 
 
-def _read_scale(settings: Settings, sizes: Dimensions, *, is_scaled_by_width: bool) -> float:
-    if not settings.is_gguf:
-        return 1.0 / math.sqrt(settings.number(None, "query_pre_attn_scalar", default=256.0))
-    stated = settings.optional_number("attention.scale", None)
+def _read_scale(hparams: HyperParameters, sizes: Dimensions, *, is_scaled_by_width: bool) -> float:
+    if not hparams.is_gguf:
+        return 1.0 / math.sqrt(hparams.number(None, "query_pre_attn_scalar", default=256.0))
+    stated = hparams.optional_number("attention.scale", None)
     size = sizes.hidden_size // sizes.num_heads if is_scaled_by_width else sizes.head_size
     return stated or 1.0 / math.sqrt(size)
 
 
-def _read_soft_cap(settings: Settings, key: str, default: float | None) -> float | None:
-    return settings.optional_number(key, key) if settings.is_present(key, key) else default
+def _read_soft_cap(hparams: HyperParameters, key: str, default: float | None) -> float | None:
+    return hparams.optional_number(key, key) if hparams.is_present(key, key) else default
 
 
-def _read_local_rope(settings: Settings, sizes: Dimensions) -> Rope:
+def _read_local_rope(hparams: HyperParameters, sizes: Dimensions) -> Rope:
     """The rope of windowed layers, which the scaling of full ones does not touch."""
-    if settings.is_gguf:
-        size = settings.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
-        return plain_rope(settings.number("rope.freq_base_swa", None, default=10000.0, above=1.0), size)
-    if settings.is_present(None, "rope_parameters"):
-        return read_rope(settings, sizes, layer_type="sliding_attention")
-    base = settings.number(None, "rope_local_base_freq", default=10000.0, above=1.0)
+    if hparams.is_gguf:
+        size = hparams.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
+        return plain_rope(hparams.number("rope.freq_base_swa", None, default=10000.0, above=1.0), size)
+    if hparams.is_present(None, "rope_parameters"):
+        return read_rope(hparams, sizes, layer_type="sliding_attention")
+    base = hparams.number(None, "rope_local_base_freq", default=10000.0, above=1.0)
     return plain_rope(base, sizes.head_size)
 
 
-def _find_prefix(settings: Settings) -> tuple[str, str]:
+def _find_prefix(hparams: HyperParameters) -> tuple[str, str]:
     """Where the text model lies inside a multi-modal checkpoint."""
     for prefix in _TEXT_PREFIXES:
-        if f"{prefix[0]}embed_tokens.weight" in settings.checkpoint.tensors:
+        if f"{prefix[0]}embed_tokens.weight" in hparams.checkpoint.tensors:
             return prefix
     return ("model.", "")

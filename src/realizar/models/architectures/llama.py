@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
-from realizar.models.hyper_parameters import Settings
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_settings import read_rope
 from realizar.models.spec import Layer, ModelSpec
-from realizar.models.spec_builder import Decoder
+from realizar.models.spec_builder import SpecBuilder
 
 
-def build(settings: Settings) -> ModelSpec:
+def build(hparams: HyperParameters) -> ModelSpec:
     """Llama. A GGUF file of this architecture with a sliding window is a Mistral: all its layers have the window."""
-    sizes = read_dimensions(settings)
-    decoder = Decoder(settings, sizes)
+    sizes = read_dimensions(hparams)
+    builder = SpecBuilder(hparams, sizes)
     # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
-    rope = read_rope(settings, sizes, pairing="interleaved")
-    if settings.is_gguf and rope.size != sizes.head_size:
-        raise settings.unsupported("rope.dimension_count", None, rope.size)
+    rope = read_rope(hparams, sizes, pairing="interleaved")
+    if hparams.is_gguf and rope.size != sizes.head_size:
+        raise hparams.unsupported("rope.dimension_count", None, rope.size)
     windows: list[int | None] = [None] * sizes.num_layers
-    if settings.architecture == "mistral" or settings.is_gguf:
-        windows = decoder.windows(lambda _: True, default=None if settings.is_gguf else 4096)
-    scale = settings.optional_number("attention.scale", None)
-    activation = decoder.activation()
-    qkv_bias = decoder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = decoder.bias("attention_bias", "self_attn.o_proj")
-    mlp_bias = decoder.bias("mlp_bias", "mlp.down_proj")
+    if hparams.architecture == "mistral" or hparams.is_gguf:
+        windows = builder.windows(lambda _: True, default=None if hparams.is_gguf else 4096)
+    scale = hparams.optional_number("attention.scale", None)
+    activation = builder.activation()
+    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
+    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
+    mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
     layers = [
         Layer(
-            attention=decoder.attention(
+            attention=builder.attention(
                 index, rope=rope, scale=scale, window=windows[index], qkv_bias=qkv_bias, output_bias=output_bias
             ),
-            feed_forward=decoder.feed_forward(index, activation, bias=mlp_bias),
-            input_norm=decoder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=decoder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            feed_forward=builder.feed_forward(index, activation, bias=mlp_bias),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
         )
         for index in range(sizes.num_layers)
     ]
-    return decoder.spec(layers, tied_by_default=False)
+    return builder.spec(layers, tied_by_default=False)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
-from realizar.models.hyper_parameters import Settings
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_settings import read_rope
 from realizar.models.spec import Layer, ModelSpec
-from realizar.models.spec_builder import Decoder
+from realizar.models.spec_builder import SpecBuilder
 
 
-def build(settings: Settings) -> ModelSpec:
+def build(hparams: HyperParameters) -> ModelSpec:
     """OLMo 2."""
-    sizes = read_dimensions(settings, defaults={"rms_norm_eps": 1e-5})
-    decoder = Decoder(settings, sizes, norm_after_attention=True)
-    rope = read_rope(settings, sizes)
-    activation = decoder.activation()
-    qkv_bias = decoder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = decoder.bias("attention_bias", "self_attn.o_proj")
+    sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
+    builder = SpecBuilder(hparams, sizes, norm_after_attention=True)
+    rope = read_rope(hparams, sizes)
+    activation = builder.activation()
+    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
+    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
     layers = [
         Layer(
-            attention=decoder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="row"),
-            feed_forward=decoder.feed_forward(index, activation),
-            post_attention_norm=decoder.norm(f"model.layers.{index}.post_attention_layernorm"),
-            post_feedforward_norm=decoder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
+            attention=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="row"),
+            feed_forward=builder.feed_forward(index, activation),
+            post_attention_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
         )
         for index in range(sizes.num_layers)
     ]
-    return decoder.spec(layers, tied_by_default=False)
+    return builder.spec(layers, tied_by_default=False)

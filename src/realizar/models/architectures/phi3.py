@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
-from realizar.models.hyper_parameters import Settings
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_settings import read_rope
 from realizar.models.spec import Layer, ModelSpec
-from realizar.models.spec_builder import Decoder
+from realizar.models.spec_builder import SpecBuilder
 
 
-def build(settings: Settings) -> ModelSpec:
+def build(hparams: HyperParameters) -> ModelSpec:
     """Phi-3: longrope's long or short factors are chosen by the context length against the original one."""
-    sizes = read_dimensions(settings, defaults={"rms_norm_eps": 1e-5})
-    decoder = Decoder(settings, sizes)
-    rope = read_rope(settings, sizes)
-    windows = decoder.windows(lambda _: True)
-    activation = decoder.activation()
+    sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
+    builder = SpecBuilder(hparams, sizes)
+    rope = read_rope(hparams, sizes)
+    windows = builder.windows(lambda _: True)
+    activation = builder.activation()
     layers = [
         Layer(
-            attention=decoder.attention(index, rope=rope, window=windows[index]),
-            feed_forward=decoder.feed_forward(index, activation),
-            input_norm=decoder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=decoder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            attention=builder.attention(index, rope=rope, window=windows[index]),
+            feed_forward=builder.feed_forward(index, activation),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
         )
         for index in range(sizes.num_layers)
     ]
-    return decoder.spec(layers, tied_by_default=False, head_bias=decoder.bias("lm_head_bias", "lm_head"))
+    return builder.spec(layers, tied_by_default=False, head_bias=builder.bias("lm_head_bias", "lm_head"))
