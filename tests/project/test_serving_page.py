@@ -1,0 +1,54 @@
+"""docs/serving.md says what the code does: limits with their defaults, metrics, options."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from realizar.cli.main import app
+from realizar.engine.metrics import EngineStats
+from realizar.server.metrics import Metrics
+from realizar.server.settings import ServerSettings
+
+_PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+_ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| (?:`(--[\w-]+)`)? ?\|", re.MULTILINE)
+_METRIC = re.compile(r"^\| `(realizar:\w+)` \| (\w+) \|", re.MULTILINE)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+
+
+def _shown(name: str, value: float) -> str:
+    """A limit as the page writes it."""
+    if name.endswith("_bytes"):
+        return f"{int(value) >> 20} MiB" if value >= 1 << 20 else f"{int(value) >> 10} KiB"
+    return f"{value:g} s" if name.endswith("_s") else f"{int(value):,}"
+
+
+def test_limits_have_the_defaults_that_the_page_gives() -> None:
+    settings = ServerSettings()
+    numbers = {
+        field.name: getattr(settings, field.name)
+        for field in fields(settings)
+        if type(getattr(settings, field.name)) in (int, float)
+    }
+    listed = {name: default for name, default, _ in _ROW.findall(_PAGE) if name in numbers}
+    assert listed == {name: _shown(name, value) for name, value in numbers.items()}
+
+
+def test_every_metric_is_listed_with_its_kind() -> None:
+    text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1)).decode()
+    told = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    told = {name: kind for name, kind in told.items() if not name.endswith("_created")}
+    assert dict(_METRIC.findall(_PAGE)) == told
+
+
+def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    known: set[str] = set()
+    for command in ("serve", "plan", "bench-serve"):
+        app([command, "--help"], result_action="return_value")
+        known |= set(_OPTION.findall(capsys.readouterr().out))
+    named = set(_OPTION.findall(_PAGE)) - {"--help"}
+    assert named - known == set()
+    assert {option for _, _, option in _ROW.findall(_PAGE) if option} <= named
