@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from process.served import serving
+from engine.process.served import serving
 
 _PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 _TEXT = _PAGE.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from realizar.cli.main import app
-from realizar.engine.metrics import EngineStats
+from realizar.engine.core.metrics import EngineStats
 from realizar.server.metrics import Metrics
 from realizar.server.settings import ServerSettings
 
