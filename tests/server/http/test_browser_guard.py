@@ -36,6 +36,18 @@ def check(cases: list[tuple[bytes, int, str]], **settings: Any) -> None:
     at_the_door(main, replace(SETTINGS, **settings))
 
 
+@pytest.mark.parametrize("host", ["llm.example.org:8443", "llm.example.org", "[::2]:8000", "192.0.2.1:80"])
+def test_the_name_that_a_refusal_advises_is_one_that_the_option_takes(host: str) -> None:
+    request, answers = call("GET", "/v1/models", f"Host: {host}"), list[str]()
+
+    async def main(door: Door) -> None:
+        answers.append((await door.exchange(request)).decode())
+
+    at_the_door(main, replace(SETTINGS, allowed_hosts=LOCAL))
+    advised = answers[0].partition("--allowed-host ")[2].split()[0]
+    check([(request, 200, "")], allowed_hosts=ServerOptions(allowed_host=(advised,)).settings().allowed_hosts)
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models", "/openapi.json", "/version", "/v1/completions"])
 def test_hosts_on_a_loopback_address(path: str) -> None:
     """A name that an attacker has resolve to this machine reads nothing."""

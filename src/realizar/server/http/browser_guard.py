@@ -54,7 +54,8 @@ class BrowserGuardMiddleware:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._hosts and _bare(host) not in self._hosts:
             return _refused(
-                f"the Host header {host[:100]!a} is not a name of this server; --allowed-host {_shown(host)} allows it",
+                f"the Host header {host[:100]!a} is not a name of this server; --allowed-host {_shown(_bare(host))} "
+                "allows it",
                 "host_not_allowed",
             )
         if _ANY in self._origins:
