@@ -145,6 +145,19 @@ CASES: dict[str, Case] = {
     "starcoder2-plain": Case(
         "Starcoder2", {"hidden_act": "gelu", "use_bias": False, "tie_word_embeddings": False}, forms=("safetensors",)
     ),
+    "smollm3": Case("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3-listed": Case(
+        "SmolLM3",
+        {
+            "no_rope_layers": [0, 1, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
+        forms=("safetensors",),
+    ),
 }
 ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
-_PERMUTED = ("llama", "granite")
+_PERMUTED = ("llama", "granite", "smollm3")
 
 
 def convert_to_gguf(model: Any, path: Path) -> None:

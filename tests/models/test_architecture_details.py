@@ -26,8 +26,8 @@ def _rope(spec: ModelSpec, layer: int = 0) -> Rope:
     return rope
 
 
-def test_pairs_are_neighbours_only_in_gguf_files_of_llama_and_granite() -> None:
-    for architecture in ("llama", "granite"):
+def test_pairs_are_neighbours_only_in_gguf_files_of_llama_granite_and_smollm3() -> None:
+    for architecture in ("llama", "granite", "smollm3"):
         assert _rope(build_spec(gguf_checkpoint(architecture=architecture))).pairing == "interleaved"
         assert _rope(build_spec(config_checkpoint({"model_type": architecture}))).pairing == "neox"
     for architecture in ("qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"):

@@ -13,7 +13,7 @@ from realizar.errors import RealizarError
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "smollm3")
 GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswith("llama.")] + [
     "attention.key_length",
     "attention.value_length",
@@ -42,6 +42,8 @@ CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
     "use_sliding_window",
     "query_pre_attn_scalar",
     "norm_epsilon",
+    "no_rope_layers",
+    "no_rope_layer_interval",
     "text_config",
     "quantization_config",
 ]

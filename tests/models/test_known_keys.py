@@ -149,6 +149,22 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
+    "smollm3": (
+        "smollm3",
+        {
+            "attention_bias": False,
+            "layer_types": ["full_attention"] * 2,
+            "max_window_layers": 28,
+            "mlp_bias": False,
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": [1, 1],
+            "pretraining_tp": 2,
+            "rope_scaling": None,
+            "rope_theta": 5000000.0,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        },
+    ),
 }
 
 

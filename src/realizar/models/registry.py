@@ -8,7 +8,7 @@ from typing import Any
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.models.architectures import gemma, granite, llama, olmo2, phi3, qwen, starcoder2
+from realizar.models.architectures import gemma, granite, llama, olmo2, phi3, qwen, smollm3, starcoder2
 from realizar.models.hyper_parameters import HyperParameters, config_path
 from realizar.models.spec import ModelSpec
 
@@ -24,6 +24,7 @@ _BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
     "granite": granite.build,
     "olmo2": olmo2.build,
     "starcoder2": starcoder2.build,
+    "smollm3": smollm3.build,
 }
 _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     **_BY_GGUF_ARCHITECTURE,
@@ -42,6 +43,7 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Starcoder2ForCausalLM": "starcoder2",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 
 

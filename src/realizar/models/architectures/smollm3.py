@@ -1,0 +1,66 @@
+"""SmolLM3: a Llama without rope on every fourth layer. Standard library only."""
+
+from __future__ import annotations
+
+from realizar.models.dimensions import MAX_LAYERS, read_dimensions
+from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.rope_settings import read_rope
+from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec_builder import SpecBuilder
+
+_DEFAULT_INTERVAL = 4
+
+
+def build(hparams: HyperParameters) -> ModelSpec:
+    """SmolLM3."""
+    sizes = read_dimensions(hparams)
+    builder = SpecBuilder(hparams, sizes)
+    # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
+    rope = read_rope(hparams, sizes, pairing="interleaved", default_base=10000.0 if hparams.is_gguf else 2e6)
+    if hparams.is_gguf and rope.size != sizes.head_size:
+        raise hparams.unsupported("rope.dimension_count", None, rope.size)
+    has_rope = _read_rope_layers(hparams, sizes.num_layers)
+    windows = _read_windows(hparams, builder, has_rope)
+    activation = builder.activation()
+    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
+    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
+    mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
+    layers = [
+        Layer(
+            attention=builder.attention(
+                index,
+                rope=rope if has_rope[index] else None,
+                window=windows[index],
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
+            ),
+            feed_forward=builder.feed_forward(index, activation, bias=mlp_bias),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+        )
+        for index in range(sizes.num_layers)
+    ]
+    return builder.spec(layers, tied_by_default=True)
+
+
+def _read_rope_layers(hparams: HyperParameters, count: int) -> list[bool]:
+    """One flag per layer: the layer rotates. A GGUF file does not say; every fourth layer does not.
+
+    In `no_rope_layers` a 1 stands for a layer that rotates, in spite of the name.
+    """
+    interval = hparams.integer(None, "no_rope_layer_interval", high=MAX_LAYERS, default=_DEFAULT_INTERVAL)
+    stated = hparams.raw(None, "no_rope_layers")
+    if stated is None:
+        return [(index + 1) % interval != 0 for index in range(count)]
+    if not isinstance(stated, list) or len(stated) < count or any(flag not in (0, 1) for flag in stated):
+        raise hparams.malformed(None, "no_rope_layers", f"expected a list of 0 and 1 for {count} layers")
+    return [bool(flag) for flag in stated[:count]]
+
+
+def _read_windows(hparams: HyperParameters, builder: SpecBuilder, has_rope: list[bool]) -> list[int | None]:
+    """The layers without rope have a window where `use_sliding_window` is true, unless `layer_types` names others."""
+    if hparams.boolean(None, "use_sliding_window", default=False):
+        return builder.windows(lambda index: not has_rope[index])
+    if not hparams.is_gguf and any(builder.windowed_layers(lambda _: False)):
+        raise hparams.unsupported(None, "layer_types", "sliding_attention")
+    return [None] * len(has_rope)

@@ -1,0 +1,25 @@
+"""An architecture whose layers differ in rope, through the whole GPU backend with its kernels interpreted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+pytest.importorskip("transformers", reason="parity is against transformers")
+pytest.importorskip("gguf", reason="conversion needs gguf")
+
+from architectures import build_case, check_logits
+from backends.cuda.cuda_runs import load_gpu_runner
+from realizar.config import EngineConfig
+
+
+def test_smollm3(tmp_path: Path) -> None:
+    """A chunk and one token, both through the layer without rope and the one after it."""
+    built = build_case("smollm3", tmp_path, "gguf")
+    config = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
+    runner = load_gpu_runner(built.path, config, 64)
+    check_logits(built._replace(token_ids=built.token_ids[:6]), lambda ids: runner.logits(ids, (5,)))
+    runner.close()
