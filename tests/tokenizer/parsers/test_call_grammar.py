@@ -28,7 +28,7 @@ from realizar.tokenizer.parsers.styles import (
     MISTRAL_LIST,
     ToolStyle,
 )
-from tokenizer.parsers.answer_pieces import parse
+from tokenizer.parsers.parsed_answers import parse
 
 STYLES = [HERMES, GRANITE, LLAMA, MISTRAL, MISTRAL_LIST, DEEPSEEK, DEEPSEEK_FENCED, JSON]
 THINK = REASONING_MARKS[0]

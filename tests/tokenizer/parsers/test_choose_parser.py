@@ -27,7 +27,7 @@ from realizar.tokenizer.templates.tool_prompts import (
     with_first_user_text,
     with_system_text,
 )
-from tokenizer.parsers.answer_pieces import Answer, parse
+from tokenizer.parsers.parsed_answers import Answer, parse
 
 TURNS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 TOOLS = [

@@ -11,7 +11,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.parsers.choose import choose_parser
 from realizar.tokenizer.stop_checker import StopChecker
-from tokenizer.parsers.answer_pieces import Answer, parse
+from tokenizer.parsers.parsed_answers import Answer, parse
 
 TEMPLATE = "{{ tools | tojson }}{{ '[TOOL_CALLS]' }}[ARGS]"
 CONTROL = ["<s>", "</s>", "[TOOL_CALLS]", "[ARGS]", "[INST]"]

@@ -14,7 +14,7 @@ from realizar.tokenizer.marks import REASONING_MARKS
 from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import DEEPSEEK, GRANITE, HERMES, JSON, LLAMA, MISTRAL, ToolStyle
-from tokenizer.parsers.answer_pieces import Answer, cut, parse
+from tokenizer.parsers.parsed_answers import Answer, cut, parse
 
 THINK = REASONING_MARKS[0]
 NAMES = ("get_weather", "f", "send")
