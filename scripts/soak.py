@@ -71,7 +71,7 @@ async def _client(url: str, seed: int, until_s: float, context: int, counts: Cou
             patience_s = rng.uniform(0, 3) if rng.random() < 0.25 else 120
             try:
                 async with asyncio.timeout(patience_s), client.stream("POST", path, json=body) as response:
-                    content = b"".join([piece async for piece in response.aiter_bytes()])
+                    content = b"".join([part async for part in response.aiter_bytes()])
             except TimeoutError:
                 counts["left"] += 1
                 continue
@@ -129,16 +129,16 @@ async def soak(arguments: argparse.Namespace) -> int:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await engine.start()
     await engine.wait_ready()
-    told_to = {"url": url, "minutes": arguments.minutes, "clients": arguments.clients}
-    words = [f"--{name}={value}" for name, value in told_to.items()]
+    options = {"url": url, "minutes": arguments.minutes, "clients": arguments.clients}
+    words = [f"--{name}={value}" for name, value in options.items()]
     command = [sys.executable, __file__, arguments.model, f"--context-length={arguments.context_length}", *words]
     clients = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    told = asyncio.create_task(clients.communicate())
+    ended = asyncio.create_task(clients.communicate())
     started_s = time.monotonic()
     faults = [await _report(engine, started_s)]
-    while not (await asyncio.wait((told,), timeout=_REPORT_S))[0]:
+    while not (await asyncio.wait((ended,), timeout=_REPORT_S))[0]:
         faults.append(await _report(engine, started_s))
-    counts = json.loads(told.result()[0])
+    counts = json.loads(ended.result()[0])
     await asyncio.sleep(1)
     faults.append(await _report(engine, started_s))
     stats = await engine.stats()

@@ -3,8 +3,8 @@
     python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200]
 
 A link that makes tokens up stands in for the engine, so everything here is processor time of one thread, in
-microseconds a token. Over HTTP the tokens that come while a client's piece is being written leave as one piece; how
-many pieces there were is printed too.
+microseconds a token. Over HTTP the tokens that come while a client's delta is being written leave as one delta; how
+many deltas there were is printed too.
 """
 
 from __future__ import annotations
@@ -132,26 +132,26 @@ def time_http(served: ServedModel, streams: int, tokens: int) -> None:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     started.wait()
-    pieces = asyncio.run(_request_all(listener.getsockname()[1], served.name, streams, tokens))
+    deltas = asyncio.run(_request_all(listener.getsockname()[1], served.name, streams, tokens))
     server.should_exit = True
     thread.join()
-    print(f"{link.num_tokens} tokens over HTTP in {pieces} pieces: {1e6 * spent[0] / link.num_tokens:.1f}")
+    print(f"{link.num_tokens} tokens over HTTP in {deltas} deltas: {1e6 * spent[0] / link.num_tokens:.1f}")
 
 
 async def _request_all(port: int, model: str, streams: int, tokens: int) -> int:
-    """Run so many streams at once; how many pieces came."""
+    """Run so many streams at once; how many deltas came."""
     body = json.dumps({"model": model, "prompt": [1, 2], "max_tokens": tokens, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"{head}\r\n\r\n".encode() + body)
-        pieces, tail = 0, b""
+        deltas, tail = 0, b""
         while b"[DONE]" not in tail and (data := await reader.read(1 << 16)):
-            pieces += data.count(b"data: {")
+            deltas += data.count(b"data: {")
             tail = tail[-16:] + data
         writer.close()
-        return pieces
+        return deltas
 
     return sum(await asyncio.gather(*(one() for _ in range(streams))))
 

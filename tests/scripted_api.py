@@ -1,4 +1,4 @@
-"""A server that answers as it was told, piece by piece and with known pauses: for the chat page and for bench-serve."""
+"""A scripted server for the chat page and for bench-serve: it answers delta by delta, with known pauses."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from starlette.routing import BaseRoute, Route
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of an answer: a delta of OpenAI's API, the seconds to wait before it, and what else it waits for."""
+class Delta:
+    """A delta of an answer in OpenAI's format, the seconds to wait before it, and an event that it waits for."""
 
     delta: dict[str, Any]
     wait_s: float = 0.0
@@ -32,7 +32,7 @@ class Piece:
 class Script:
     """An answer. `status` other than 200 refuses; `error` breaks the stream off; `whole` says whether it ends well."""
 
-    pieces: Sequence[Piece] = ()
+    deltas: Sequence[Delta] = ()
     finish_reason: str = "stop"
     status: int = 200
     error: str | None = None
@@ -41,24 +41,24 @@ class Script:
 
 @dataclass
 class Span:
-    """When an answer began, sent each of its pieces, and had sent all but its end; seconds of `time.perf_counter`."""
+    """When an answer began, sent each of its deltas, and had sent all but its end; seconds of `time.perf_counter`."""
 
     begun_s: float
-    pieces_s: list[float] = field(default_factory=list)
+    deltas_s: list[float] = field(default_factory=list)
     ended_s: float | None = None
 
 
 def words(text: str, wait_s: float = 0.0, first_s: float | None = None) -> Script:
-    """A text in pieces of a few characters, each after a pause."""
-    pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
-    waits = [wait_s if first_s is None else first_s, *[wait_s] * len(pieces)]
-    return Script([Piece({"content": piece}, wait) for piece, wait in zip(pieces, waits, strict=False)])
+    """A text in deltas of a few characters, each after a pause."""
+    deltas = [text[i : i + 4] for i in range(0, len(text), 4)]
+    waits = [wait_s if first_s is None else first_s, *[wait_s] * len(deltas)]
+    return Script([Delta({"content": each}, wait) for each, wait in zip(deltas, waits, strict=False)])
 
 
 def held(text: str, rest: str = "", after: threading.Event | None = None) -> Script:
     """A text at once, and a rest that waits for an event; without one the answer does not end by itself."""
     event = after or threading.Event()
-    return Script([*words(text).pieces, *(replace(piece, after=event) for piece in words(rest or "never").pieces)])
+    return Script([*words(text).deltas, *(replace(each, after=event) for each in words(rest or "never").deltas)])
 
 
 @dataclass
@@ -135,12 +135,12 @@ class ScriptedApi:
         base = {"id": "x", "created": 1, "model": "scripted-1b"}
         done = False
         try:
-            for piece in script.pieces:
-                await asyncio.sleep(piece.wait_s)
-                while piece.after is not None and not piece.after.is_set():  # noqa: ASYNC110 - it is another thread's
+            for each in script.deltas:
+                await asyncio.sleep(each.wait_s)
+                while each.after is not None and not each.after.is_set():  # noqa: ASYNC110 - it is another thread's
                     await asyncio.sleep(0.01)
-                span.pieces_s.append(time.perf_counter())
-                delta = {"delta": piece.delta} if chat else {"text": piece.delta["content"]}
+                span.deltas_s.append(time.perf_counter())
+                delta = {"delta": each.delta} if chat else {"text": each.delta["content"]}
                 yield _event({**base, "choices": [{"index": 0, "finish_reason": None, **delta}]})
             if script.error is not None:
                 yield _event({"error": {"message": script.error, "type": "server_error", "param": None, "code": None}})
@@ -148,7 +148,7 @@ class ScriptedApi:
                 end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
                 yield _event({**base, "choices": [{"index": 0, "finish_reason": script.finish_reason, **end}]})
                 if body.get("stream_options", {}).get("include_usage"):
-                    count = len(script.pieces)
+                    count = len(script.deltas)
                     usage = {"prompt_tokens": 7, "completion_tokens": count, "total_tokens": 7 + count}
                     yield _event({**base, "choices": [], "usage": usage})
                 span.ended_s = time.perf_counter()

@@ -153,7 +153,7 @@ def test_programs_take_turns_and_medians_are_taken_over_rounds(
     assert results.rows == (Row("m", 1000, 2, 40.0, {LLAMACPP: 2.0, OURS: 5.0}, {LLAMACPP: 20.0, OURS: 50.0}),)
 
 
-def test_a_program_that_fails_is_left_out_and_told(
+def test_a_program_that_fails_is_left_out_and_reported(
     tools: PeerTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ours(model: Path, threads: int, work: Workload) -> Speeds:

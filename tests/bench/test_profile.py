@@ -131,8 +131,8 @@ def test_the_picture_shows_what_the_limit_allows() -> None:
 
 def test_a_real_model(smollm2_path: Path) -> None:
     work = StepWork(1, 4, 100, repeats=2)
-    told: list[str] = []
-    profile = profile_step(open_checkpoint(smollm2_path), EngineConfig(threads=1, device="cpu"), work, told.append)
+    reported: list[str] = []
+    profile = profile_step(open_checkpoint(smollm2_path), EngineConfig(threads=1, device="cpu"), work, reported.append)
     assert [part.part for part in profile.parts][:3] == ["norm", "qkv", "rope"]
     assert next(part.calls for part in profile.parts if part.part == "down") == 30
     assert profile.sum_ms == pytest.approx(sum(part.ms for part in profile.parts))
@@ -140,4 +140,4 @@ def test_a_real_model(smollm2_path: Path) -> None:
     assert min(profile.wall_ms, profile.limit_gb_per_s) > 0
     assert profile.sum_ms + profile.rest_ms >= profile.wall_ms * 0.999, "nothing of a step is left without a name"
     assert profile.limit_bytes == sum(part.bytes_read for part in profile.parts)
-    assert len(told) == 3
+    assert len(reported) == 3

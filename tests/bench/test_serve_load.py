@@ -18,20 +18,20 @@ from realizar.bench.serve_run import LoadRun, run_load
 from realizar.bench.serve_workload import Lengths, Workload, plan_requests
 from realizar.cli.main import app, run_app
 from realizar.errors import HubError, InvalidRequestError
-from scripted_api import Piece, Script, ScriptedApi, held, words
+from scripted_api import Delta, Script, ScriptedApi, held, words
 
-PIECES = 11
+DELTAS = 11
 
 
 @pytest.fixture
 def api() -> Iterator[ScriptedApi]:
-    with ScriptedApi(script=lambda body: words("a" * 4 * PIECES)) as api:
+    with ScriptedApi(script=lambda body: words("a" * 4 * DELTAS)) as api:
         yield api
 
 
 def work(**changes: Any) -> Workload:
     given: dict[str, Any] = {"num_requests": 8, "concurrency": 8, "prompt_words": Lengths(5, 5)}
-    return Workload(**{**given, "output_tokens": Lengths(PIECES, PIECES), **changes})
+    return Workload(**{**given, "output_tokens": Lengths(DELTAS, DELTAS), **changes})
 
 
 def load(api: ScriptedApi, load: Workload, **target: Any) -> LoadRun:
@@ -44,15 +44,15 @@ def test_times_are_the_servers(api: ScriptedApi, chat: bool, monkeypatch: pytest
     seen: list[threading.Event] = []
 
     def one_by_one(body: dict[str, Any]) -> Script:
-        seen[:] = [threading.Event() for _ in range(PIECES)]
-        pieces = words("a" * 4 * PIECES).pieces
-        return Script([replace(piece, after=event) for piece, event in zip(pieces, [None, *seen], strict=False)])
+        seen[:] = [threading.Event() for _ in range(DELTAS)]
+        deltas = words("a" * 4 * DELTAS).deltas
+        return Script([replace(delta, after=event) for delta, event in zip(deltas, [None, *seen], strict=False)])
 
     on_body = serve_client._Exchange.on_body
 
     def note(self: serve_client._Exchange, body: bytes) -> None:
         on_body(self, body)
-        for event in seen[: len(self.pieces_s)]:
+        for event in seen[: len(self.deltas_s)]:
             event.set()
 
     monkeypatch.setattr(serve_client._Exchange, "on_body", note)
@@ -60,14 +60,14 @@ def test_times_are_the_servers(api: ScriptedApi, chat: bool, monkeypatch: pytest
     run = load(api, work(num_requests=3, concurrency=1), chat=chat)
     assert len(run.good) == 3
     for answered, span in zip(run.good, api.spans, strict=True):
-        assert answered.output_tokens == len(answered.pieces_s) == len(span.pieces_s) == PIECES
+        assert answered.output_tokens == len(answered.deltas_s) == len(span.deltas_s) == DELTAS
         assert answered.prompt_tokens == 7, "as the server counts"
         moments = [answered.due_s, answered.sent_s, span.begun_s]
-        moments += itertools.chain.from_iterable(zip(span.pieces_s, answered.pieces_s, strict=True))
+        moments += itertools.chain.from_iterable(zip(span.deltas_s, answered.deltas_s, strict=True))
         moments.append(answered.ended_s)
         assert moments == sorted(moments)
-        assert answered.ttft_s == answered.pieces_s[0] - answered.due_s
-        assert sum(answered.gaps_s) == pytest.approx(answered.tpot_s * (PIECES - 1))
+        assert answered.ttft_s == answered.deltas_s[0] - answered.due_s
+        assert sum(answered.gaps_s) == pytest.approx(answered.tpot_s * (DELTAS - 1))
 
 
 def test_what_is_sent(api: ScriptedApi) -> None:
@@ -75,7 +75,7 @@ def test_what_is_sent(api: ScriptedApi) -> None:
     load(api, work(num_requests=1), chat=True, api_key="k")
     completion, chat = api.requests
     assert len(completion["prompt"].split()) == 5
-    assert completion["max_tokens"] == PIECES
+    assert completion["max_tokens"] == DELTAS
     assert completion["ignore_eos"] is True
     assert chat["messages"] == [{"role": "user", "content": completion["prompt"]}], "the same seed, the same prompt"
     assert {body["model"] for body in api.requests} == {"scripted-1b"}
@@ -95,7 +95,7 @@ def test_open_loop_does_not_wait_for_answers(api: ScriptedApi) -> None:
     poisson = work(num_requests=20, concurrency=None, rate_per_s=200.0)
     run = load(api, poisson)
     assert len(run.good) == 20
-    assert max(a.sent_s for a in run.answered) < min(a.pieces_s[0] for a in run.answered)
+    assert max(a.sent_s for a in run.answered) < min(a.deltas_s[0] for a in run.answered)
     planned = [request.arrival_s for request in plan_requests(poisson)]
     assert [a.due_s - run.answered[0].due_s for a in run.answered] == pytest.approx([p - planned[0] for p in planned])
     assert all(a.sent_s >= a.due_s for a in run.answered)
@@ -115,11 +115,11 @@ def test_closed_loop_keeps_so_many_open(api: ScriptedApi) -> None:
     assert max(itertools.accumulate(change for _, change in events)) == 3
 
 
-def test_failures_are_told_and_not_timed(api: ScriptedApi) -> None:
+def test_failures_are_reported_and_not_timed(api: ScriptedApi) -> None:
     scripts = {
         "refused": Script(status=429, error="full"),
-        "dies": Script([Piece({"content": "a"})], error="engine died"),
-        "breaks": Script([Piece({"content": "a"})], whole=False),
+        "dies": Script([Delta({"content": "a"})], error="engine died"),
+        "breaks": Script([Delta({"content": "a"})], whole=False),
         "empty": Script(),
     }
     for name, script in scripts.items():
@@ -148,21 +148,21 @@ def test_servers_in_turn(api: ScriptedApi) -> None:
     def strict(body: dict[str, Any]) -> Script:
         return Script(status=400, error="unknown field ignore_eos") if "ignore_eos" in body else words("abcd")
 
-    told: list[str] = []
+    reported: list[str] = []
     with ScriptedApi(script=strict) as other:
         api.script = lambda body: words("abcd")
         targets = [
             Target(name, url, "m", extra={"ignore_eos": True}) for name, url in (("a", api.url), ("b", other.url))
         ]
-        runs = compare_servers(targets, work(), rounds=2, warmup=1, timeout_s=60, log=told.append)
+        runs = compare_servers(targets, work(), rounds=2, warmup=1, timeout_s=60, log=reported.append)
         asked = [sorted(body["prompt"] for body in server.requests[-16:]) for server in (api, other)]
     assert [len(run.good) for run in runs] == [16, 16]
     assert asked[0] == asked[1]
     assert len(set(asked[0])) == 16, "every round has prompts of its own: a cache must not help the second"
     assert (len(api.requests), len(other.requests)) == (17, 18)
     assert all("ignore_eos" in body for body in api.requests)
-    assert sum("does not know ignore_eos" in text for text in told) == 1
-    assert [text.split(": ")[1].split(",")[0] for text in told if text.startswith("round")] == ["a", "b", "a", "b"]
+    assert sum("does not know ignore_eos" in text for text in reported) == 1
+    assert [text.split(": ")[1].split(",")[0] for text in reported if text.startswith("round")] == ["a", "b", "a", "b"]
 
 
 def test_a_server_that_refuses_the_first_request(api: ScriptedApi) -> None:
@@ -179,12 +179,12 @@ def test_first_model(api: ScriptedApi) -> None:
         first_model(api.url, None)
 
 
-def test_pieces_of_bytes_do_not_matter(api: ScriptedApi) -> None:
+def test_cuts_between_bytes_do_not_matter(api: ScriptedApi) -> None:
     """A piece holds letters of several bytes, quotes and line ends; it counts once however it is cut."""
     text = json.dumps({"é": "\n\n data: x"})
-    api.script = lambda body: Script([Piece({"content": text})] * 50)
+    api.script = lambda body: Script([Delta({"content": text})] * 50)
     (answered,) = load(api, work(num_requests=1)).good
-    assert len(answered.pieces_s) == 50
+    assert len(answered.deltas_s) == 50
 
 
 @pytest.mark.parametrize(

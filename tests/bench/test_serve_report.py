@@ -26,15 +26,15 @@ from realizar.errors import CapacityError, HubError, InvalidRequestError
 from scripted_api import Script, ScriptedApi, words
 
 
-def answered(due_s: float, pieces_s: list[float], **changes: Any) -> Answered:
+def answered(due_s: float, deltas_s: list[float], **changes: Any) -> Answered:
     """Whole when its last piece came."""
-    given = {"sent_s": due_s, "ended_s": due_s + pieces_s[-1], "prompt_tokens": 10, "output_tokens": len(pieces_s)}
-    return Answered(due_s=due_s, pieces_s=tuple(due_s + piece for piece in pieces_s), **{**given, **changes})
+    given = {"sent_s": due_s, "ended_s": due_s + deltas_s[-1], "prompt_tokens": 10, "output_tokens": len(deltas_s)}
+    return Answered(due_s=due_s, deltas_s=tuple(due_s + delta for delta in deltas_s), **{**given, **changes})
 
 
 def a_run(name: str = "it", scale: float = 1.0) -> LoadRun:
     times = [[0.1, 0.2, 0.4], [0.3, 0.35, 0.4], [0.5, 0.9, 1.0]]
-    whole = [answered(0.0, [scale * piece for piece in pieces]) for pieces in times]
+    whole = [answered(0.0, [scale * delta for delta in deltas]) for deltas in times]
     failed = answered(0.0, [9.0], error="status 500: x", output_tokens=1)
     return LoadRun(Target(name, "http://x", "m"), (*whole, failed), 2.0, 0.5)
 
@@ -95,7 +95,7 @@ def test_markdown_and_json() -> None:
     assert "ours over theirs: output tokens/s 1.00, first text p50 0.50, between texts p50 0.50" in text
     record = json.loads(json.dumps(as_record(runs, summaries, {"seed": 3})))
     assert record["load"] == {"seed": 3}
-    assert record["runs"][0]["requests"][0]["pieces_s"] == [0.1, 0.2, 0.4]
+    assert record["runs"][0]["requests"][0]["deltas_s"] == [0.1, 0.2, 0.4]
     assert record["runs"][1]["ttft"]["p50"] == pytest.approx(600)
 
 
@@ -201,11 +201,11 @@ def program(path: Path, text: str) -> Path:
 
 def test_a_started_server_is_ended(tmp_path: Path) -> None:
     """A stand-in for llama-server, which notes its arguments and its process."""
-    told = tmp_path / "told.json"
+    started = tmp_path / "started.json"
     stand_in = program(
         tmp_path / "llama-server",
         "import http.server, json, os, sys, time\n"
-        f"json.dump([os.getpid(), sys.argv[1:]], open({str(told)!r}, 'w'))\n"
+        f"json.dump([os.getpid(), sys.argv[1:]], open({str(started)!r}, 'w'))\n"
         "class Handler(http.server.BaseHTTPRequestHandler):\n"
         "    started = time.monotonic()\n"
         "    def do_GET(self):\n"
@@ -214,7 +214,7 @@ def test_a_started_server_is_ended(tmp_path: Path) -> None:
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Handler).serve_forever()\n",
     )
     with llama_server(stand_in, tmp_path / "m.gguf", ServerSize(4, 256, threads=2, start_timeout_s=120)) as url:
-        pid, arguments = json.loads(told.read_text())
+        pid, arguments = json.loads(started.read_text())
         os.kill(pid, 0)
         assert url.endswith(arguments[-1])
         assert arguments[:6] == ["--model", str(tmp_path / "m.gguf"), "--parallel", "4", "--ctx-size", "1024"]

@@ -40,7 +40,7 @@ def test_what_can_happen_to_a_file(model: Path) -> None:
     assert files.signature() != signature
 
 
-def test_clients_are_told_of_no_folder(model: Path) -> None:
+def test_refusals_name_no_folder_to_clients(model: Path) -> None:
     assert ModelFiles(open_checkpoint(model)).shown(f"{model}: offset 3: bad") == "tiny.gguf: offset 3: bad"
 
 

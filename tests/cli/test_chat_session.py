@@ -15,7 +15,7 @@ from realizar.sampling_params import SamplingParams
 
 
 class Model:
-    """Repeats the last message, piece by piece, and remembers what it was asked."""
+    """Repeats the last message, delta by delta, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[list[Message]] = []
@@ -125,10 +125,10 @@ def test_a_refused_question_is_taken_back(session: ChatSession, model: Model) ->
 
 
 def test_what_was_said_before_an_interruption_stays(session: ChatSession) -> None:
-    pieces = session.handle("one two")
-    assert isinstance(pieces, Iterator)
-    assert next(pieces) == "one. "
-    pieces.close()  # type: ignore[attr-defined]
+    deltas = session.handle("one two")
+    assert isinstance(deltas, Iterator)
+    assert next(deltas) == "one. "
+    deltas.close()  # type: ignore[attr-defined]
     assert contents(session.messages) == ["user: one two", "assistant: one. "]
 
 

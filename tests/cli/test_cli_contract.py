@@ -182,7 +182,7 @@ def test_errors_become_statuses(
 @pytest.mark.parametrize(
     "error", [SystemError("error return without exception set"), RuntimeError("can't start new thread"), MemoryError()]
 )
-def test_a_limit_on_addresses_is_told(
+def test_a_limit_on_addresses_is_reported(
     error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is why; without one such an error is a bug and stays one."""
@@ -257,6 +257,6 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_is_told_what_is_awaited(realizar: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_reads_what_is_awaited(realizar: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("hello"))
     assert "Ctrl-D" in realizar("run", "nonesuch.gguf").stderr.splitlines()[0]

@@ -17,8 +17,8 @@ def test_json_and_picture(realizar: Callable[..., Any], weights_only: Path, tmp_
     result = realizar("profile", weights_only, *SMALL, "--svg", picture, "--json")
     assert result.status == 0, result.stderr
     profile = json.loads(result.stdout)
-    told = {"device", "batch", "tokens", "context", "parts", "sum_ms", "wall_ms", "rest_ms"}
-    assert set(profile) == told | {"limit_gb_per_s", "limit_bytes"}
+    keys = {"device", "batch", "tokens", "context", "parts", "sum_ms", "wall_ms", "rest_ms"}
+    assert set(profile) == keys | {"limit_gb_per_s", "limit_bytes"}
     assert (profile["device"], profile["batch"], profile["tokens"], profile["context"]) == ("cpu", 1, 1, 8)
     assert picture.read_text(encoding="utf-8").startswith("<svg")
 

@@ -31,7 +31,7 @@ def test_a_line_in_gives_a_line_out(realizar: Callable[..., Any], vocabulary_onl
     assert encoded[3] == [0xC3, 0xA9]
 
 
-def test_special_texts_are_parsed_unless_told_otherwise(
+def test_special_texts_are_parsed_by_default(
     realizar: Callable[..., Any], vocabulary_only: Path, tmp_path: Path
 ) -> None:
     assert tokenized(realizar, vocabulary_only, tmp_path, ["he<|end|>"]) == [[256, 257]]

@@ -34,5 +34,5 @@ def test_standard_error_is_that_of_repeated_draws() -> None:
     draws = [summary([rng.gauss(1.0, 0.5) for _ in range(400)]) for _ in range(400)]
     mean = sum(perplexity for perplexity, _ in draws) / len(draws)
     spread = math.sqrt(sum((perplexity - mean) ** 2 for perplexity, _ in draws) / len(draws))
-    told = sum(error for _, error in draws) / len(draws)
-    assert told == pytest.approx(spread, rel=0.15)
+    claimed = sum(error for _, error in draws) / len(draws)
+    assert claimed == pytest.approx(spread, rel=0.15)

@@ -1,4 +1,4 @@
-"""Lines of an answer break between words on a terminal, however the text is cut into pieces."""
+"""Lines of an answer break between words on a terminal, however the text is cut."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from realizar.cli.terminal.word_wrap import WordWrapper
 
 def wrapped(text: str, width: int, size: int = 1) -> str:
     wrapper = WordWrapper(lambda: width)
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    return "".join(wrapper.feed(piece) for piece in pieces) + wrapper.flush()
+    texts = [text[at : at + size] for at in range(0, len(text), size)]
+    return "".join(wrapper.feed(text) for text in texts) + wrapper.flush()
 
 
 TEXT = "The quick brown fox jumps over the lazy dog, again and again.\n\nA second paragraph follows here."
@@ -29,7 +29,7 @@ def test_no_word_is_parted_and_none_is_lost(width: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 100])
-def test_pieces_do_not_matter(size: int) -> None:
+def test_cuts_do_not_matter(size: int) -> None:
     assert wrapped(TEXT, 17, size) == wrapped(TEXT, 17)
 
 
@@ -79,10 +79,10 @@ def test_a_word_held_back_is_shown_when_the_answer_is_stopped(monkeypatch: pytes
     stdout = Terminal()
     monkeypatch.setattr("sys.stdout", stdout)
 
-    def pieces() -> object:
+    def texts() -> object:
         yield "half a wo"
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        show(pieces())  # type: ignore[arg-type]
+        show(texts())  # type: ignore[arg-type]
     assert stdout.getvalue() == "half a wo"

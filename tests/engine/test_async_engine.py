@@ -85,17 +85,17 @@ async def settled(engine: AsyncEngine) -> None:
     assert await engine.audit() is None
 
 
-def test_pieces_concatenate_to_the_whole() -> None:
+def test_deltas_concatenate_to_the_whole() -> None:
     async def main() -> None:
         wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
         async with running(ScriptedBackend()) as engine:
             assert engine.state == "ready"
             assert engine.info.vocab_size == 97
             async with await engine.generate([1, 2], GREEDY, prompt="one two") as stream:
-                pieces = [piece async for piece in stream]
+                deltas = [delta async for delta in stream]
                 output = await stream.result()
-            assert "".join(piece.text for piece in pieces) == output.outputs[0].text == spelled(wanted)
-            assert pieces[-1].finish_reason == "length"
+            assert "".join(delta.text for delta in deltas) == output.outputs[0].text == spelled(wanted)
+            assert deltas[-1].finish_reason == "length"
             assert (output.prompt, output.prompt_token_ids) == ("one two", (1, 2))
             stats = await engine.stats()
             assert (stats.prompt_tokens, stats.generation_tokens, stats.num_running) == (2, 8, 0)
@@ -108,7 +108,7 @@ def test_pieces_concatenate_to_the_whole() -> None:
 def test_many_at_once_get_what_each_gets_alone() -> None:
     async def one(engine: AsyncEngine, prompt: list[int]) -> list[int]:
         sampling = replace(GREEDY, n=2, seed=3, temperature=1.0)
-        output = await (await engine.generate(prompt, sampling, keep_pieces=False)).result()
+        output = await (await engine.generate(prompt, sampling, keep_deltas=False)).result()
         assert [choice.index for choice in output.outputs] == [0, 1]
         for choice in output.outputs:
             assert list(choice.token_ids) == expected_tokens(prompt, (None,), sampling, 8, choice.index)
@@ -123,14 +123,14 @@ def test_many_at_once_get_what_each_gets_alone() -> None:
     asyncio.run(main())
 
 
-def test_a_slow_reader_gets_joined_pieces() -> None:
+def test_a_slow_consumer_gets_joined_deltas() -> None:
     async def main() -> None:
         async with running(ScriptedBackend()) as engine, await engine.generate([1, 2], GREEDY) as stream:
             output = await stream.result()
-            pieces = [piece async for piece in stream]
-            assert [piece.text for piece in pieces] == [output.outputs[0].text]
-            assert pieces[0].token_ids == output.outputs[0].token_ids
-            assert pieces[0].finish_reason == "length"
+            deltas = [delta async for delta in stream]
+            assert [delta.text for delta in deltas] == [output.outputs[0].text]
+            assert deltas[0].token_ids == output.outputs[0].token_ids
+            assert deltas[0].finish_reason == "length"
 
     asyncio.run(main())
 

@@ -85,6 +85,6 @@ def test_a_request_hears_whose_fault_it_was(
     assert str(error) == f"the output can't go on within its grammar: {reason}"
     assert getattr(error, "param", None) == ("structured" if raised is InvalidRequestError else None)
     assert ("request stuck ended" in caplog.text) == (raised is RequestFailedError)
-    told = [token_id for output in outputs["plain"] for token_id in output.token_ids]
-    assert told == expected_tokens((4, 5), (None,), plain.sampling, 12)
+    chosen = [token_id for output in outputs["plain"] for token_id in output.token_ids]
+    assert chosen == expected_tokens((4, 5), (None,), plain.sampling, 12)
     core.close()

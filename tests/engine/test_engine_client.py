@@ -27,15 +27,15 @@ def make_client(backend: ScriptedBackend | None = None, end_ids: tuple[int, ...]
     return EngineClient(core, NumberText, end_ids)
 
 
-def test_pieces_concatenate_to_the_whole() -> None:
+def test_deltas_concatenate_to_the_whole() -> None:
     client = make_client()
     wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
     with client.submit([1, 2], GREEDY, prompt="one two") as stream:
-        pieces = list(stream)
+        deltas = list(stream)
         output = stream.result()
-    assert "".join(piece.text for piece in pieces) == output.outputs[0].text == spelled(wanted)
-    assert [token for piece in pieces for token in piece.token_ids] == list(output.outputs[0].token_ids) == wanted
-    assert [piece.finish_reason for piece in pieces] == [None] * 7 + ["length"]
+    assert "".join(delta.text for delta in deltas) == output.outputs[0].text == spelled(wanted)
+    assert [token for delta in deltas for token in delta.token_ids] == list(output.outputs[0].token_ids) == wanted
+    assert [delta.finish_reason for delta in deltas] == [None] * 7 + ["length"]
     assert (output.prompt, output.prompt_token_ids) == ("one two", (1, 2))
     assert output.timings.arrival_s <= output.timings.scheduled_s <= output.timings.first_token_s
     assert output.timings.decode_s > 0
@@ -68,11 +68,11 @@ def test_a_stop_token_has_no_text() -> None:
 def test_every_choice_has_its_own_text() -> None:
     sampling = SamplingParams(seed=5, max_tokens=6, n=3, logprobs=1)
     stream = make_client().submit([4], sampling)
-    pieces = list(stream)
+    deltas = list(stream)
     for index, output in enumerate(stream.result().outputs):
         wanted = expected_tokens([4], (None,), sampling, 6, index)
         assert (output.index, output.text) == (index, spelled(wanted))
-        assert "".join(piece.text for piece in pieces if piece.choice == index) == output.text
+        assert "".join(delta.text for delta in deltas if delta.choice == index) == output.text
         assert output.logprobs is not None
         assert [entry.token_id for entry in output.logprobs] == wanted
 
@@ -129,9 +129,9 @@ def test_refusals_name_the_field(prompt: list[int], sampling: SamplingParams, pa
 def test_a_dead_engine_reaches_every_waiter() -> None:
     client = make_client(ScriptedBackend(fail_at=4))
     streams = [client.submit([index], GREEDY) for index in range(3)]
-    pieces = []
+    deltas = []
     with pytest.raises(EngineDeadError, match="fell off the bus"):
-        pieces.extend(streams[0])
+        deltas.extend(streams[0])
     for stream in streams:
         with pytest.raises(EngineDeadError, match="fell off the bus"):
             stream.result()
@@ -139,7 +139,7 @@ def test_a_dead_engine_reaches_every_waiter() -> None:
         client.submit([1], GREEDY)
 
 
-def test_a_waiting_thread_is_told_that_the_engine_closed() -> None:
+def test_a_waiting_thread_raises_when_the_engine_closes() -> None:
     client = make_client(ScriptedBackend(context_length=4000, num_blocks=[1000]))
     caught: list[Exception] = []
     started = threading.Event()
@@ -168,7 +168,7 @@ def test_threads_share_one_engine() -> None:
 
     def ask(index: int) -> None:
         stream = client.submit([index], SamplingParams(temperature=0.0, max_tokens=30))
-        texts[index] = "".join(piece.text for piece in stream)
+        texts[index] = "".join(delta.text for delta in stream)
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
     for thread in threads:

@@ -66,9 +66,9 @@ def test_preemption_changes_nothing(smollm2_path: Path, llm: LLM) -> None:
     assert [output.outputs[0].text for output in outputs] == wanted
 
 
-def test_a_stream_is_the_whole_in_pieces(llm: LLM, alone: list[str]) -> None:
+def test_a_stream_is_the_whole_in_deltas(llm: LLM, alone: list[str]) -> None:
     with llm.generate_stream(PROMPTS[1], GREEDY) as stream:
-        text = "".join(piece.text for piece in stream)
+        text = "".join(delta.text for delta in stream)
         output = stream.result()
     assert text == output.outputs[0].text == alone[1]
     assert output.prompt == PROMPTS[1]
@@ -87,7 +87,7 @@ def test_chat_uses_the_template_and_ends_by_itself(llm: LLM) -> None:
     assert second.outputs[0].text.startswith("Hello")
     assert (second.outputs[0].finish_reason, second.outputs[0].stop_reason) == ("stop", llm.tokenizer.eos_id)
     with llm.chat_stream(conversation, sampling) as stream:
-        assert "".join(piece.text for piece in stream) == second.outputs[0].text
+        assert "".join(delta.text for delta in stream) == second.outputs[0].text
 
 
 def test_a_stop_string_cut_across_tokens(llm: LLM, alone: list[str]) -> None:
@@ -189,13 +189,13 @@ def test_progress_of_many_prompts(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("realizar.engine.clients.prompt_progress._INTERVAL_S", 0.0)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     params = [SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True) for count in (1, 4, 7)]
-    llm.generate(PROMPTS[:3], params, progress=lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert {(1, 3), (2, 3)} <= set(told)
-    assert told.count((3, 3)) == 1
-    assert told[-1] == (3, 3)
+    llm.generate(PROMPTS[:3], params, progress=lambda done, total: reported.append((done, total)))
+    assert reported == sorted(reported)
+    assert {(1, 3), (2, 3)} <= set(reported)
+    assert reported.count((3, 3)) == 1
+    assert reported[-1] == (3, 3)
     llm.generate(PROMPTS[:3], params)
     assert capsys.readouterr().err == "", "stderr is no terminal"
     llm.generate(PROMPTS[:3], params, progress=True)

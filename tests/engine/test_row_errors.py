@@ -117,7 +117,7 @@ def test_a_row_with_drafts_fails() -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "expected"),
     [
         (InvalidRequestError("an id beyond", "logit_bias"), RowError("an id beyond", "request", "logit_bias")),
         (MemoryError(), RowError("there is no memory for the request's sampler", "memory")),
@@ -126,11 +126,11 @@ def test_a_row_with_drafts_fails() -> None:
     ],
     ids=["request", "memory", "device", "bug"],
 )
-def test_a_row_can_not_be_opened(in_flight: int, raised: Exception, told: RowError) -> None:
+def test_a_row_can_not_be_opened(in_flight: int, raised: Exception, expected: RowError) -> None:
     """Its prompt is longer than a step, too: what it has registered in the cache must have been computed."""
-    check(make_core(RowsFail(opening=raised), in_flight), told)
-    check(make_core(RowsFail(opening=raised), in_flight), told, SamplingParams(temperature=0.0, n=2))
-    check(make_core(RowsFail(opening=raised), in_flight), told, SamplingParams(temperature=0.0, prompt_logprobs=2))
+    check(make_core(RowsFail(opening=raised), in_flight), expected)
+    check(make_core(RowsFail(opening=raised), in_flight), expected, SamplingParams(temperature=0.0, n=2))
+    check(make_core(RowsFail(opening=raised), in_flight), expected, SamplingParams(temperature=0.0, prompt_logprobs=2))
 
 
 def test_a_lost_device_is_everyones() -> None:
@@ -194,7 +194,7 @@ def test_a_kernel_that_fails_ends_the_steps_requests(in_flight: int) -> None:
         (RowError("bad", "memory"), StepMemoryError),
     ],
 )
-def test_who_waits_is_told_whose_fault_it_was(error: RowError, raised: type[Exception]) -> None:
+def test_a_waiting_caller_gets_the_cause_of_the_error(error: RowError, raised: type[Exception]) -> None:
     client = EngineClient(make_core(RowsFail(at=2, error=error)), NumberText, ())
     with pytest.raises(raised, match="bad") as caught:
         client.submit([1, BAD], replace(GREEDY, max_tokens=9)).result()

@@ -51,8 +51,8 @@ def test_one_shared_death_keeps_nobody_out() -> None:
     async def main() -> None:
         suspects = Suspects()
         suspects.note_death([POISON, *OTHERS])
-        leaving = [await suspects.admit(each) for each in (POISON, *OTHERS)]
-        assert len(leaving) == 4
+        releases = [await suspects.admit(each) for each in (POISON, *OTHERS)]
+        assert len(releases) == 4
 
     asyncio.run(main())
 
@@ -64,8 +64,8 @@ def test_copies_of_one_request_count_once_a_death() -> None:
         suspects = Suspects()
         copies = [replace(POISON, request_id=str(number)) for number in range(4)]
         suspects.note_death(copies)
-        leaving = [await suspects.admit(each) for each in copies]
-        assert len(leaving) == 4
+        releases = [await suspects.admit(each) for each in copies]
+        assert len(releases) == 4
 
     asyncio.run(main())
 
@@ -75,17 +75,17 @@ def test_after_two_deaths_each_runs_apart_and_the_third_tells() -> None:
         suspects = Suspects()
         suspects.note_death([POISON, *OTHERS])
         suspects.note_death([POISON, *OTHERS[:2]])
-        leave = await suspects.admit(OTHERS[0])
+        release = await suspects.admit(OTHERS[0])
         assert not await admitted(suspects, POISON)
         assert await admitted(suspects, OTHERS[2])  # was in one alone
-        leave()
+        release()
         suspects.clear(OTHERS[0])
         assert await admitted(suspects, OTHERS[0])
-        leave = await suspects.admit(POISON)
+        release = await suspects.admit(POISON)
         waiting = asyncio.ensure_future(suspects.admit(OTHERS[1]))
         await asyncio.sleep(0)
         suspects.note_death([POISON, OTHERS[2]])
-        leave()
+        release()
         (await waiting)()
         with pytest.raises(InvalidRequestError, match="stopped each time"):
             await suspects.admit(POISON)
@@ -110,11 +110,11 @@ def test_a_suspect_that_waits_while_its_like_kills_is_refused() -> None:
     async def main() -> None:
         suspects = Suspects()
         suspects.note_death([POISON])
-        leave = await suspects.admit(POISON)
+        release = await suspects.admit(POISON)
         waiting = asyncio.ensure_future(suspects.admit(replace(POISON, request_id="twin")))
         await asyncio.sleep(0)
         suspects.note_death([POISON])
-        leave()
+        release()
         with pytest.raises(InvalidRequestError):
             await waiting
         suspects.note_death([OTHERS[0]])
@@ -123,16 +123,16 @@ def test_a_suspect_that_waits_while_its_like_kills_is_refused() -> None:
     asyncio.run(main())
 
 
-def test_one_who_leaves_while_it_waits_holds_up_nobody() -> None:
+def test_a_waiting_request_that_is_aborted_holds_up_nobody() -> None:
     async def main() -> None:
         suspects = Suspects()
         for each in OTHERS:
             suspects.note_death([each])
-        leave = await suspects.admit(OTHERS[0])
+        release = await suspects.admit(OTHERS[0])
         waiting = asyncio.ensure_future(suspects.admit(OTHERS[1]))
         await asyncio.sleep(0)
         waiting.cancel()
-        leave()
+        release()
         assert await admitted(suspects, OTHERS[2])
 
     asyncio.run(main())
@@ -142,32 +142,32 @@ def test_few_wait() -> None:
     async def main() -> None:
         suspects = Suspects()
         suspects.note_death([POISON])
-        leave = await suspects.admit(POISON)
+        release = await suspects.admit(POISON)
         waiting = [asyncio.ensure_future(suspects.admit(POISON)) for _ in range(64)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError):
             await suspects.admit(POISON)
         for each in waiting:
             each.cancel()
-        leave()
+        release()
 
     asyncio.run(main())
 
 
-def test_who_left_just_before_a_death_is_a_suspect_of_that_death_alone() -> None:
+def test_a_request_aborted_just_before_a_death_is_a_suspect_of_that_death_alone() -> None:
     async def main() -> None:
         clock = Clock()
         suspects = Suspects(clock)
-        suspects.note_left(OTHERS[0])
+        suspects.note_aborted(OTHERS[0])
         clock.now_s += 31
-        suspects.note_left(POISON)
+        suspects.note_aborted(POISON)
         clock.now_s += 29
-        assert suspects.num_left == 1
+        assert suspects.num_aborted == 1
         suspects.note_death([])
-        assert (len(suspects), suspects.num_left) == (1, 0)
+        assert (len(suspects), suspects.num_aborted) == (1, 0)
         suspects.note_death([OTHERS[1]])
         assert await admitted(suspects, POISON)  # two points, none for the second death
-        suspects.note_left(POISON)
+        suspects.note_aborted(POISON)
         suspects.note_death([OTHERS[2]])
         with pytest.raises(InvalidRequestError):
             await suspects.admit(POISON)
@@ -175,13 +175,13 @@ def test_who_left_just_before_a_death_is_a_suspect_of_that_death_alone() -> None
     asyncio.run(main())
 
 
-def test_those_who_left_are_few() -> None:
+def test_aborted_suspects_are_few() -> None:
     suspects = Suspects(Clock())
     for number in range(5000):
-        suspects.note_left(replace(POISON, prompt_token_ids=(number,)))
-    assert suspects.num_left == 4096
-    suspects.forget_left()
-    assert suspects.num_left == 0
+        suspects.note_aborted(replace(POISON, prompt_token_ids=(number,)))
+    assert suspects.num_aborted == 4096
+    suspects.forget_aborted()
+    assert suspects.num_aborted == 0
 
 
 def test_all_is_forgotten_in_the_end() -> None:

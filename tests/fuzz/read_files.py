@@ -106,7 +106,7 @@ def _work(seed: int, first: int, count: int, *, runs: bool) -> None:
             print(f"fault {index} took {(grown - memory) >> 10} MB", flush=True)
 
 
-def faults(seed: int, first: int, count: int, *, runs: bool = False, told: list[str] | None = None) -> Iterator[str]:
+def faults(seed: int, first: int, count: int, *, runs: bool = False, notes: list[str] | None = None) -> Iterator[str]:
     """What was wrong with files `first` to `first + count` of a seed; each says how to read the file again.
 
     Args:
@@ -134,8 +134,8 @@ def faults(seed: int, first: int, count: int, *, runs: bool = False, told: list[
             last = int(index)
             if kind == "fault":
                 yield f"{_named(seed, index)}: {rest[0]}"
-            elif kind == "said" and told is not None:
-                told.append(rest[0])
+            elif kind == "said" and notes is not None:
+                notes.append(rest[0])
         if worker.returncode != 0:
             yield f"{_named(seed, last)}: the process ended with status {worker.returncode}"
         first = end if worker.returncode == 0 else last + 1
@@ -157,9 +157,9 @@ def main() -> int:
     if given.work:
         _work(given.seed, given.first, given.count, runs=given.runs)
         return 0
-    told: list[str] = []
-    found = list(faults(given.seed, given.first, given.count, runs=given.runs, told=told))
-    print("\n".join([*(told if given.show else ()), *found, f"{given.count} files, {len(found)} faults"]))
+    notes: list[str] = []
+    found = list(faults(given.seed, given.first, given.count, runs=given.runs, notes=notes))
+    print("\n".join([*(notes if given.show else ()), *found, f"{given.count} files, {len(found)} faults"]))
     return int(bool(found))
 
 

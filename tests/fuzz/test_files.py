@@ -24,10 +24,10 @@ def test_a_seed_says_what_files_hold() -> None:
 
 
 def test_files_of_a_seed_harm_nobody() -> None:
-    told: list[str] = []
-    assert list(faults(7, 0, 40, told=told)) == []
-    assert len(told) == 40
-    assert 3 < told.count("'read'") < 35, "some load, some do not"
+    notes: list[str] = []
+    assert list(faults(7, 0, 40, notes=notes)) == []
+    assert len(notes) == 40
+    assert 3 < notes.count("'read'") < 35, "some load, some do not"
 
 
 def test_what_ends_or_stops_the_process_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

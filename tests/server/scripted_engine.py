@@ -1,4 +1,4 @@
-"""An `AsyncEngine` in name: answers, refuses and fails as told, at once, without a model."""
+"""A scripted stand-in for `AsyncEngine`: it answers, refuses and fails by a script, at once and without a model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ScriptedInfo:
 
 @dataclass
 class ScriptedEngine:
-    """Gives `pieces` to every choice.
+    """Gives `deltas` to every choice.
 
     Attributes:
-        pieces: texts, each a token; an error among them is raised there; None waits for ever.
+        deltas: texts, each a token; an error among them is raised there; None waits for ever.
         refusal: what `generate` and `embed` raise.
         num_cached: tokens of every prompt that were in the cache.
         num_asked: requests so far. num_closed: streams that were closed before their end.
     """
 
-    pieces: Sequence[str | RealizarError | None] = ("Hel", "lo")
+    deltas: Sequence[str | RealizarError | None] = ("Hel", "lo")
     refusal: Exception | None = None
     state: str = "ready"
     fault: str | None = None
@@ -74,7 +74,7 @@ class ScriptedEngine:
         if self.refusal is not None:
             raise self.refusal
         self.num_asked += 1
-        if None in self.pieces:
+        if None in self.deltas:
             try:
                 await asyncio.sleep(3600)
             finally:
@@ -86,18 +86,18 @@ class ScriptedEngine:
         stream.end(RealizarError("the request was closed"))
 
     def _play(self, stream: AsyncStream, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
-        last = len(self.pieces) - 1
-        for place, piece in enumerate(self.pieces):
-            if piece is None:
+        last = len(self.deltas) - 1
+        for place, text in enumerate(self.deltas):
+            if text is None:
                 return
-            if isinstance(piece, RealizarError):
-                stream.end(piece)
+            if isinstance(text, RealizarError):
+                stream.end(text)
                 return
             reason = "stop" if place == last else None
             for choice in range(sampling.n):
-                delta = ChoiceDelta(stream.request_id, choice, piece, (65,), finish_reason=reason)
+                delta = ChoiceDelta(stream.request_id, choice, text, (65,), finish_reason=reason)
                 stream.take_in(replace(delta, num_cached_tokens=self.num_cached))
-        texts = [piece for piece in self.pieces if isinstance(piece, str)]
+        texts = [text for text in self.deltas if isinstance(text, str)]
         whole = CompletionOutput(0, "".join(texts), (65,) * len(texts), "stop")
         timings = Timings(0.0, 0.1, 0.2, 0.3)
         outputs = (whole,) * sampling.n

@@ -64,13 +64,13 @@ class Answer:
             delta = choice["delta"]
             answer.content += delta.get("content") or ""
             answer.reasoning += delta.get("reasoning_content", "")
-            for piece in delta.get("tool_calls", ()):
-                if piece["index"] == len(answer.calls):
-                    assert piece["id"]
-                    assert piece["type"] == "function"
-                    answer.calls.append((piece["function"]["name"], ""))
-                name, arguments = answer.calls[piece["index"]]
-                answer.calls[piece["index"]] = (name, arguments + piece["function"]["arguments"])
+            for call in delta.get("tool_calls", ()):
+                if call["index"] == len(answer.calls):
+                    assert call["id"]
+                    assert call["type"] == "function"
+                    answer.calls.append((call["function"]["name"], ""))
+                name, arguments = answer.calls[call["index"]]
+                answer.calls[call["index"]] = (name, arguments + call["function"]["arguments"])
             answer.reason = choice["finish_reason"] or answer.reason
         return answer
 
@@ -93,15 +93,15 @@ def answer(engine: ScriptedEngine, template: str = THINKING, **fields: Any) -> A
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_reasoning_is_split_out(size: int) -> None:
-    made = answer(ScriptedEngine(pieces=cut("I ponder.</think>Yes.", size)))
+    made = answer(ScriptedEngine(deltas=cut("I ponder.</think>Yes.", size)))
     assert (made.reasoning, made.content, made.reason) == ("I ponder.", "Yes.", "stop")
-    hidden = answer(ScriptedEngine(pieces=cut("I ponder.</think>Yes.", size)), include_reasoning=False)
+    hidden = answer(ScriptedEngine(deltas=cut("I ponder.</think>Yes.", size)), include_reasoning=False)
     assert (hidden.reasoning, hidden.content) == ("", "Yes.")
 
 
 def test_reasoning_turned_off() -> None:
     for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
-        engine = ScriptedEngine(pieces=("Yes.",))
+        engine = ScriptedEngine(deltas=("Yes.",))
         made = answer(engine, **fields)
         assert (made.reasoning, made.content) == ("", "Yes.")
         assert bytes(engine.asked[0][0]) == b"Hi"
@@ -109,7 +109,7 @@ def test_reasoning_turned_off() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_calls_in_the_models_style(size: int) -> None:
-    engine = ScriptedEngine(pieces=cut(f"Hm.</think>Let me see.\n{CALLS}", size))
+    engine = ScriptedEngine(deltas=cut(f"Hm.</think>Let me see.\n{CALLS}", size))
     made = answer(engine, tools=TOOLS)
     assert made.calls == [("a", '{"x": 1}'), ("b", "{}")]
     assert (made.content, made.reasoning, made.reason) == ("Let me see.", "Hm.", "tool_calls")
@@ -117,21 +117,21 @@ def test_calls_in_the_models_style(size: int) -> None:
 
 
 def test_one_call_where_one_is_allowed() -> None:
-    engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 5))
+    engine = ScriptedEngine(deltas=cut(f"</think>{CALLS}", 5))
     made = answer(engine, tools=TOOLS, parallel_tool_calls=False)
     assert (made.calls, made.reason) == ([("a", '{"x": 1}')], "tool_calls")
 
 
 def test_the_engine_stops_after_the_one_call() -> None:
-    engine = ScriptedEngine(pieces=[*cut(f"</think>{CALLS}", 1000), None])
+    engine = ScriptedEngine(deltas=[*cut(f"</think>{CALLS}", 1000), None])
     made = answer(engine, tools=TOOLS, parallel_tool_calls=False)
     assert (made.calls, engine.num_closed) == ([("a", '{"x": 1}')], 2)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_the_usage_of_an_answer_that_ended_early(stream: bool) -> None:
-    pieces = cut(f"</think>{CALLS}", 20)
-    engine = ScriptedEngine(pieces=[*pieces, None], num_cached=5)
+    deltas = cut(f"</think>{CALLS}", 20)
+    engine = ScriptedEngine(deltas=[*deltas, None], num_cached=5)
     app = create_app(cast("Any", engine), scripted_model(THINKING), ServerSettings())
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Hi"}],
@@ -149,8 +149,8 @@ def test_the_usage_of_an_answer_that_ended_early(stream: bool) -> None:
     answers = [json.loads(event) for event in list(events_of(response.text))[:-1]] if stream else [response.json()]
     assert answers[-1]["usage"] == {
         "prompt_tokens": len(engine.asked[0][0]),
-        "completion_tokens": len(pieces),
-        "total_tokens": len(engine.asked[0][0]) + len(pieces),
+        "completion_tokens": len(deltas),
+        "total_tokens": len(engine.asked[0][0]) + len(deltas),
         "prompt_tokens_details": {"cached_tokens": 5},
     }
     assert all(answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 5 for answer in answers)
@@ -158,13 +158,13 @@ def test_the_usage_of_an_answer_that_ended_early(stream: bool) -> None:
 
 
 def test_without_tools_calls_are_text() -> None:
-    engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 4))
+    engine = ScriptedEngine(deltas=cut(f"</think>{CALLS}", 4))
     assert answer(engine).content == CALLS
     assert answer(engine, tools=TOOLS, tool_choice="none").content == CALLS
 
 
 def test_forced_and_strict_calls_reach_the_engine_as_grammars() -> None:
-    engine = ScriptedEngine(pieces=cut(f"</think>{CALLS}", 1000))
+    engine = ScriptedEngine(deltas=cut(f"</think>{CALLS}", 1000))
     answer(engine, tools=TOOLS, tool_choice="required")
     answer(engine, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "b"}})
     strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
@@ -180,7 +180,7 @@ def test_forced_and_strict_calls_reach_the_engine_as_grammars() -> None:
 
 def test_an_answer_that_ended_early_is_in_the_figures() -> None:
     """A named call always ends so."""
-    engine = ScriptedEngine(pieces=[f"</think>{CALLS}", None])
+    engine = ScriptedEngine(deltas=[f"</think>{CALLS}", None])
     app = create_app(cast("Any", engine), scripted_model(THINKING), ServerSettings())
     body = {
         "messages": [{"role": "user", "content": "Hi"}],

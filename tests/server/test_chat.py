@@ -76,7 +76,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS.keys())
-def test_pieces_concatenate_to_the_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+def test_deltas_concatenate_to_the_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
     whole = chat(client, **fields)
     texts, chunks = streamed(client, **fields)
     assert texts == [choice.message.content for choice in whole.choices]
@@ -178,10 +178,10 @@ def test_logprobs(client: openai.OpenAI) -> None:
         assert bytes(entry.bytes).decode() == entry.token
     assert b"".join(bytes(entry.bytes) for entry in entries).decode().startswith(text_of(answer))
     _, chunks = streamed(client, logprobs=True, top_logprobs=4)
-    pieces = [
+    parts = [
         entry for chunk in chunks for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content
     ]
-    assert pieces == entries
+    assert parts == entries
     assert all(not entry.top_logprobs for entry in chat(client, logprobs=True).choices[0].logprobs.content)
 
 

@@ -32,7 +32,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS.keys())
-def test_pieces_concatenate_to_the_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+def test_deltas_concatenate_to_the_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
     whole = complete(client, **fields)
     texts: dict[int, str] = defaultdict(str)
     lists: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))

@@ -73,7 +73,7 @@ def test_the_clients_own_types() -> None:
         models = [model async for model in client.models.list()]
         assert models == [await client.models.retrieve("scripted")]
 
-    strictly(ScriptedEngine(pieces=("Hm.</think>", "So: ", CALL)), work)
+    strictly(ScriptedEngine(deltas=("Hm.</think>", "So: ", CALL)), work)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -83,9 +83,9 @@ def test_chunks_of_one_stream_are_of_one_answer(path: str) -> None:
     for name, value in (("cache-control", "no-cache"), ("x-accel-buffering", "no")):
         assert response.headers[name] == value
     assert response.headers["content-type"].startswith("text/event-stream")
-    *pieces, usage, done = events_of(response.text)
+    *deltas, usage, done = events_of(response.text)
     assert done == "[DONE]"
-    chunks = [json.loads(piece) for piece in (*pieces, usage)]
+    chunks = [json.loads(delta) for delta in (*deltas, usage)]
     assert len({(chunk["id"], chunk["created"], chunk["model"], chunk["object"]) for chunk in chunks}) == 1
     assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks[:-1])
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]]
@@ -108,13 +108,13 @@ def test_no_usage_unless_asked_for(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_an_error_ends_a_stream_that_has_begun(path: str) -> None:
-    engine = ScriptedEngine(pieces=("Hel", EngineDeadError("died")))
+    engine = ScriptedEngine(deltas=("Hel", EngineDeadError("died")))
     body = {**BODIES[path], "stream": True}
     body["prompt"] = "Hi"
     if "messages" in body:
         del body["prompt"]
-    *pieces, last = events_of(ask(path, body, engine).text)
-    assert pieces
+    *deltas, last = events_of(ask(path, body, engine).text)
+    assert deltas
     error = json.loads(last)
     assert set(error) == {"error"}
     assert set(error["error"]) == {"message", "type", "param", "code"}

@@ -142,13 +142,13 @@ def test_refused_by_name(path: str, fields: dict[str, Any], param: str) -> None:
     assert not engine.asked
 
 
-def test_tokens_are_told_as_a_chat_would_have_them() -> None:
+def test_tokens_are_counted_as_a_chat_counts_them() -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools | tojson if tools }}{{ x }}"
     body = {"messages": [HI], "tools": [tool(strict=True, description="y")], "chat_template_kwargs": {"x": "z"}}
     _, engine = ask(CHAT, body, template)
-    told, _ = ask("/tokenize", body, template)
-    assert tuple(told.json()["tokens"]) == engine.asked[0][0]
-    assert b"strict" not in bytes(told.json()["tokens"])
+    answer, _ = ask("/tokenize", body, template)
+    assert tuple(answer.json()["tokens"]) == engine.asked[0][0]
+    assert b"strict" not in bytes(answer.json()["tokens"])
 
 
 RUSSIAN = "ж" * 45_000  # 90,000 tokens of the scripted model; 270,000 as escapes, above its context

@@ -88,14 +88,14 @@ def test_health_and_readiness(state: str, health: int, ready: int) -> None:
     assert ask(engine, "/ready").status_code == ready
 
 
-def test_why_no_engine_can_be_started_is_told() -> None:
+def test_the_reason_why_no_engine_starts_is_reported() -> None:
     response = ask(ScriptedEngine(state="starting", fault="tiny.gguf is gone"), "/ready")
     assert response.status_code == 503
     assert response.json() == {"status": "starting", "reason": "tiny.gguf is gone"}
     assert ask(ScriptedEngine(), "/ready").json() == {"status": "ready"}
 
 
-def test_models_and_tokens_are_told_while_loading() -> None:
+def test_models_and_tokens_are_served_while_loading() -> None:
     engine = ScriptedEngine(state="starting")
     listed = ask(engine, "/v1/models").json()
     assert listed["data"][0]["id"] == "scripted"
@@ -142,11 +142,11 @@ def test_what_the_engine_refuses(refusal: Exception, status: int, code: str | No
 
 
 def test_death_in_the_middle_of_a_stream() -> None:
-    engine = ScriptedEngine(pieces=("Hel", EngineDeadError("died in /srv/engine.py at 0x7f0012345678")))
+    engine = ScriptedEngine(deltas=("Hel", EngineDeadError("died in /srv/engine.py at 0x7f0012345678")))
     response = ask(engine, "/v1/chat/completions", {**CHAT, "stream": True})
     assert response.status_code == 200
-    *pieces, last = events_of(response.text)
-    assert json.loads(pieces[0])["choices"][0]["delta"]["content"] == "Hel"
+    *deltas, last = events_of(response.text)
+    assert json.loads(deltas[0])["choices"][0]["delta"]["content"] == "Hel"
     assert json.loads(last)["error"]["code"] == "engine_died"
     assert "/srv" not in response.text
     assert "[DONE]" not in response.text

@@ -45,19 +45,19 @@ def check(name: str, arguments: str) -> None:
 
 
 def joined(chunks: list[Any]) -> list[dict[str, str]]:
-    """The calls that a stream's pieces make up."""
+    """The calls that a stream's deltas make up."""
     calls: list[dict[str, str]] = []
     for chunk in chunks:
         for choice in chunk.choices:
-            for piece in choice.delta.tool_calls or ():
-                if piece.index == len(calls):
-                    assert piece.id
-                    assert piece.type == "function"
-                    calls.append({"id": piece.id, "name": piece.function.name, "arguments": ""})
+            for call in choice.delta.tool_calls or ():
+                if call.index == len(calls):
+                    assert call.id
+                    assert call.type == "function"
+                    calls.append({"id": call.id, "name": call.function.name, "arguments": ""})
                 else:
-                    assert piece.id is None
-                    assert piece.function.name is None
-                calls[piece.index]["arguments"] += piece.function.arguments
+                    assert call.id is None
+                    assert call.function.name is None
+                calls[call.index]["arguments"] += call.function.arguments
     return calls
 
 

@@ -62,7 +62,7 @@ def test_clients_take_turns() -> None:
     assert order == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
-def test_work_that_nobody_waits_for_is_not_begun_or_told_to_stop() -> None:
+def test_work_that_nobody_waits_for_is_not_begun_or_is_stopped() -> None:
     begun: list[str] = []
 
     async def main(pool: WorkPool) -> None:

@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
 
 END, CONTROL = 0, 1
-_PIECES = (
+_TEXTS = (
     '{"', '":', '": "', '",', '","', '", "', '"}', '"]', '}}', '},', '],', '[{', ': ', ', ', '\n', '\n  ', '  ', ' {',
     ' [', '"\n', 'true', 'false', 'null', 'tr', 'ue', 'nu', 'll', '12', '-1', '0.', '.5', 'e+', 'E-', '10', '00', '99',
     'name', 'value', 'the', ' the', 'ab', 'abc', 'bc', 'foo', 'ba', 'ar', 'item', 'key', '\\"', '\\n', '\\u00', 'é',
     'ü', '日', '本', '😀', '-01', '20', 'T1', ':3', 'Z', '@', '.com', 'www', '://', 'http', '2024-', '-12-', 'cafe',
 )  # fmt: skip
-PIECES = tuple(piece.encode() for piece in _PIECES)
+TEXTS = tuple(text.encode() for text in _TEXTS)
 # Single bytes, the pieces, halves of characters, and two control tokens whose names look like text.
 TOKENS: tuple[bytes, ...] = (
     b"</s>",
     b'"',
     *(bytes((byte,)) for byte in range(256)),
-    *PIECES,
+    *TEXTS,
     b"\xe6\x97",
     b"\xa5\xe6",
     b"\x9f\x98\x80",

@@ -76,7 +76,7 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
     waiting.queue.cancel(stays)
 
 
-def test_a_running_job_is_stopped_when_its_last_client_leaves() -> None:
+def test_a_running_job_is_stopped_when_its_last_client_aborts() -> None:
     waiting = Waiting()
     first, second = waiting.put("a", "x"), waiting.put("b", "x")
     job, stops = waiting.take(), []

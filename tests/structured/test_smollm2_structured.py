@@ -17,7 +17,7 @@ from realizar.sampling_params import StructuredOutput
 from structured.schemas import HANDMADE
 
 NAMES = (
-    "person", "optional value", "nested", "const", "one of, told apart by a constant", "tool call",
+    "person", "optional value", "nested", "const", "one of, reported apart by a constant", "tool call",
     "enum of odd strings", "ipv4", "bounded integer", "pattern",
 )  # fmt: skip
 PROMPT = "Bob is a 42 years old plumber from Paris. Here he is, as JSON:\n"
@@ -126,13 +126,13 @@ def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatc
     few = replace(service._limits, processes=2, idle=2)
     monkeypatch.setattr(service, "_limits", few)
     monkeypatch.setattr(service._known, "_limits", few)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     for first in (0, 5):
         words = [f"w{number}" for number in range(first, first + 5)]
         samplings = [structured("regex", f"{word}!", stop=stop) for word in words]
-        outputs = llm.generate([PROMPT] * 5, samplings, progress=lambda *counts: told.append(counts))
+        outputs = llm.generate([PROMPT] * 5, samplings, progress=lambda *counts: reported.append(counts))
         assert [output.outputs[0].text for output in outputs] == [word if stop else f"{word}!" for word in words]
-    assert {total for _, total in told} == {5}
+    assert {total for _, total in reported} == {5}
 
 
 def test_more_prompts_than_may_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

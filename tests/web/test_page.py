@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripted_api import Piece, Script, ScriptedApi, held, words
+from scripted_api import Delta, Script, ScriptedApi, held, words
 from web.page_driver import ask, finished, until
 
 RECORD_CLOCK = """
@@ -15,7 +15,7 @@ window.moments = [];
 const now = performance.now.bind(performance);
 performance.now = () => { moments.push(now()); return moments.at(-1); };
 """
-TOLD_SPEED = """() => {
+SPEED_TEXT = """() => {
   const [start, first, last] = [moments[0], moments[1], moments[7]];
   const [speed, wait] = [(6000 / (last - first)).toFixed(1), ((first - start) / 1000).toFixed(2)];
   return `${speed} tok/s · 7 tokens · first after ${wait} s`;
@@ -23,7 +23,7 @@ TOLD_SPEED = """() => {
 
 
 def test_a_chat_streams(api: ScriptedApi, page: Any) -> None:
-    """The speed is that of the pieces' arrivals, as the page's clock had them: they come unevenly to a busy machine."""
+    """The speed is that of the deltas' arrivals, as the page's clock had them: they come unevenly to a busy machine."""
     page.add_init_script(RECORD_CLOCK)
     rest = threading.Event()
     api.script = lambda body: held("The tide **r", "ises** twice.", rest)
@@ -41,8 +41,8 @@ def test_a_chat_streams(api: ScriptedApi, page: Any) -> None:
     assert answer.locator(".body").inner_text() == "The tide rises twice."
     assert answer.locator("strong").inner_text() == "rises"
     stats = answer.locator(".stats").inner_text()
-    assert page.evaluate("moments.length") == 8, "the question, and seven pieces"
-    assert stats == page.evaluate(TOLD_SPEED)
+    assert page.evaluate("moments.length") == 8, "the question, and seven deltas"
+    assert stats == page.evaluate(SPEED_TEXT)
     (body,) = api.requests
     assert body["model"] == "scripted-1b"
     assert body["messages"] == [{"role": "user", "content": "Why?"}]
@@ -176,9 +176,9 @@ def test_a_key_refused_later_is_asked_for_again(api: ScriptedApi, page: Any) -> 
 FAILURES = (
     (Script(status=429, error="The queue is full."), "The queue is full. Try again in 3 s.", ""),
     (Script(status=400, error="too long"), "too long", ""),
-    (Script([Piece({"content": "half"})], error="the engine died"), "the engine died", "half"),
-    (Script([Piece({"content": "half"})], whole=False), "The connection broke", "half"),
-    (Script([Piece({"content": "long"})], finish_reason="length"), "reached its limit", "long"),
+    (Script([Delta({"content": "half"})], error="the engine died"), "the engine died", "half"),
+    (Script([Delta({"content": "half"})], whole=False), "The connection broke", "half"),
+    (Script([Delta({"content": "long"})], finish_reason="length"), "reached its limit", "long"),
 )
 
 
@@ -206,8 +206,8 @@ def test_a_server_that_is_gone(api: ScriptedApi, page: Any) -> None:
 
 
 def test_reasoning_is_folded_away(api: ScriptedApi, page: Any) -> None:
-    thought = [Piece({"role": "assistant", "content": ""}), Piece({"reasoning_content": "Let me *see*."})]
-    api.script = lambda body: Script([*thought, *words("Done.").pieces])
+    thought = [Delta({"role": "assistant", "content": ""}), Delta({"reasoning_content": "Let me *see*."})]
+    api.script = lambda body: Script([*thought, *words("Done.").deltas])
     page.goto(api.url)
     ask(page, "Hi")
     answer = finished(page)
@@ -234,8 +234,8 @@ def test_a_reload_keeps_what_came_of_an_answer(api: ScriptedApi, page: Any) -> N
 
 
 CUT_SHORT = (
-    Script([Piece({"content": "half"})], finish_reason="length"),
-    Script([Piece({"content": "half"})], error="the engine died"),
+    Script([Delta({"content": "half"})], finish_reason="length"),
+    Script([Delta({"content": "half"})], error="the engine died"),
 )
 UNSAID = (Script(status=400, error="too long"), Script(whole=False))
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 LEAST_BYTES = 1 << 20
 """Of each thread: less lies in the nearest caches all the same, and calls would take longer than sums."""
-_PIECE_BYTES = 16 << 20  # of each thread: long against starting threads, short against a scheduler's time slice
+_CHUNK_BYTES = 16 << 20  # of each thread: long against starting threads, short against a scheduler's time slice
 
 
 def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> float:
@@ -26,8 +26,8 @@ def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> 
         passes: times that the array is read, at least; a small one is read more often.
     """
     array = np.ones(max(size_bytes, threads * LEAST_BYTES) // 8, dtype=np.int64)
-    pieces = array.nbytes // threads // _PIECE_BYTES
-    runs = [_pieces(run, pieces) for run in np.array_split(array, threads)]
+    chunks = array.nbytes // threads // _CHUNK_BYTES
+    runs = [_chunks(run, chunks) for run in np.array_split(array, threads)]
     barrier = threading.Barrier(threads)
     with ThreadPoolExecutor(threads) as pool:
         spans = list(pool.map(lambda run: _read(run, passes, barrier), runs))
@@ -38,26 +38,26 @@ def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> 
     return best / 1e9
 
 
-def _pieces(run: NDArray[np.int64], count: int) -> list[tuple[NDArray[np.int64], int]]:
+def _chunks(run: NDArray[np.int64], count: int) -> list[tuple[NDArray[np.int64], int]]:
     """A thread's run in pieces that are long enough to time: parts of it, or all of it several times over."""
     if count < 2:
-        return [(run, max(1, round(_PIECE_BYTES / run.nbytes)))]
-    return [(piece, 1) for piece in np.array_split(run, count)]
+        return [(run, max(1, round(_CHUNK_BYTES / run.nbytes)))]
+    return [(chunk, 1) for chunk in np.array_split(run, count)]
 
 
 def _read(
-    pieces: list[tuple[NDArray[np.int64], int]], passes: int, barrier: threading.Barrier
+    chunks: list[tuple[NDArray[np.int64], int]], passes: int, barrier: threading.Barrier
 ) -> list[tuple[float, float, int]]:
     """When the reading of each piece began and ended, and its bytes. All threads begin each piece together."""
     spans = []
     for _ in range(passes):
-        for piece, times in pieces:
+        for chunk, times in chunks:
             barrier.wait()
             start_s = time.perf_counter()
             for _ in range(times):
-                total = int(piece.sum())
-                if total != piece.size:
+                total = int(chunk.sum())
+                if total != chunk.size:
                     barrier.abort()  # the others do not wait for this one
-                    raise ArithmeticError(f"summed {total} ones, wrote {piece.size}")
-            spans.append((start_s, time.perf_counter(), piece.nbytes * times))
+                    raise ArithmeticError(f"summed {total} ones, wrote {chunk.size}")
+            spans.append((start_s, time.perf_counter(), chunk.nbytes * times))
     return spans

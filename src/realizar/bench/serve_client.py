@@ -82,14 +82,14 @@ class Answered:
 
     Attributes:
         due_s: when it should have been sent. sent_s: when it was.
-        pieces_s: when each piece of text came. ended_s: when the answer was whole, or failed.
+        deltas_s: when each piece of text came. ended_s: when the answer was whole, or failed.
         prompt_tokens, output_tokens: as the server counts; pieces stand for tokens where it does not.
         error: what went wrong, or None.
     """
 
     due_s: float
     sent_s: float
-    pieces_s: tuple[float, ...]
+    deltas_s: tuple[float, ...]
     ended_s: float
     prompt_tokens: int
     output_tokens: int
@@ -98,7 +98,7 @@ class Answered:
     @property
     def ttft_s(self) -> float:
         """From when it was due to its first text; what a queue before the server adds counts."""
-        return self.pieces_s[0] - self.due_s
+        return self.deltas_s[0] - self.due_s
 
     @property
     def e2e_s(self) -> float:
@@ -107,12 +107,12 @@ class Answered:
     @property
     def tpot_s(self) -> float:
         """Mean time per token after the first."""
-        return (self.pieces_s[-1] - self.pieces_s[0]) / max(self.output_tokens - 1, 1)
+        return (self.deltas_s[-1] - self.deltas_s[0]) / max(self.output_tokens - 1, 1)
 
     @property
     def gaps_s(self) -> list[float]:
         """Between one piece of text and the next."""
-        return [later - earlier for earlier, later in zip(self.pieces_s, self.pieces_s[1:], strict=False)]
+        return [later - earlier for earlier, later in zip(self.deltas_s, self.deltas_s[1:], strict=False)]
 
 
 class _Exchange(asyncio.Protocol):
@@ -123,7 +123,7 @@ class _Exchange(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._held = b""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.pieces_s: list[float] = []
+        self.deltas_s: list[float] = []
         self.usage: _Usage | None = None
         self.error: str | None = None
         self.whole = False
@@ -160,7 +160,7 @@ class _Exchange(asyncio.Protocol):
                 self.error = bytes(chunk.error).decode(errors="replace")[:300]
             self.usage = chunk.usage or self.usage
             if any(choice.has_text for choice in chunk.choices):
-                self.pieces_s.append(now)
+                self.deltas_s.append(now)
 
     def on_message_complete(self) -> None:
         """Called by the parser, at the end of the answer."""
@@ -175,7 +175,7 @@ class _Exchange(asyncio.Protocol):
         self.error = self.error or error
         if self.error is None and not self.whole:
             self.error = "the answer broke off"
-        if self.error is None and not self.pieces_s:
+        if self.error is None and not self.deltas_s:
             self.error = "the answer holds no text"
         self.done.set_result(None)
 
@@ -200,10 +200,10 @@ async def send(target: Target, prompt: str, max_tokens: int, due_s: float, timeo
     finally:
         if transport is not None:
             transport.close()
-    usage = exchange.usage or _Usage(0, len(exchange.pieces_s))
-    pieces = tuple(exchange.pieces_s)
+    usage = exchange.usage or _Usage(0, len(exchange.deltas_s))
+    deltas = tuple(exchange.deltas_s)
     return Answered(
-        due_s, sent_s, pieces, time.perf_counter(), usage.prompt_tokens, usage.completion_tokens or len(pieces), error
+        due_s, sent_s, deltas, time.perf_counter(), usage.prompt_tokens, usage.completion_tokens or len(deltas), error
     )
 
 

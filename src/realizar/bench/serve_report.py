@@ -203,7 +203,7 @@ def as_record(runs: Sequence[LoadRun], summaries: Sequence[Summary], load: Mappi
                 "requests": [
                     {
                         "late_s": each.sent_s - each.due_s,
-                        "pieces_s": [piece - each.due_s for piece in each.pieces_s],
+                        "deltas_s": [delta - each.due_s for delta in each.deltas_s],
                         "end_s": each.e2e_s,
                         "prompt_tokens": each.prompt_tokens,
                         "output_tokens": each.output_tokens,

@@ -78,9 +78,9 @@ class ChatSession:
             shown, params = self.messages, self.params
             if self.window is not None:
                 shown, params = self.window.shown(self._system_messages(), self._messages, params)
-            for piece in self.answer(shown, params):
-                said.append(piece)
-                yield piece
+            for delta in self.answer(shown, params):
+                said.append(delta)
+                yield delta
         finally:
             if said:
                 self._messages.append({"role": "assistant", "content": "".join(said)})

@@ -205,7 +205,7 @@ class LLM:
         """
         text, token_ids = self._tokens_of(prompt)
         sampling = SamplingParams(prompt_logprobs=top_n)
-        with self._client.submit(token_ids, sampling, prompt=text, score_only=True, keep_pieces=False) as stream:
+        with self._client.submit(token_ids, sampling, prompt=text, score_only=True, keep_deltas=False) as stream:
             return list(stream.result().prompt_logprobs or ())
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ class LLM:
         """
         while True:
             try:
-                return self._client.submit(token_ids, sampling, prompt=text, keep_pieces=False)
+                return self._client.submit(token_ids, sampling, prompt=text, keep_deltas=False)
             except QueueFullError:
                 if not self._client.wait_for_an_end(reporter.step):
                     raise

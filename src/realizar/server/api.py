@@ -20,7 +20,7 @@ from realizar.errors import EngineUnavailableError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.errors import ApiError
 from realizar.server.generation.work import Stop, WorkPool
-from realizar.server.http.disconnects import unless_left
+from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import RequestLease, lease_of
 from realizar.server.metrics import Metrics
 from realizar.server.served_model import ServedModel
@@ -91,11 +91,11 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
         size_bytes: of what it works on, where that is not the body.
 
     Raises:
-        ClientLeftError: the client left first; the function is told to stop, or never called.
+        ClientDisconnectedError: the client left first; the function is told to stop, or never called.
     """
     lease = lease_of(request)
     size = lease.body_bytes if size_bytes is None else size_bytes
-    return await unless_left(request.receive, api_of(request).work.run(lease.client, size, function))
+    return await unless_disconnected(request.receive, api_of(request).work.run(lease.client, size, function))
 
 
 def note(request: Request, **notes: Any) -> None:
@@ -121,7 +121,7 @@ def now_s() -> int:
     return int(time.time())
 
 
-async def pieces_of(
+async def deltas_of(
     stream: AsyncStream, metrics: Metrics, lease: RequestLease, top: int, enough: Callable[[], bool] = lambda: False
 ) -> AsyncGenerator[ChoiceDelta]:
     """The pieces of an open request, counted; the request is closed when its reader stops.
@@ -134,16 +134,16 @@ async def pieces_of(
     started_s = time.monotonic()
     first_s: float | None = None
     try:
-        async for piece in stream:
+        async for delta in stream:
             now = time.monotonic()
             first_s = now if first_s is None else first_s
-            if piece.token_ids:
-                if piece.choice in last_s:
-                    metrics.tokens_came(len(piece.token_ids), now - last_s[piece.choice])
-                last_s[piece.choice] = now
-            if piece.logprobs:
-                lease.add_logprobs(len(piece.logprobs), top)
-            yield piece
+            if delta.token_ids:
+                if delta.choice in last_s:
+                    metrics.tokens_came(len(delta.token_ids), now - last_s[delta.choice])
+                last_s[delta.choice] = now
+            if delta.logprobs:
+                lease.add_logprobs(len(delta.logprobs), top)
+            yield delta
             if enough() and not stream.done:
                 metrics.stopped(len(last_s), first_s - started_s, now - started_s)
                 return

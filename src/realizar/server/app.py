@@ -18,7 +18,7 @@ from realizar.server.api import make_api
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
-from realizar.server.http.disconnects import ClientLeftError
+from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
@@ -76,7 +76,7 @@ def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[R
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
-        except ClientLeftError:
+        except ClientDisconnectedError:
             raise
         except Exception as error:  # noqa: BLE001 - every error is told in one form
             return await _error(request, error)
@@ -85,9 +85,9 @@ def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[R
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    told = to_api_error(error)
-    request.scope["state"]["error_code"] = told.code
-    return told.response()
+    api_error = to_api_error(error)
+    request.scope["state"]["error_code"] = api_error.code
+    return api_error.response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -96,12 +96,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return await _error(request, error)
     place = f"{request.method} {ascii(request.scope['path'])[1:-1][:200]}"
     if error.status_code == 404:
-        told = ApiError(404, f"Unknown request URL: {place}", code="unknown_url")
+        api_error = ApiError(404, f"Unknown request URL: {place}", code="unknown_url")
     elif error.status_code == 405:
-        told = ApiError(405, f"Not allowed: {place}", code="method_not_allowed", headers=error.headers)
+        api_error = ApiError(405, f"Not allowed: {place}", code="method_not_allowed", headers=error.headers)
     else:
-        told = ApiError(error.status_code, error.detail, headers=error.headers)
-    return await _error(request, told)
+        api_error = ApiError(error.status_code, error.detail, headers=error.headers)
+    return await _error(request, api_error)
 
 
 def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middleware]:

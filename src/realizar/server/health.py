@@ -36,5 +36,5 @@ async def version(request: Request) -> Response:
 
 def _state(state: str, status: int, reason: str | None = None) -> Response:
     headers = {"retry-after": "1"} if status == 503 else None
-    told = {"status": state} if status == 200 or reason is None else {"status": state, "reason": reason}
-    return Response(msgspec.json.encode(told), status, headers, "application/json")
+    answer = {"status": state} if status == 200 or reason is None else {"status": state, "reason": reason}
+    return Response(msgspec.json.encode(answer), status, headers, "application/json")

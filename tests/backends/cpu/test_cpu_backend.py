@@ -151,10 +151,10 @@ def test_shutdown_is_idempotent() -> None:
 
 
 def test_progress_reaches_all_of_the_weights() -> None:
-    told: list[tuple[str, float]] = []
-    backend = CPUBackend(lambda what, share: told.append((what, share)))
+    reported: list[tuple[str, float]] = []
+    backend = CPUBackend(lambda what, share: reported.append((what, share)))
     backend.load(*random_model(RECIPE), CONFIG)
     backend.shutdown()
-    shares = [share for what, share in told if what == "loading weights"]
+    shares = [share for what, share in reported if what == "loading weights"]
     assert shares == sorted(shares)
     assert 0.5 < shares[-1] <= 1.0  # the embedding stays in its file

@@ -108,9 +108,9 @@ def test_log_probabilities(runner: Runner, monkeypatch: pytest.MonkeyPatch, erro
         lambda logits, target, top: failing(error)() if top == 77 else honest(logits, target, top),
     )
     memory = isinstance(error, MemoryError)
-    told = RowError("there is no memory for the request's sampling", "memory")
+    expected = RowError("there is no memory for the request's sampling", "memory")
     queries = (LogprobQuery(2, 5, 3), LogprobQuery(4, 5, 77))
-    expect(runner, told if memory else RowError("the request's sampling failed: ValueError"), queries=queries)
+    expect(runner, expected if memory else RowError("the request's sampling failed: ValueError"), queries=queries)
 
 
 def test_pooling(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

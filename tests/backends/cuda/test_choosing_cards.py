@@ -140,8 +140,8 @@ def test_the_doctors_facts(machine: Any) -> None:
 
 def test_memory_of_the_gpu_is_among_the_figures() -> None:
     """From the backend through the engine's figures to Prometheus; without a GPU there is no such line."""
-    backend, told = ScriptedBackend(), []
-    loop = EngineLoop(told.append)
+    backend, reported = ScriptedBackend(), []
+    loop = EngineLoop(reported.append)
     core = EngineCore(backend, make_spec((None,)), EngineConfig())
     for memory in (None, DeviceMemory(3 << 30, 16 << 30)):
         backend.memory = memory

@@ -100,6 +100,6 @@ def test_events_leave_the_host_out(made_up: Device) -> None:
 
 
 @pytest.mark.parametrize("made_up", [0.1], indirect=True)
-def test_a_host_that_is_too_slow_is_told(made_up: Device) -> None:
+def test_a_host_that_is_too_slow_is_reported(made_up: Device) -> None:
     with pytest.raises(RealizarError, match="too busy"):
         EventClock(torch.device("cpu")).seconds([lambda: made_up.start(1e-6)] * 100)

@@ -151,11 +151,11 @@ class Stream:
 
 
 @contextmanager
-def bare_request(url: str, *, first_piece: bool) -> Iterator[None]:
+def bare_request(url: str, *, first_delta: bool) -> Iterator[None]:
     """A long stream over a bare socket, cut off at the end of the block.
 
     Args:
-        first_piece: whether the block begins once the first piece of the answer has come.
+        first_delta: whether the block begins once the first delta of the answer has come.
     """
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps(LONG).encode()
@@ -163,7 +163,7 @@ def bare_request(url: str, *, first_piece: bool) -> Iterator[None]:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         got = b""
-        while first_piece and b"data: {" not in got:
+        while first_delta and b"data: {" not in got:
             got += connection.recv(4096)
         yield
 

@@ -20,7 +20,7 @@ from realizar.checkpoint.model_files import ModelFiles
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.process.child import Vigilance
+from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
-QUICK = Vigilance(ping_interval_s=0.05, max_missed_pings=1200, first_delay_s=0.01, max_crashes=2, file_poll_s=0.02)
+QUICK = LivenessPolicy(ping_interval_s=0.05, max_missed_pings=1200, first_delay_s=0.01, max_crashes=2, file_poll_s=0.02)
 POISON = [1, 77]
 
 
@@ -42,13 +42,13 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def running(
-    vigilance: Vigilance = QUICK, files: ModelFiles | None = None, level: str = "WARNING", **options: Any
+    liveness: LivenessPolicy = QUICK, files: ModelFiles | None = None, level: str = "WARNING", **options: Any
 ) -> AsyncIterator[AsyncEngine]:
     import json
 
     command = (sys.executable, scripted_process.__file__, json.dumps(options))
     engine = AsyncEngine(
-        ProcessLink(Load("unread", EngineConfig(), log_level=level), vigilance, command, files), NumberText
+        ProcessLink(Load("unread", EngineConfig(), log_level=level), liveness, command, files), NumberText
     )
     await engine.start()
     try:
@@ -162,11 +162,13 @@ def test_deaths_while_nothing_is_open_end_the_server() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the state of a process is read from /proc")
-def test_a_stopped_engine_is_told_from_a_slow_one() -> None:
+def test_a_stopped_engine_differs_from_a_slow_one() -> None:
     """Long before the questions that a slow one may leave open are used up."""
 
     async def main() -> None:
-        async with running(Vigilance(ping_interval_s=0.05, max_missed_pings=1_000_000, max_stopped_pings=3)) as engine:
+        async with running(
+            LivenessPolicy(ping_interval_s=0.05, max_missed_pings=1_000_000, max_stopped_pings=3)
+        ) as engine:
             stream = await engine.generate([1, 2], LONG)
             os.kill(engine.info.pid, signal.SIGSTOP)
             with pytest.raises(EngineDeadError, match="process is stopped"):

@@ -68,7 +68,7 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
         thread.join(60)
 
 
-def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_runs_256_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is loaded is kept from the collector, each time."""
     configs: list[EngineConfig] = []
     frozen: list[int] = []
@@ -85,7 +85,7 @@ def test_a_gpu_runs_256_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frozen == [1, 2, 3, 4]
 
 
-def test_whatever_ends_the_loop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_of_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those who wait for an engine on a thread would wait for ever."""
     core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
     monkeypatch.setattr(core, "abort", lambda *_: 1 // 0)
@@ -121,7 +121,7 @@ def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
         logprobs = tuple(TokenLogprobs(1, -1.0, 1, ()) for _ in range(1000))
         small = [TokenOutput(str(number), 0, (number,), 0.0, 0.0, logprobs=logprobs[:50]) for number in range(3)]
         large = TokenOutput("large", 0, (1,), 0.0, 0.0, prompt_logprobs=logprobs)
-        engine._tell(Outputs((small[0], large, *small[1:])))
+        engine._report(Outputs((small[0], large, *small[1:])))
         theirs.shutdown(socket.SHUT_WR)
         reader: FrameReader[Event] = FrameReader(Event)
         found: list[TokenOutput] = []

@@ -22,7 +22,7 @@ import scripted_process
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.process.child import Vigilance
+from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import (
@@ -50,17 +50,17 @@ def run(main: Coroutine[Any, Any, None], factory: Callable[[], asyncio.AbstractE
 
 def patience(**changes: Any) -> Any:
     """Limits that a busy machine keeps; a test may change one once the engine can't keep it any more."""
-    return SimpleNamespace(**{**asdict(Vigilance(0.05, max_missed_pings=1200, first_delay_s=0.05)), **changes})
+    return SimpleNamespace(**{**asdict(LivenessPolicy(0.05, max_missed_pings=1200, first_delay_s=0.05)), **changes})
 
 
-def make_engine(vigilance: Any = None, **options: Any) -> AsyncEngine:
+def make_engine(liveness: Any = None, **options: Any) -> AsyncEngine:
     command = (sys.executable, scripted_process.__file__, json.dumps(options))
-    return AsyncEngine(ProcessLink(Load("unread", EngineConfig()), vigilance or patience(), command), NumberText)
+    return AsyncEngine(ProcessLink(Load("unread", EngineConfig()), liveness or patience(), command), NumberText)
 
 
 @asynccontextmanager
-async def running(vigilance: Any = None, **options: Any) -> AsyncIterator[AsyncEngine]:
-    engine = make_engine(vigilance, **options)
+async def running(liveness: Any = None, **options: Any) -> AsyncIterator[AsyncEngine]:
+    engine = make_engine(liveness, **options)
     await engine.start()
     try:
         async with asyncio.timeout(HANG_S):
@@ -133,10 +133,10 @@ def test_streams_through_a_process(factory: Callable[[], asyncio.AbstractEventLo
             pid = engine.info.pid
             assert pid != os.getpid()
             async with await engine.generate([1, 2], GREEDY) as stream:
-                pieces = [piece async for piece in stream]
+                deltas = [delta async for delta in stream]
                 output = await stream.result()
             wanted = expected_tokens([1, 2], (None,), GREEDY, 8)
-            assert "".join(piece.text for piece in pieces) == output.outputs[0].text == spelled(wanted)
+            assert "".join(delta.text for delta in deltas) == output.outputs[0].text == spelled(wanted)
             assert output.timings.arrival_s <= output.timings.scheduled_s <= output.timings.first_token_s
             with pytest.raises(ContextLengthError):
                 await engine.generate([1] * 300, GREEDY)
@@ -240,10 +240,10 @@ def test_a_frozen_engine_is_replaced(tmp_path: Path) -> None:
 
 
 def test_repeated_crashes_are_given_up_on_after_longer_and_longer_waits(tmp_path: Path) -> None:
-    vigilance = Vigilance(first_delay_s=0.4, max_crashes=3)
+    liveness = LivenessPolicy(first_delay_s=0.4, max_crashes=3)
 
     async def main() -> None:
-        engine = make_engine(vigilance, dies="loading", spawns=str(tmp_path / "spawns"))
+        engine = make_engine(liveness, dies="loading", spawns=str(tmp_path / "spawns"))
         await engine.start()
         with pytest.raises(EngineDeadError, match=r"died 3 times in a row.*status 3"):
             await asyncio.wait_for(engine.wait_ready(), HANG_S)
@@ -273,8 +273,8 @@ def test_an_engine_that_never_says_a_word_is_replaced(tmp_path: Path) -> None:
     limits = {name: value for name, value in vars(patience()).items() if name != "start_limit_s"}
 
     async def main() -> None:
-        vigilance = ShortPatience(**limits, spawns=spawns)
-        engine = vigilance.engine = make_engine(vigilance, dies="silent", mends=True, spawns=str(spawns))
+        liveness = ShortPatience(**limits, spawns=spawns)
+        engine = liveness.engine = make_engine(liveness, dies="silent", mends=True, spawns=str(spawns))
         await engine.start()
         await ready_again(engine)
         assert engine.num_restarts == 1

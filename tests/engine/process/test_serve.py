@@ -88,7 +88,7 @@ def test_models_answer_while_the_weights_load(tiny: Path, tmp_path: Path) -> Non
         assert is_ready(url)
 
 
-def test_a_killed_engine_is_told_to_all_and_replaced(server: Served) -> None:
+def test_a_killed_engine_fails_all_and_is_replaced(server: Served) -> None:
     """All hear of it at once: while the next engine has not even begun to load."""
     url = server.wait_ready()
     before = short_text(url)
@@ -145,22 +145,22 @@ def test_a_model_file_that_is_cut_short_while_it_is_served(tiny: Path, tmp_path:
         assert short_text(url) == before
 
 
-def test_a_client_that_leaves_mid_stream_frees_its_blocks(server: Served) -> None:
+def test_a_disconnect_mid_stream_frees_the_blocks(server: Served) -> None:
     url = server.wait_ready()
     with server.held_steps():
-        with bare_request(url, first_piece=True):
+        with bare_request(url, first_delta=True):
             wait_until(lambda: figure(url, "num_requests_running") == 1)
         wait_until(lambda: figure(url, "num_requests_running") == 0)
     wait_until(lambda: figure(url, "kv_cache_usage_perc") == 0)
 
 
-def test_a_client_that_leaves_while_it_waits_frees_its_place(server: Served) -> None:
+def test_a_disconnect_while_waiting_frees_the_place(server: Served) -> None:
     url = server.wait_ready()
     with server.held_steps():
         others = [Stream(url) for _ in range(4)]
         for other in others:
             other.wait_begun()
-        with bare_request(url, first_piece=False):
+        with bare_request(url, first_delta=False):
             wait_until(lambda: figure(url, "num_requests_waiting") == 1)
         wait_until(lambda: figure(url, "num_requests_waiting") == 0)
         assert all(other.is_open for other in others)

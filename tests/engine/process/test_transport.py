@@ -105,7 +105,7 @@ _EVENTS = st.one_of(
 
 @pytest.mark.parametrize(("kind", "records"), [(Command, _COMMANDS), (Event, _EVENTS)], ids=["commands", "events"])
 @given(data=st.data())
-def test_any_records_in_any_pieces(kind: object, records: st.SearchStrategy[object], data: st.DataObject) -> None:
+def test_any_records_cut_anywhere(kind: object, records: st.SearchStrategy[object], data: st.DataObject) -> None:
     sent = data.draw(st.lists(records, min_size=1, max_size=4))
     stream = b"".join(encode_frame(record) for record in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))

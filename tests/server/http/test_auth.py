@@ -133,15 +133,15 @@ def test_other_origins_are_kept_out_unless_allowed() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_the_engine_is_told_whose_a_request_is(path: str) -> None:
+def test_the_engine_gets_the_client_of_a_request(path: str) -> None:
     """A digest of the key where there are keys; without them, what a header says makes nobody another client."""
-    told = []
+    clients = []
     for keys, header in ((KEYS, KEYS[0]), (KEYS, KEYS[1]), (KEYS, KEYS[0]), ((), "a"), ((), "b")):
         engine = ScriptedEngine()
         app = create_app(cast("Any", engine), scripted_model(), ServerSettings(api_keys=keys))
         body = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
         assert ask(app, "POST", path, json=body, headers={"authorization": f"Bearer {header}"}).status_code == 200
-        told.append(engine.asked[0][2]["client"])
-    assert told[0] == told[2] != told[1]
-    assert told[3] == told[4]
-    assert not any(key in client for key in KEYS for client in told)
+        clients.append(engine.asked[0][2]["client"])
+    assert clients[0] == clients[2] != clients[1]
+    assert clients[3] == clients[4]
+    assert not any(key in client for key in KEYS for client in clients)

@@ -91,10 +91,10 @@ def test_langchain_streams_and_knows_the_overflow(server: RunningServer) -> None
     model = langchain.ChatOpenAI(
         model=MODEL, base_url=f"{server.url}/v1", api_key="none", temperature=0, max_tokens=16, max_retries=0
     )
-    pieces = list(model.stream("Say hello."))
+    deltas = list(model.stream("Say hello."))
     whole = model.invoke("Say hello.")
-    assert len(pieces) > 4
-    assert "".join(piece.content for piece in pieces) == whole.content
+    assert len(deltas) > 4
+    assert "".join(delta.content for delta in deltas) == whole.content
     assert whole.usage_metadata["output_tokens"] == whole.response_metadata["token_usage"]["completion_tokens"]
     with pytest.raises(ContextOverflowError):
         model.invoke("long " * 3000)

@@ -209,7 +209,7 @@ def test_an_idle_connection_gives_way_and_a_busy_one_does_not() -> None:
         for writer in (idle_writer, second_writer):
             writer.close()
 
-    at_the_door(main, replace(SETTINGS, max_connections=2), pieces=("Hel", None))
+    at_the_door(main, replace(SETTINGS, max_connections=2), deltas=("Hel", None))
 
 
 def test_a_peer_that_reads_nothing_is_cut_off() -> None:
@@ -315,9 +315,9 @@ def test_shares_of_connections() -> None:
         table.busy(each)
     refused = [Idle() for _ in range(40)]
     assert not any(table.enter(each, "127.0.0.1") for each in refused)
-    assert sum(table.may_be_told(each) for each in refused) == 32
+    assert sum(table.may_be_refused(each) for each in refused) == 32
     table.leave(refused[0])
-    assert table.may_be_told(refused[-1])
+    assert table.may_be_refused(refused[-1])
     table.idle(near[0])
     table.idle(far[0])  # left long ago
     assert table.enter(Idle(), "127.0.0.1")

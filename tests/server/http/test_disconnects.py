@@ -67,9 +67,9 @@ def test_a_reader_that_stops_early(server: RunningServer) -> None:
         ("/v1/embeddings", {"input": ["a", "b"]}),
     ],
 )
-def test_leaving_before_the_first_token(path: str, body: dict[str, Any]) -> None:
+def test_disconnect_before_the_first_token(path: str, body: dict[str, Any]) -> None:
     """The engine has the request and gives nothing; an idle stream is pinged meanwhile."""
-    engine = ScriptedEngine(pieces=(None,))
+    engine = ScriptedEngine(deltas=(None,))
     app = create_app(cast("Any", engine), scripted_model(), ServerSettings(embeddings="last", ping_interval_s=0.05))
     sent: list[dict[str, Any]] = []
     num_asked = len(body.get("prompt", body.get("input", "x")))
@@ -115,7 +115,7 @@ def test_leaving_before_the_first_token(path: str, body: dict[str, Any]) -> None
 
 def test_a_client_that_takes_nothing() -> None:
     """Its request ends after a while, and so does the connection."""
-    engine = ScriptedEngine(pieces=("a", "b", None))
+    engine = ScriptedEngine(deltas=("a", "b", None))
     settings = ServerSettings(ping_interval_s=0.05, write_timeout_s=0.1)
     app = create_app(cast("Any", engine), scripted_model(), settings)
     body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "stream": True}

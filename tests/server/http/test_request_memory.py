@@ -17,11 +17,11 @@ import pytest
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import ContextLengthError
 from realizar.outputs import ChoiceDelta, RequestOutput, Timings
-from realizar.server.api import pieces_of
+from realizar.server.api import deltas_of
 from realizar.server.errors import ApiError
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.generation.work import Stop
-from realizar.server.http.disconnects import unless_left
+from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
 from realizar.server.http.strict_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
 from realizar.server.metrics import Metrics
@@ -69,9 +69,9 @@ def test_an_answer_that_runs_is_not_ended_for_what_others_hold() -> None:
         for text in "abc":
             stream.take_in(ChoiceDelta("x", 0, text, (65,), logprobs=cast("Any", entries)))
         stream.end(RequestOutput("x", None, (65,), (), Timings(0.0, 0.1, 0.2, 0.3)))
-        return [piece async for piece in pieces_of(stream, Metrics("m"), running, 0)]
+        return [delta async for delta in deltas_of(stream, Metrics("m"), running, 0)]
 
-    assert "".join(piece.text for piece in asyncio.run(main())) == "abc"
+    assert "".join(delta.text for delta in asyncio.run(main())) == "abc"
     for refused_call in (new.begin_logprobs, lambda: memory.lease("b").hold(200 * FREE_BYTES)):
         with pytest.raises(ApiError) as refused:
             refused_call()
@@ -215,7 +215,7 @@ def test_a_text_to_count_has_a_bound_of_its_own() -> None:
     at_the_door(main)
 
 
-def test_a_client_that_leaves_takes_its_text_along() -> None:
+def test_a_disconnect_frees_the_text() -> None:
     """Of two requests that wait for their turn, the one whose client has left is not tokenized."""
     seen: list[int] = []
     hold, held = threading.Event(), threading.Event()
@@ -309,7 +309,7 @@ def test_a_refused_request_is_let_go_at_once() -> None:
 
         for size in (1, 1 << 20):
             with pytest.raises(ApiError):
-                await unless_left(receive, work.run("a", size, make()))
+                await unless_disconnected(receive, work.run("a", size, make()))
         while alive:  # noqa: ASYNC110 - the thread lets go last; without that, for ever
             await asyncio.sleep(0.001)
 

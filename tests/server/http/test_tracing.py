@@ -52,7 +52,7 @@ def test_a_span_is_part_of_the_callers_trace(monkeypatch: pytest.MonkeyPatch) ->
         assert span.attributes["http.response.status_code"] == 200
 
 
-def test_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     (span,) = spans_of(ScriptedEngine(refusal=QueueFullError("full")), monkeypatch, CHAT)
     assert span.attributes["http.response.status_code"] == 429
     assert span.attributes["error.type"] == "rate_limit_exceeded"

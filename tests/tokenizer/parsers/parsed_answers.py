@@ -20,7 +20,7 @@ class Answer:
 
 
 def assemble(deltas: Iterable[ParsedDelta]) -> Answer:
-    """Concatenates pieces as a client does, and checks that each call has one id, one name and its turn."""
+    """Concatenates deltas as a client does, and checks that each call has one id, one name and its turn."""
     answer = Answer()
     for delta in deltas:
         if isinstance(delta, ContentDelta):
@@ -42,9 +42,9 @@ def assemble(deltas: Iterable[ParsedDelta]) -> Answer:
     return answer
 
 
-def parse(parser: OutputParser, pieces: Sequence[str]) -> Answer:
-    """Feeds pieces and finishes."""
-    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
+def parse(parser: OutputParser, texts: Sequence[str]) -> Answer:
+    """Feeds texts and finishes."""
+    deltas = [delta for text in texts for delta in parser.feed(text)]
     answer = assemble([*deltas, *parser.finish()])
     assert parser.num_calls == len(answer.names)
     return answer

@@ -70,8 +70,8 @@ class _Bytes:
 
     def encode(self, text: str) -> list[int]:
         """Control tokens whole, the rest as bytes."""
-        pieces = re.split("(" + "|".join(map(re.escape, self.special)) + ")", text) if self.special else [text]
-        return [i for piece in pieces for i in ([self.ids[piece]] if piece in self.ids else piece.encode())]
+        parts = re.split("(" + "|".join(map(re.escape, self.special)) + ")", text) if self.special else [text]
+        return [i for part in parts for i in ([self.ids[part]] if part in self.ids else part.encode())]
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self.tokens[i].removeprefix(b"\xff") for i in ids).decode()

@@ -54,14 +54,14 @@ def bench_command(
         batch_invariant=batch_invariant, fp8_copies=fp8_copies, graphs=not no_graphs,
     )  # fmt: skip
     with load_progress() as loading:
-        results = measure_throughput(checkpoint, config, work, log=_tell, progress=loading)
+        results = measure_throughput(checkpoint, config, work, log=_report, progress=loading)
     if as_json:
         print(json.dumps({"results": [asdict(result) for result in results]}))
     else:
         print("\n".join(_table(results)))
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

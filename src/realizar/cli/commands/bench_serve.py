@@ -85,7 +85,7 @@ def bench_serve_command(
     with ExitStack() as running:
         running.enter_context(_unwinding_on_termination())
         targets = _start(running, asked, model_file, llama_server, size)
-        runs = compare_servers(targets, work, rounds=rounds, warmup=warmup, timeout_s=timeout_s, log=_tell)
+        runs = compare_servers(targets, work, rounds=rounds, warmup=warmup, timeout_s=timeout_s, log=_report)
     summaries = [summarize(run, objectives) for run in runs]
     print(as_markdown(summaries))
     if json_file is not None:
@@ -115,13 +115,13 @@ def _start(
         raise InvalidRequestError("--llama-server needs --model-file", "model-file")
     ours = replace(asked, name=asked.url)
     if not asked.url and model_file is not None:
-        _tell(f"starting realizar serve {model_file}")
+        _report(f"starting realizar serve {model_file}")
         ours = replace(asked, name="realizar", url=running.enter_context(realizar_server(model_file, size)))
     if not ours.model:
         ours = replace(ours, model=first_model(ours.url, ours.api_key))
     if llama_program is None or model_file is None:
         return [ours]
-    _tell(f"starting {llama_program.name}")
+    _report(f"starting {llama_program.name}")
     address = running.enter_context(llama_server(llama_program, resolve(model_file), size))
     return [ours, replace(asked, name="llama.cpp", url=address, model=first_model(address, None), api_key=None)]
 
@@ -147,5 +147,5 @@ def _title(runs: list[LoadRun], work: Workload) -> str:
     return f"{runs[0].target.model}: {how}, share of all in percent"
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

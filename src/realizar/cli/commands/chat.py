@@ -45,29 +45,29 @@ def chat_command(
     chat = ForChat(read_chat_template(chat_template))
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:
         if llm.device.kind == "cuda" and not quiet:
-            _tell(f"device: {llm.device.label}")
+            _report(f"device: {llm.device.label}")
         speaker = _Speaker(llm)
-        window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _tell)
+        window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _report)
         session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
         history = None
         if sys.stdin.isatty():
             history = LineHistory(None if no_history else history_path())
             history.load()
-            _tell("/help lists the commands, Ctrl-D leaves.")
+            _report("/help lists the commands, Ctrl-D leaves.")
         for line in _lines(history):
             with keys_unseen():
                 _show(session, line)
             if speaker.last is not None:
                 if _hit_the_end(llm, speaker.last):
-                    _tell(f"(cut off: the context of {llm.max_request_tokens} tokens is full)")
+                    _report(f"(cut off: the context of {llm.max_request_tokens} tokens is full)")
                 if not quiet:
-                    _tell(statistics(speaker.last))
+                    _report(statistics(speaker.last))
             speaker.last = None
             if session.finished:
                 return
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     shown = fill(line, get_terminal_size().columns) if sys.stderr.isatty() else line
     print(shown, file=sys.stderr, flush=True)
 
@@ -85,7 +85,7 @@ class _Speaker:
 
     def answer(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
         with self._llm.chat_stream(messages, params) as stream:
-            yield from (piece.text for piece in stream)
+            yield from (delta.text for delta in stream)
             self.last = stream.result()
 
 

@@ -55,14 +55,14 @@ def profile_command(
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     with load_progress() as loading:
-        profile = profile_step(checkpoint, config, work, log=_tell, progress=loading)
+        profile = profile_step(checkpoint, config, work, log=_report, progress=loading)
     if svg is not None:
         title = f"{model} on {profile.device}: {batch} x {tokens} tokens after {context}"
         svg.write_text(profile_svg(profile, title), encoding="utf-8")
     print(json.dumps(asdict(profile)) if as_json else "\n".join(profile_table(profile)))
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -71,7 +71,7 @@ def run_command(
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
         with _start(llm, text, params, system=system, raw=raw) as stream:
             if not as_json:
-                show((piece.text for piece in stream), wrap=not raw)
+                show((delta.text for delta in stream), wrap=not raw)
             output = stream.result()
         if as_json:
             print(json_line(record(output)))
@@ -88,7 +88,7 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
     return [*start, {"role": "user", "content": prompt}]
 
 
-def show(pieces: Iterator[str], *, wrap: bool = True) -> None:
+def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
     """Print pieces as they come, and end the line if they did not.
 
     Args:
@@ -97,11 +97,11 @@ def show(pieces: Iterator[str], *, wrap: bool = True) -> None:
     wrapper = WordWrapper(lambda: get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     last = "\n"
     try:
-        for piece in pieces:
-            if piece:
-                shown = shown_answer(piece)
+        for delta in deltas:
+            if delta:
+                shown = shown_answer(delta)
                 print(shown if wrapper is None else wrapper.feed(shown), end="", flush=True)
-                last = piece[-1]
+                last = delta[-1]
     finally:
         if wrapper is not None:
             print(wrapper.flush(), end="", flush=True)

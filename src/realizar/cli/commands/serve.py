@@ -54,22 +54,22 @@ def serve_command(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
-        _tell(f"warning: {fitting} connections at most, as this process may open few files (ulimit -n)")
+        _report(f"warning: {fitting} connections at most, as this process may open few files (ulimit -n)")
         settings = replace(settings, max_connections=fitting)
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
         url = _url(server.host, listener.getsockname()[1])
         served, running = _prepare(model, server, batching, config, sampling, template)
-        _tell(f"{served.name} is being loaded; {url} answers already")
+        _report(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
-            _tell(f"chat is refused: {NO_CHAT}")
+            _report(f"chat is refused: {NO_CHAT}")
         if not settings.api_keys and not is_loopback(server.host):
-            _tell("warning: no --api-key-file: whoever reaches this machine may use the API")
+            _report("warning: no --api-key-file: whoever reaches this machine may use the API")
 
         def ready(info: EngineInfo) -> None:
             progress.close()
             for line in describe(info, config, served.context_length, batching.max_queued):
-                _tell(line)
-            _tell(f"ready: {url}")
+                _report(line)
+            _report(f"ready: {url}")
 
         return run_server(
             create_app(running, served, settings),
@@ -78,7 +78,7 @@ def serve_command(
             listener,
             loading=progress.enter_context(load_progress()),
             ready=ready,
-            draining=_tell_drain,
+            draining=_report_drain,
         )
 
 
@@ -147,11 +147,11 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
     ]
 
 
-def _tell_drain(num_open: int) -> None:
-    _tell(f"shutting down once open requests have ended ({num_open}); a second signal stops at once")
+def _report_drain(num_open: int) -> None:
+    _report(f"shutting down once open requests have ended ({num_open}); a second signal stops at once")
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 

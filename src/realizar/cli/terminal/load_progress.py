@@ -86,12 +86,12 @@ class _Log:
     """A line for each new stage."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._stages: set[str] = set()
 
     def show(self, text: str) -> None:
         stage = text.rstrip("%0123456789 ")
-        if stage not in self._told:
-            self._told.add(stage)
+        if stage not in self._stages:
+            self._stages.add(stage)
             print(stage, file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -28,9 +28,9 @@ class WordWrapper:
         self._line_start = ""
         self._in_code = self._in_long_word = False
 
-    def feed(self, piece: str) -> str:
+    def feed(self, text: str) -> str:
         """What can be shown now."""
-        return "".join(self._take(char) for char in piece)
+        return "".join(self._take(char) for char in text)
 
     def flush(self) -> str:
         """The word held back, at the end of the text."""

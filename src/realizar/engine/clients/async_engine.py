@@ -162,7 +162,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         client: str = "",
         score_only: bool = False,
-        keep_pieces: bool = True,
+        keep_deltas: bool = True,
     ) -> AsyncStream:
         """Queue a request; returns once the engine has it. Close the stream, whatever happens.
 
@@ -173,7 +173,7 @@ class AsyncEngine:
             cache_salt: cached blocks are shared only under the same one.
             client: whose request it is, as of `Request`.
             score_only: generate nothing; for `prompt_logprobs` alone.
-            keep_pieces: whether its pieces will be iterated, and not `result` alone read.
+            keep_deltas: whether its pieces will be iterated, and not `result` alone read.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run.
@@ -190,7 +190,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             client=client,
         )
-        return await self._submit(request, prompt, keep_pieces=keep_pieces)
+        return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
     async def embed(
         self, prompt_token_ids: Sequence[int], pooling: Pooling | None = None, *, request_id: str | None = None
@@ -202,7 +202,7 @@ class AsyncEngine:
         self._check_room(1)
         pooling = pooling or self.pooling or "last"
         request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling)
-        async with await self._submit(request, None, keep_pieces=False) as stream:
+        async with await self._submit(request, None, keep_deltas=False) as stream:
             output = await stream.result()
         if output.pooled is None:
             raise RealizarError("the engine gave no vector")
@@ -308,12 +308,12 @@ class AsyncEngine:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _submit(self, request: Request, prompt: str | None, *, keep_pieces: bool) -> AsyncStream:
+    async def _submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
         """Queue a request; one of which engines may have died waits until it may run, or is refused."""
         release = await self._requests.suspects.admit(request)
         try:
             self._check_room(request.sampling.n)
-            stream = await self._requests.submit(request, prompt, keep_pieces=keep_pieces)
+            stream = await self._requests.submit(request, prompt, keep_deltas=keep_deltas)
         except BaseException:
             release()
             raise

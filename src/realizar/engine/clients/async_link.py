@@ -59,7 +59,7 @@ class ThreadLink:
 
     def __init__(self, load: Callable[[LoadProgress], EngineCore]) -> None:
         self._load = load
-        self._engine = EngineLoop(self._tell)
+        self._engine = EngineLoop(self._report)
         self._thread = threading.Thread(target=self._run, name="realizar-engine", daemon=True)
         self._listener: LinkListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,7 +73,7 @@ class ThreadLink:
     def send(self, command: Command) -> None:
         """See `EngineLink`."""
         if isinstance(command, Ping):
-            self._tell(Pong(command.ticket, self._engine.step_age_s))
+            self._report(Pong(command.ticket, self._engine.step_age_s))
         else:
             self._engine.post(command)
 
@@ -85,9 +85,9 @@ class ThreadLink:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        self._engine.run(lambda: self._load(lambda what, share: self._tell(Loading(what, share))))
+        self._engine.run(lambda: self._load(lambda what, share: self._report(Loading(what, share))))
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, event)
 

@@ -69,12 +69,12 @@ class OpenRequests:
         """Seconds in which so many choices will have ended, at the pace of late: whole, 1 to 60."""
         return float(min(max(math.ceil(self._end_interval_s * num_before), 1), 60))
 
-    async def submit(self, request: Request, prompt: str | None, *, keep_pieces: bool) -> AsyncStream:
+    async def submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
         """Send a request and wait until the engine has queued it. Raises what the engine refuses it with."""
         request_id = request.request_id
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use", "request_id")
-        stream = AsyncStream(request_id, lambda: self._abort(request_id), keep_pieces=keep_pieces)
+        stream = AsyncStream(request_id, lambda: self._abort(request_id), keep_deltas=keep_deltas)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor.add(request, prompt)
         self._open[request_id] = _Open(stream, request, accepted)
@@ -112,7 +112,7 @@ class OpenRequests:
     @property
     def may_be_to_blame(self) -> bool:
         """Whether the engine has a request that it may die of: one that is open, or was aborted a short while ago."""
-        return bool(self._open) or self.suspects.num_left > 0
+        return bool(self._open) or self.suspects.num_aborted > 0
 
     def suspect_all(self) -> None:
         """The engine died, and a request that is open or was just aborted may be why."""
@@ -120,7 +120,7 @@ class OpenRequests:
 
     def fail(self, error: RealizarError) -> None:
         """End every open request: the engine that had them is gone."""
-        self.suspects.forget_left()
+        self.suspects.forget_aborted()
         for request_id in list(self._open):
             self._end(request_id, error)
 
@@ -144,14 +144,14 @@ class OpenRequests:
             request = self._open[delta.request_id].request
             self.suspects.clear(request)
             if isinstance(delta.stop_reason, str):  # found here: the engine goes on until it hears of it
-                self.suspects.note_left(request)
+                self.suspects.note_aborted(request)
             self._forget(delta.request_id)
             stream.end(whole)
 
     def _abort(self, request_id: str, error: RealizarError | None = None) -> None:
         if request_id in self._open:
             self._send(Abort(request_id))
-            self.suspects.note_left(self._open[request_id].request)
+            self.suspects.note_aborted(self._open[request_id].request)
             self._end(request_id, error or RealizarError("the request was closed"))
 
     def _end(self, request_id: str, error: RealizarError) -> None:

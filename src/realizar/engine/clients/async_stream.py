@@ -18,9 +18,9 @@ class AsyncStream:
     Pieces that came while the reader was away are given out as one per choice: a slow reader gets fewer, larger ones.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[], None], *, keep_pieces: bool = True) -> None:
+    def __init__(self, request_id: str, abort: Callable[[], None], *, keep_deltas: bool = True) -> None:
         self.request_id = request_id
-        self._keep_pieces = keep_pieces
+        self._keep_deltas = keep_deltas
         self._abort = abort
         self._pending: dict[int, list[ChoiceDelta]] = {}
         self._news = asyncio.Event()
@@ -74,7 +74,7 @@ class AsyncStream:
 
     def take_in(self, delta: ChoiceDelta) -> None:
         """For the engine: a piece has come."""
-        if self._keep_pieces:
+        if self._keep_deltas:
             self._pending.setdefault(delta.choice, []).append(delta)
             self._news.set()
 

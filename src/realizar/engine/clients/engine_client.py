@@ -31,10 +31,10 @@ _IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make
 class RequestStream:
     """One open request. Iterate for its pieces, then read `result`; leave it as a context manager, or call `close`."""
 
-    def __init__(self, client: EngineClient, request_id: str, keep_pieces: bool) -> None:
+    def __init__(self, client: EngineClient, request_id: str, keep_deltas: bool) -> None:
         self._client = client
-        self._keep_pieces = keep_pieces
-        self._pieces: deque[ChoiceDelta] = deque()
+        self._keep_deltas = keep_deltas
+        self._deltas: deque[ChoiceDelta] = deque()
         self._output: RequestOutput | None = None
         self._error: RealizarError | None = None
         self.request_id = request_id
@@ -46,8 +46,8 @@ class RequestStream:
             EngineDeadError: the engine stopped.
         """
         while True:
-            while self._pieces:
-                yield self._pieces.popleft()
+            while self._deltas:
+                yield self._deltas.popleft()
             if self.done:
                 break
             self._client.drive(self)
@@ -62,7 +62,7 @@ class RequestStream:
     @property
     def has_news(self) -> bool:
         """Whether waiting is over: a piece is there, or the end."""
-        return bool(self._pieces) or self.done
+        return bool(self._deltas) or self.done
 
     def result(self) -> RequestOutput:
         """Wait for the whole request.
@@ -91,8 +91,8 @@ class RequestStream:
 
     def take_in(self, delta: ChoiceDelta) -> None:
         """For the client: a piece has come."""
-        if self._keep_pieces:
-            self._pieces.append(delta)
+        if self._keep_deltas:
+            self._deltas.append(delta)
 
     def end(self, output: RequestOutput | None, error: RealizarError | None = None) -> None:
         """For the client: nothing more will come."""
@@ -126,14 +126,14 @@ class EngineClient:
         *,
         prompt: str | None = None,
         score_only: bool = False,
-        keep_pieces: bool = True,
+        keep_deltas: bool = True,
     ) -> RequestStream:
         """Queue a request; it runs while somebody waits for it or for another.
 
         Args:
             prompt: text of the prompt, for the output.
             score_only: generate nothing; for `prompt_logprobs` alone.
-            keep_pieces: whether its pieces will be iterated, and not `result` alone read.
+            keep_deltas: whether its pieces will be iterated, and not `result` alone read.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run.
@@ -150,7 +150,7 @@ class EngineClient:
             score_only=score_only,
         )
         self._prepare_grammar(request)
-        stream = RequestStream(self, request.request_id, keep_pieces)
+        stream = RequestStream(self, request.request_id, keep_deltas)
         with interrupts_deferred(), self._lock:
             if self._death is not None:
                 raise EngineDeadError(self._death)

@@ -36,7 +36,7 @@ class GrowingText(Protocol):
 @dataclass(slots=True)
 class _Choice:
     text: GrowingText
-    pieces: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -111,7 +111,7 @@ class OutputProcessor:
             outputs=tuple(
                 CompletionOutput(
                     index=index,
-                    text="".join(choice.pieces),
+                    text="".join(choice.texts),
                     token_ids=tuple(choice.token_ids),
                     finish_reason=choice.finish_reason or "stop",
                     logprobs=None if sampling.logprobs is None else tuple(choice.logprobs),
@@ -131,30 +131,30 @@ class OutputProcessor:
         )
 
     def _take_in(self, choice: _Choice, output: TokenOutput, num_cached_tokens: int) -> ChoiceDelta:
-        pieces: list[str] = []
+        texts: list[str] = []
         taken = len(output.token_ids)
         finish_reason, stop_reason = output.finish_reason, output.stop_token_id
         stop_string: str | None = None
         text_ids = output.token_ids if output.stop_token_id is None else output.token_ids[:-1]
         for count, token_id in enumerate(text_ids, start=1):
-            pieces.append(choice.text.add(token_id))
+            texts.append(choice.text.add(token_id))
             stop_string = choice.text.stop_string
             if stop_string is not None:
                 taken, finish_reason = count, "stop"
                 break
         if finish_reason is not None and stop_string is None:
-            pieces.append(choice.text.finish())
+            texts.append(choice.text.finish())
         delta = ChoiceDelta(
             request_id=output.request_id,
             choice=output.choice,
-            text="".join(pieces),
+            text="".join(texts),
             token_ids=output.token_ids[:taken],
             logprobs=output.logprobs[:taken],
             finish_reason=finish_reason,
             stop_reason=stop_reason if stop_string is None else stop_string,
             num_cached_tokens=num_cached_tokens,
         )
-        choice.pieces.append(delta.text)
+        choice.texts.append(delta.text)
         choice.token_ids.extend(delta.token_ids)
         choice.logprobs.extend(delta.logprobs)
         choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason

@@ -29,8 +29,8 @@ REFUSED = 3  # points with which it does not run
 _MOST = 4096  # contents remembered
 _MOST_WAITING = 64
 _MEMORY_S = 600.0
-_MOST_LEFT = 4096  # requests remembered that were aborted of late
-_LEFT_S = 30.0  # an engine may still be at work on a request for so long after its client left
+_MAX_ABORTED = 4096  # requests remembered that were aborted of late
+_ABORTED_S = 30.0  # an engine may still be at work on a request for so long after its client left
 
 
 def fingerprint(request: Request) -> bytes:
@@ -51,7 +51,7 @@ class Suspects:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._points: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # and when the last came, oldest first
-        self._left: deque[tuple[bytes, float]] = deque(maxlen=_MOST_LEFT)  # and when, oldest first
+        self._aborted: deque[tuple[bytes, float]] = deque(maxlen=_MAX_ABORTED)  # and when, oldest first
         self._apart = asyncio.Lock()
         self._num_waiting = 0
 
@@ -59,27 +59,27 @@ class Suspects:
         return len(self._points)
 
     @property
-    def num_left(self) -> int:
+    def num_aborted(self) -> int:
         """Requests that were aborted of late, of which the engine that runs may still die."""
-        oldest_s = self._clock() - _LEFT_S
-        while self._left and self._left[0][1] < oldest_s:
-            self._left.popleft()
-        return len(self._left)
+        oldest_s = self._clock() - _ABORTED_S
+        while self._aborted and self._aborted[0][1] < oldest_s:
+            self._aborted.popleft()
+        return len(self._aborted)
 
-    def note_left(self, request: Request) -> None:
+    def note_aborted(self, request: Request) -> None:
         """A request was aborted while the engine may be at work on it."""
-        self._left.append((fingerprint(request), self._clock()))
+        self._aborted.append((fingerprint(request), self._clock()))
 
-    def forget_left(self) -> None:
+    def forget_aborted(self) -> None:
         """The engine is gone: the next one never had those that left."""
-        self._left.clear()
+        self._aborted.clear()
 
     def note_death(self, requests: Collection[Request]) -> None:
         """An engine died while these were open. Copies of one request count once: one death says no more of them."""
         now = self._clock()
-        num_suspects = len(requests) + self.num_left
-        keys = [*map(fingerprint, requests), *(key for key, _ in self._left)]
-        self.forget_left()
+        num_suspects = len(requests) + self.num_aborted
+        keys = [*map(fingerprint, requests), *(key for key, _ in self._aborted)]
+        self.forget_aborted()
         for key in dict.fromkeys(keys):
             points = self._points.pop(key, (0, now))[0] + (APART if num_suspects == 1 else 1)
             self._points[key] = points, now

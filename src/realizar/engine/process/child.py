@@ -25,7 +25,7 @@ _LAST_WORDS_S = 0.5  # a dead process's status comes at once; one that only clos
 
 
 @dataclass(frozen=True, slots=True)
-class Vigilance:
+class LivenessPolicy:
     """When an engine counts as dead, and how often another one is tried.
 
     Attributes:
@@ -124,9 +124,9 @@ class EngineChild(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(command))
 
-    async def watch(self, vigilance: Vigilance) -> ChildEnd:
+    async def watch(self, liveness: LivenessPolicy) -> ChildEnd:
         """Wait until the engine has ended, or is to be taken for dead."""
-        pings = asyncio.create_task(self._ping(vigilance))
+        pings = asyncio.create_task(self._ping(liveness))
         try:
             error = await asyncio.shield(self._ended)
         finally:
@@ -192,16 +192,16 @@ class EngineChild(asyncio.Protocol):
         if not self._ended.done():
             self._ended.set_result(error)
 
-    async def _ping(self, vigilance: Vigilance) -> None:
+    async def _ping(self, liveness: LivenessPolicy) -> None:
         """Missed questions are counted, and not the time: this process may itself have been held up."""
-        interval_s = vigilance.ping_interval_s
+        interval_s = liveness.ping_interval_s
         while True:
-            most = vigilance.max_missed_pings if self._heard else vigilance.start_limit_s / interval_s
+            most = liveness.max_missed_pings if self._heard else liveness.start_limit_s / interval_s
             if self._missed_pings >= most:
                 self._end(EngineDeadError(f"the engine has not answered {self._missed_pings} questions in a row"))
-            if self._missed_pings >= min(most, vigilance.max_stopped_pings) and self._is_stopped():
+            if self._missed_pings >= min(most, liveness.max_stopped_pings) and self._is_stopped():
                 self._end(EngineDeadError("the engine's process is stopped"))
-            if self._step_s > vigilance.step_limit_s:
+            if self._step_s > liveness.step_limit_s:
                 self._end(EngineDeadError(f"a step of the engine has run for {self._step_s:.0f} s"))
             self._missed_pings += 1
             self.send(Ping(next(self._tickets)))

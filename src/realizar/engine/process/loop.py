@@ -52,8 +52,8 @@ class EngineLoop:
         tell: called with every event on the thread that runs the loop.
     """
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Event], None]) -> None:
+        self._report = report
         self._inbox: deque[Command | _Compiled] = deque()
         self._news = threading.Condition()
         self._step_started_s: float | None = None
@@ -83,16 +83,16 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the engine must hear of it
             if not isinstance(error, RealizarError):
                 _LOG.exception("loading failed")
-            self._tell(Failed(record_error(error)))
+            self._report(Failed(record_error(error)))
             return
         try:
-            self._tell(Ready(_describe(core)))
+            self._report(Ready(_describe(core)))
             self._obey(core)
         except EngineDeadError as error:
-            self._tell(Failed(record_error(error)))
+            self._report(Failed(record_error(error)))
         except Exception as error:  # noqa: BLE001 - as above
             _LOG.exception("the engine's loop failed")
-            self._tell(Failed(record_error(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))))
+            self._report(Failed(record_error(EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}"))))
         finally:
             core.close()
 
@@ -129,7 +129,7 @@ class EngineLoop:
         if outputs:
             for output in outputs:
                 self._count(output)
-            self._tell(Outputs(tuple(outputs)))
+            self._report(Outputs(tuple(outputs)))
 
     def _count(self, output: TokenOutput) -> None:
         self._generation_tokens += len(output.token_ids)
@@ -139,8 +139,8 @@ class EngineLoop:
     def _compile(self, core: EngineCore, command: Add) -> None:
         """Have the grammar of a request compiled beside the steps; then add the request."""
         request = command.request
-        leave = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
-        self._compiling[request.request_id] = command, leave
+        cancel = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
+        self._compiling[request.request_id] = command, cancel
 
     def _add(self, core: EngineCore, command: Add) -> None:
         """Queue a request, or have its grammar compiled first."""
@@ -155,10 +155,10 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - what one request asks for is not the others' trouble
             if not isinstance(error, RealizarError):
                 _LOG.exception("%s could not be queued", request.request_id)
-            self._tell(Refused(request.request_id, record_error(error)))
+            self._report(Refused(request.request_id, record_error(error)))
             return
         self._prompts[request.request_id] = request.num_prompt_tokens
-        self._tell(Accepted(request.request_id))
+        self._report(Accepted(request.request_id))
 
     def _handle(self, core: EngineCore, command: Command | _Compiled) -> None:
         if isinstance(command, _Compiled):
@@ -168,14 +168,14 @@ class EngineLoop:
         elif isinstance(command, Abort):
             core.abort(command.request_id, command.choice)
             if command.choice is None:
-                _, leave = self._compiling.pop(command.request_id, (None, None))
-                if leave is not None:
-                    leave()
+                _, cancel = self._compiling.pop(command.request_id, (None, None))
+                if cancel is not None:
+                    cancel()
                 self._prompts.pop(command.request_id, None)
         elif isinstance(command, AskStats):
-            self._tell(StatsAnswer(command.ticket, self._stats(core)))
+            self._report(StatsAnswer(command.ticket, self._stats(core)))
         elif isinstance(command, AskAudit):
-            self._tell(AuditAnswer(command.ticket, _audit(core)))
+            self._report(AuditAnswer(command.ticket, _audit(core)))
 
     def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
         request_id = compiled.add.request.request_id
@@ -186,7 +186,7 @@ class EngineLoop:
         if compiled.error is None:
             self._add(core, compiled.add)
         else:
-            self._tell(Refused(request_id, record_error(compiled.error)))
+            self._report(Refused(request_id, record_error(compiled.error)))
 
     def _stats(self, core: EngineCore) -> EngineStats:
         counts, blocks, memory = core.counts, core.block_counts, core.device_memory

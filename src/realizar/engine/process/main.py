@@ -62,18 +62,18 @@ class EngineProcess:
         self._connection, self._max_frame_bytes = connection, max_frame_bytes
         self._sending = threading.Lock()
         self._failed = False
-        self._loop = EngineLoop(self._tell)
+        self._loop = EngineLoop(self._report)
         self._load_command: Load | None = None
         self._may_load = threading.Event()
 
     def run(self, loader: Loader) -> int:
         """Obey until told to shut down; the exit status."""
         threading.Thread(target=self._receive, name="engine-inbox", daemon=True).start()
-        self._tell(Loading("starting", 0.0))
+        self._report(Loading("starting", 0.0))
         self._may_load.wait()
         command = self._load_command
         if command is not None:
-            self._loop.run(lambda: loader(command, lambda what, share: self._tell(Loading(what, share))))
+            self._loop.run(lambda: loader(command, lambda what, share: self._report(Loading(what, share))))
         return int(self._failed)
 
     def _receive(self) -> None:
@@ -93,7 +93,7 @@ class EngineProcess:
 
     def _sort(self, command: Command) -> None:
         if isinstance(command, Ping):
-            self._tell(Pong(command.ticket, self._loop.step_age_s))
+            self._report(Pong(command.ticket, self._loop.step_age_s))
         elif isinstance(command, Load):
             logging.getLogger("realizar").setLevel(command.log_level)  # numba would drown all else
             self._load_command = command
@@ -101,7 +101,7 @@ class EngineProcess:
         else:
             self._loop.post(command)
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         """Send an event; waits while the reader is behind, which bounds what is on its way."""
         self._failed |= isinstance(event, Failed)
         try:
@@ -124,9 +124,9 @@ class EngineProcess:
         except FrameError as error:
             _LOG.warning("request %s ended: %s", output.request_id, error)
             self._loop.post(Abort(output.request_id))
-            told = RowError("a step's results for the request are too large to be sent", "request")
+            refusal = RowError("a step's results for the request are too large to be sent", "request")
             times = output.scheduled_s, output.produced_s
-            return encode_frame(Outputs((TokenOutput(output.request_id, output.choice, (), *times, error=told),)))
+            return encode_frame(Outputs((TokenOutput(output.request_id, output.choice, (), *times, error=refusal),)))
 
 
 def run_process(descriptor: int, loader: Loader = load_model) -> int:

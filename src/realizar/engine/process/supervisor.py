@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.process.child import ChildEnd, EngineChild, Vigilance
+from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
 from realizar.engine.process.messages import Command, Event, Load, Ready
 from realizar.engine.process.transport import FrameError
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
@@ -30,7 +30,7 @@ class ProcessLink:
 
     Args:
         load: the model and how to run it.
-        vigilance: when to give up on an engine, and on engines.
+        liveness: when to give up on an engine, and on engines.
         command: what to start; the descriptor of its socket is appended.
         files: of the model, where they are known.
     """
@@ -38,12 +38,12 @@ class ProcessLink:
     def __init__(
         self,
         load: Load,
-        vigilance: Vigilance | None = None,
+        liveness: LivenessPolicy | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         files: ModelFiles | None = None,
     ) -> None:
         self._load, self._files = load, files
-        self._vigilance = vigilance or Vigilance()
+        self._liveness = liveness or LivenessPolicy()
         self._command = tuple(command)
         self._child: EngineChild | None = None
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class ProcessLink:
                 await task
         child, self._child = self._child, None
         if child is not None:
-            await child.stop(0.0 if at_once else self._vigilance.shutdown_s)
+            await child.stop(0.0 if at_once else self._liveness.shutdown_s)
 
     async def _supervise(self, listener: LinkListener) -> None:
         crashes = deaths = 0
@@ -84,16 +84,16 @@ class ProcessLink:
             end = await self._run_one(listener)
             touched = self._files is not None and self._files.signature() != before
             fault = await self._fault(end) if self._was_ready else None
-            if end.ready_s is not None and end.ready_s >= self._vigilance.steady_s:
+            if end.ready_s is not None and end.ready_s >= self._liveness.steady_s:
                 crashes = deaths = 0
             deaths += 1
             crashes += not listener.may_be_to_blame and fault is None
             error: RealizarError | None = None
             if end.reported and not self._was_ready:
                 error = end.error
-            elif crashes >= self._vigilance.max_crashes:
+            elif crashes >= self._liveness.max_crashes:
                 error = EngineDeadError(f"the engine died {crashes} times in a row, the last time so: {end.error}")
-            delay_s = min(self._vigilance.first_delay_s * 2 ** min(deaths - 1, 30), self._vigilance.longest_delay_s)
+            delay_s = min(self._liveness.first_delay_s * 2 ** min(deaths - 1, 30), self._liveness.longest_delay_s)
             if error is None:
                 _LOG.error("%s; another one is started %s", end.error, _when(delay_s, fault))
             listener.lost(error or end.error, restarting=error is None, blame=not touched and fault is None)
@@ -129,7 +129,7 @@ class ProcessLink:
         before = self._files.signature()
         until_s = time.monotonic() + delay_s
         while True:
-            await asyncio.sleep(self._vigilance.file_poll_s)
+            await asyncio.sleep(self._liveness.file_poll_s)
             changed = self._files.signature() != before
             seen = await self._file_fault()
             if seen is None and (changed or time.monotonic() >= until_s):
@@ -154,7 +154,7 @@ class ProcessLink:
         except OSError as error:
             return ChildEnd(EngineDeadError(f"no engine process could be started: {error}"), False, None)
         self.send(self._load)
-        return await child.watch(self._vigilance)
+        return await child.watch(self._liveness)
 
 
 def _when(delay_s: float, fault: str | None) -> str:

@@ -53,7 +53,7 @@ class Connections:
         self._idle[connection] = None
         return True
 
-    def may_be_told(self, connection: Closable) -> bool:
+    def may_be_refused(self, connection: Closable) -> bool:
         """Whether a connection that was not taken in may stay for the moment that being told so takes; few may."""
         if len(self._refused) >= _MAX_REFUSED:
             return False

@@ -11,31 +11,31 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 
-class ClientLeftError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed the connection before its answer was ready; nobody reads what is sent."""
 
 
-async def wait_for_leave(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return once the client has gone. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The work's result.
 
     Raises:
-        ClientLeftError: the client left first; the work has been cancelled, and has ended.
+        ClientDisconnectedError: the client left first; the work has been cancelled, and has ended.
     """
     task = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(wait_for_leave(receive))
+    disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
-        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientLeftError
+            raise ClientDisconnectedError
         return task.result()
     finally:
         task.cancel()
-        leaving.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
         del task  # or an error, its traceback and this frame would hold each other, and the request

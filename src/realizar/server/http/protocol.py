@@ -49,7 +49,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self.table.enter(self, self.client[0] if self.client else ""):
             self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
             return
-        if not self.table.may_be_told(self):
+        if not self.table.may_be_refused(self):
             transport.abort()
             return
         self._refuse(

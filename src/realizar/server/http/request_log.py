@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
-from realizar.server.http.disconnects import ClientLeftError
+from realizar.server.http.disconnects import ClientDisconnectedError
 
 _LOG = logging.getLogger("realizar.access")
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -46,13 +46,13 @@ class RequestLogMiddleware:
 
         try:
             await self._app(scope, receive, send_noting)
-        except ClientLeftError:
-            state["left"] = True
+        except ClientDisconnectedError:
+            state["disconnected"] = True
         except Exception as error:  # noqa: BLE001 - the last door: nothing of it may reach the client
-            told = to_api_error(error)
-            state["error_code"] = told.code
+            api_error = to_api_error(error)
+            state["error_code"] = api_error.code
             if not status:
-                await told.response()(scope, receive, send_noting)
+                await api_error.response()(scope, receive, send_noting)
         finally:
             if self._enabled:
                 _write_line(scope, status, time.monotonic() - started_s)
@@ -67,7 +67,7 @@ def _request_id(scope: Scope) -> str:
 
 def _write_line(scope: Scope, status: int, duration_s: float) -> None:
     state = scope["state"]
-    left = state.get("left", False)
+    disconnected = state.get("disconnected", False)
     notes = " ".join(
         f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
         for name, value in state["notes"].items()
@@ -80,7 +80,7 @@ def _write_line(scope: Scope, status: int, duration_s: float) -> None:
         "%s %s %s %.3fs id=%s%s%s",
         scope["method"],
         ascii(scope["path"])[1:-1][:200],
-        "left" if left else status,
+        "disconnected" if disconnected else status,
         duration_s,
         state["request_id"],
         f" {notes}" if notes else "",

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
-from realizar.server.http.disconnects import wait_for_leave
+from realizar.server.http.disconnects import wait_for_disconnect
 
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
@@ -42,18 +42,18 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._lock, self._started, self._idle = send, asyncio.Lock(), False, True
         sending = asyncio.ensure_future(self._send_all(scope, receive))
-        leaving = asyncio.ensure_future(wait_for_leave(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         pinging = asyncio.ensure_future(self._ping())
         try:
-            await asyncio.wait((sending, leaving, pinging), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, disconnect, pinging), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             else:
-                scope["state"]["left"] = True
+                scope["state"]["disconnected"] = True
         finally:
-            for task in (sending, leaving, pinging):
+            for task in (sending, disconnect, pinging):
                 task.cancel()
-            await asyncio.gather(sending, leaving, pinging, return_exceptions=True)
+            await asyncio.gather(sending, disconnect, pinging, return_exceptions=True)
             del sending  # or an error, its traceback and this frame would hold each other
 
     async def _send_all(self, scope: Scope, receive: Receive) -> None:
@@ -62,13 +62,13 @@ class EventStream(Response):
                 await self._write(b"data: " + _encoder.encode(record) + b"\n\n")
             await self._write(_DONE, more=False)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, in the form that fits
-            told = to_api_error(error)
-            scope["state"]["error_code"] = told.code
+            api_error = to_api_error(error)
+            scope["state"]["error_code"] = api_error.code
             if self._started:
-                await self._write(b"data: " + _encoder.encode(told.body()) + b"\n\n", more=False)
+                await self._write(b"data: " + _encoder.encode(api_error.body()) + b"\n\n", more=False)
             else:
                 self._started = True
-                await told.response()(scope, receive, self._send)
+                await api_error.response()(scope, receive, self._send)
         finally:
             await self._records.aclose()
 

@@ -89,7 +89,9 @@ class TraceMiddleware:
             if name in _ATTRIBUTES:
                 span.set_attribute(_ATTRIBUTES[name], value)
         code = state.get("error_code")
-        if code is not None or status >= 500 or state.get("left"):
-            span.set_attribute("error.type", code or ("client_left" if state.get("left") else str(status)))
+        if code is not None or status >= 500 or state.get("disconnected"):
+            span.set_attribute(
+                "error.type", code or ("client_disconnected" if state.get("disconnected") else str(status))
+            )
         if status >= 500:
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR))

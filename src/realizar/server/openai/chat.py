@@ -13,11 +13,11 @@ from starlette.responses import Response
 from realizar.outputs import TokenLogprobs
 from realizar.server.api import Api, api_of, compute, new_id, note, now_s
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_left
+from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.openai.chat_plan import ChatPlan, plan_chat
-from realizar.server.openai.chat_run import ChatPiece, ChatRun
+from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.chat_stream import ChatStreamer
 from realizar.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from realizar.server.protocol.answers import (
@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
         streamer = ChatStreamer(api, record, plan, run, names, request_id)
         chunks = streamer.chunks(lambda **notes: note(request, **notes))
         return EventStream(chunks, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await unless_left(request.receive, _whole(api, record, plan, run, names, request_id))
+    answer = await unless_disconnected(request.receive, _whole(api, record, plan, run, names, request_id))
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -61,18 +61,18 @@ class _Choice:
     finish_reason: FinishReason = "stop"
     stop_reason: str | int | None = None
 
-    def take_in(self, piece: ChatPiece) -> None:
-        for delta in piece.deltas:
-            match delta:
+    def take_in(self, delta: AnswerDelta) -> None:
+        for part in delta.parsed:
+            match part:
                 case ContentDelta(text):
                     self.content.append(text)
                 case ReasoningDelta(text):
                     self.reasoning.append(text)
                 case ToolCallDelta():
-                    self._take_in_call(delta)
-        self.logprobs.extend(piece.source.logprobs)
-        if piece.finish_reason is not None:
-            self.finish_reason, self.stop_reason = piece.finish_reason, piece.source.stop_reason
+                    self._take_in_call(part)
+        self.logprobs.extend(delta.source.logprobs)
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.source.stop_reason
 
     def _take_in_call(self, delta: ToolCallDelta) -> None:
         if delta.index == len(self.calls):
@@ -92,9 +92,9 @@ async def _whole(
     api: Api, record: ChatCompletionRequest, plan: ChatPlan, run: ChatRun, names: TokenNames, request_id: str
 ) -> Answer:
     choices = [_Choice() for _ in range(plan.sampling.n)]
-    async with aclosing(run.pieces()) as pieces:
-        async for piece in pieces:
-            choices[piece.index].take_in(piece)
+    async with aclosing(run.deltas()) as deltas:
+        async for delta in deltas:
+            choices[delta.index].take_in(delta)
     wanted = plan.sampling.prompt_logprobs
     scored = run.output.prompt_logprobs if run.output is not None else None
     return Answer(

@@ -10,7 +10,7 @@ from typing import Any
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
-from realizar.server.api import Api, pieces_of, timing_notes
+from realizar.server.api import Api, deltas_of, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.http.request_memory import RequestLease
 from realizar.server.openai.chat_plan import ChatPlan
@@ -20,11 +20,11 @@ from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPiece:
-    """What one choice gained, taken apart; `finish_reason` with its last piece."""
+class AnswerDelta:
+    """The parsed output that one choice gained; `finish_reason` is set on its last delta."""
 
     index: int
-    deltas: list[ParsedDelta]
+    parsed: list[ParsedDelta]
     source: ChoiceDelta
     finish_reason: FinishReason | None
 
@@ -59,8 +59,8 @@ class ChatRun:
         cached = {} if self._num_cached_tokens is None else {"cached": self._num_cached_tokens}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
 
-    async def pieces(self) -> AsyncGenerator[ChatPiece]:
-        """The pieces of all choices, as they come. The request ends when the reader stops.
+    async def deltas(self) -> AsyncGenerator[AnswerDelta]:
+        """The deltas of all choices, as they come. The request ends when its consumer stops.
 
         Raises:
             RealizarError: the engine refused it, or stopped.
@@ -78,28 +78,28 @@ class ChatRun:
                 cache_salt=self._request.cache_salt,
                 client=self._lease.client,
             )
-            async with aclosing(self._counted(stream)) as pieces:
-                async for piece in pieces:
-                    if piece.choice in self._open:
-                        yield self._take_in(piece)
+            async with aclosing(self._counted(stream)) as deltas:
+                async for delta in deltas:
+                    if delta.choice in self._open:
+                        yield self._take_in(delta)
         with suppress(RealizarError):  # closed before its end: the answers were complete
             self.output = await stream.result()
 
     def _counted(self, stream: AsyncStream) -> AsyncGenerator[ChoiceDelta]:
         top = self._plan.top_logprobs or 0
-        return pieces_of(stream, self._api.metrics, self._lease, top, lambda: not self._open)
+        return deltas_of(stream, self._api.metrics, self._lease, top, lambda: not self._open)
 
-    def _take_in(self, piece: ChoiceDelta) -> ChatPiece:
-        parser = self._parsers[piece.choice]
-        self.num_completion_tokens += len(piece.token_ids)
-        self._num_cached_tokens = max(self._num_cached_tokens or 0, piece.num_cached_tokens)
-        deltas = parser.feed(piece.text)
+    def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:
+        parser = self._parsers[delta.choice]
+        self.num_completion_tokens += len(delta.token_ids)
+        self._num_cached_tokens = max(self._num_cached_tokens or 0, delta.num_cached_tokens)
+        parsed = parser.feed(delta.text)
         finish: FinishReason | None = None
         if parser.ended:
             finish = "tool_calls"
-        elif piece.finish_reason is not None:
-            deltas += parser.finish()
-            finish = "tool_calls" if parser.num_calls and piece.finish_reason == "stop" else piece.finish_reason
+        elif delta.finish_reason is not None:
+            parsed += parser.finish()
+            finish = "tool_calls" if parser.num_calls and delta.finish_reason == "stop" else delta.finish_reason
         if finish is not None:
-            self._open.discard(piece.choice)
-        return ChatPiece(piece.choice, deltas, piece, finish)
+            self._open.discard(delta.choice)
+        return AnswerDelta(delta.choice, parsed, delta, finish)

@@ -9,15 +9,15 @@ from msgspec import UNSET, UnsetType
 
 from realizar.server.api import Api, now_s
 from realizar.server.openai.chat_plan import ChatPlan
-from realizar.server.openai.chat_run import ChatPiece, ChatRun
+from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.logprobs import TokenNames, chat_logprobs
 from realizar.server.protocol.answers import (
     Answer,
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
+    ChatToolCallDelta,
     FunctionCall,
-    ToolCallPiece,
     Usage,
 )
 from realizar.server.protocol.chat import ChatCompletionRequest
@@ -47,9 +47,9 @@ class ChatStreamer:
     async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
         """All chunks. Args: note: leaves figures for the log."""
         try:
-            async with aclosing(self._run.pieces()) as pieces:
-                async for piece in pieces:
-                    for choice in self._choices(piece):
+            async with aclosing(self._run.deltas()) as deltas:
+                async for delta in deltas:
+                    for choice in self._choices(delta):
                         yield self._chunk([choice], self._usage_so_far())
             if self._last_usage:
                 yield self._chunk([], self._run.usage)
@@ -72,25 +72,27 @@ class ChatStreamer:
             usage=usage,
         )
 
-    def _choices(self, piece: ChatPiece) -> Iterator[ChatChunkChoice]:
+    def _choices(self, gained: AnswerDelta) -> Iterator[ChatChunkChoice]:
         logprobs: ChatLogprobs | None = None
-        if self._plan.top_logprobs is not None and piece.source.logprobs:
-            logprobs = chat_logprobs(piece.source.logprobs, self._names, self._plan.top_logprobs)
-        deltas = [made for delta in piece.deltas if (made := self._delta(delta)) is not None]
-        first = piece.index not in self._started
+        if self._plan.top_logprobs is not None and gained.source.logprobs:
+            logprobs = chat_logprobs(gained.source.logprobs, self._names, self._plan.top_logprobs)
+        deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
+        first = gained.index not in self._started
         if not deltas and (first or logprobs is not None):
             deltas = [ChatDelta(content="")]
         if first:
-            self._started.add(piece.index)
+            self._started.add(gained.index)
             deltas[0].role = "assistant"
             if deltas[0].content is UNSET and deltas[0].tool_calls is not UNSET:
                 deltas[0].content = None
         for delta in deltas:
-            yield ChatChunkChoice(piece.index, delta, None, logprobs)
+            yield ChatChunkChoice(gained.index, delta, None, logprobs)
             logprobs = None
-        if piece.finish_reason is not None:
-            stop = piece.source.stop_reason
-            yield ChatChunkChoice(piece.index, ChatDelta(), piece.finish_reason, None, UNSET if stop is None else stop)
+        if gained.finish_reason is not None:
+            stop = gained.source.stop_reason
+            yield ChatChunkChoice(
+                gained.index, ChatDelta(), gained.finish_reason, None, UNSET if stop is None else stop
+            )
 
     def _delta(self, delta: ParsedDelta) -> ChatDelta | None:
         match delta:
@@ -102,7 +104,7 @@ class ChatStreamer:
                 named = delta.id is not None
                 return ChatDelta(
                     tool_calls=[
-                        ToolCallPiece(
+                        ChatToolCallDelta(
                             index=delta.index,
                             function=FunctionCall(delta.name if delta.name is not None else UNSET, delta.arguments),
                             id=delta.id if delta.id is not None else UNSET,

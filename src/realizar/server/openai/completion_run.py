@@ -11,7 +11,7 @@ from typing import Any
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api, pieces_of, timing_notes
+from realizar.server.api import Api, deltas_of, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompts import Prompt
@@ -45,7 +45,7 @@ class CompletionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionPiece:
+class CompletionDelta:
     """What one choice gained; `echoed`: it is the prompt."""
 
     index: int
@@ -82,7 +82,7 @@ class CompletionRun:
         cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
 
-    async def pieces(self) -> AsyncGenerator[CompletionPiece]:
+    async def deltas(self) -> AsyncGenerator[CompletionDelta]:
         """The pieces of all choices, as they come; of one choice in order, but for an echo with log-probabilities,
         which comes last unless the answer is streamed.
 
@@ -94,18 +94,18 @@ class CompletionRun:
         if self._plan.logprobs is not None:
             self._lease.begin_logprobs()
         parts = [functools.partial(self._named_part, place) for place in range(len(self._plan.prompts))]
-        async with aclosing(merged(parts)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(merged(parts)) as deltas:
+            async for delta in deltas:
+                yield delta
 
-    async def _named_part(self, place: int) -> AsyncGenerator[CompletionPiece]:
+    async def _named_part(self, place: int) -> AsyncGenerator[CompletionDelta]:
         where = f"prompt[{place}]" if len(self._plan.prompts) > 1 else "prompt"
         with renaming({"prompt": where, "structured": self._plan.structured_field}):
-            async with aclosing(self._part(place)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(self._part(place)) as deltas:
+                async for delta in deltas:
+                    yield delta
 
-    async def _part(self, place: int) -> AsyncGenerator[CompletionPiece]:
+    async def _part(self, place: int) -> AsyncGenerator[CompletionDelta]:
         plan = self._plan
         async with self._admission.slots:
             echo_scored = plan.echo and plan.logprobs is not None
@@ -121,16 +121,16 @@ class CompletionRun:
             if plan.stream and not plan.score_only:
                 sampling = replace(sampling, prompt_logprobs=plan.prompt_logprobs)
             stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
-            async with aclosing(pieces_of(stream, self._api.metrics, self._lease, plan.logprobs or 0)) as pieces:
-                async for piece in pieces:
-                    self.num_completion_tokens += len(piece.token_ids)
-                    yield CompletionPiece(
-                        place * sampling.n + piece.choice,
-                        piece.text,
-                        piece.token_ids,
-                        piece.logprobs,
-                        piece.finish_reason,
-                        piece.stop_reason,
+            async with aclosing(deltas_of(stream, self._api.metrics, self._lease, plan.logprobs or 0)) as deltas:
+                async for delta in deltas:
+                    self.num_completion_tokens += len(delta.token_ids)
+                    yield CompletionDelta(
+                        place * sampling.n + delta.choice,
+                        delta.text,
+                        delta.token_ids,
+                        delta.logprobs,
+                        delta.finish_reason,
+                        delta.stop_reason,
                     )
             output = self.outputs[place] = await stream.result()
             self._num_cached_tokens.setdefault(place, output.num_cached_tokens)
@@ -145,7 +145,7 @@ class CompletionRun:
         async with stream:
             return await stream.result()
 
-    def _echo(self, place: int, scored: RequestOutput | None) -> list[CompletionPiece]:
+    def _echo(self, place: int, scored: RequestOutput | None) -> list[CompletionDelta]:
         prompt, count = self._plan.prompts[place], self._plan.sampling.n
         text = prompt.text
         if text is None:
@@ -155,7 +155,7 @@ class CompletionRun:
         if scored is not None and scored.prompt_logprobs is not None:
             entries, token_ids = scored.prompt_logprobs, prompt.token_ids
         return [
-            CompletionPiece(place * count + choice, text, token_ids, entries, echoed=True) for choice in range(count)
+            CompletionDelta(place * count + choice, text, token_ids, entries, echoed=True) for choice in range(count)
         ]
 
     async def _submit(self, place: int, sampling: SamplingParams, *, score_only: bool) -> AsyncStream:

@@ -16,10 +16,10 @@ from realizar.server.generation.prompts import Prompt, keep_last, tokenize_promp
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_left
+from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
-from realizar.server.openai.completion_run import CompletionPiece, CompletionPlan, CompletionRun
+from realizar.server.openai.completion_run import CompletionDelta, CompletionPlan, CompletionRun
 from realizar.server.openai.logprobs import CompletionLogprobsMaker, TokenNames, prompt_logprobs
 from realizar.server.openai.structured import find_structured
 from realizar.server.protocol.answers import Answer, CompletionChoice, CompletionLogprobs, Usage
@@ -43,7 +43,7 @@ async def completions(request: Request) -> Response:
     if record.stream:
         chunks = maker.chunks(lambda **notes: note(request, **notes))
         return EventStream(chunks, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await unless_left(request.receive, maker.whole())
+    answer = await unless_disconnected(request.receive, maker.whole())
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -136,10 +136,10 @@ class _AnswerMaker:
     async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
         """All chunks. Args: note: leaves figures for the log."""
         try:
-            async with aclosing(self._run.pieces()) as pieces:
-                async for piece in pieces:
-                    if piece.text or piece.token_ids or piece.finish_reason is not None:
-                        yield self._answer([self._choice(piece)], self._usage_so_far())
+            async with aclosing(self._run.deltas()) as deltas:
+                async for delta in deltas:
+                    if delta.text or delta.token_ids or delta.finish_reason is not None:
+                        yield self._answer([self._choice(delta)], self._usage_so_far())
             if self._last_usage:
                 yield self._answer([], self._run.usage)
         finally:
@@ -147,15 +147,15 @@ class _AnswerMaker:
 
     async def whole(self) -> Answer:
         """The whole answer."""
-        parts: dict[int, list[CompletionPiece]] = {}
-        async with aclosing(self._run.pieces()) as pieces:
-            async for piece in pieces:
-                parts.setdefault(piece.index, []).append(piece)
+        parts: dict[int, list[CompletionDelta]] = {}
+        async with aclosing(self._run.deltas()) as deltas:
+            async for delta in deltas:
+                parts.setdefault(delta.index, []).append(delta)
         return self._answer([self._joined(parts[index]) for index in sorted(parts)], self._run.usage)
 
-    def _joined(self, pieces: list[CompletionPiece]) -> CompletionChoice:
-        ordered = sorted(pieces, key=lambda piece: not piece.echoed)
-        choices = [self._choice(piece) for piece in ordered]
+    def _joined(self, deltas: list[CompletionDelta]) -> CompletionChoice:
+        ordered = sorted(deltas, key=lambda delta: not delta.echoed)
+        choices = [self._choice(delta) for delta in ordered]
         whole = choices[0]
         whole.text = "".join(choice.text for choice in choices)
         last = next(choice for choice in reversed(choices) if choice.finish_reason is not None)
@@ -169,14 +169,14 @@ class _AnswerMaker:
             whole.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._names, wanted)
         return whole
 
-    def _choice(self, piece: CompletionPiece) -> CompletionChoice:
+    def _choice(self, delta: CompletionDelta) -> CompletionChoice:
         logprobs: CompletionLogprobs | None = None
         if self._plan.logprobs is not None:
-            maker = self._makers.get(piece.index)
+            maker = self._makers.get(delta.index)
             if maker is None:
-                maker = self._makers[piece.index] = CompletionLogprobsMaker(self._names, self._plan.logprobs)
-            logprobs = maker.make(piece.token_ids, piece.logprobs, spelled=piece.echoed)
-        return CompletionChoice(piece.index, piece.text, logprobs, piece.finish_reason, piece.stop_reason)
+                maker = self._makers[delta.index] = CompletionLogprobsMaker(self._names, self._plan.logprobs)
+            logprobs = maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed)
+        return CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:

@@ -20,7 +20,7 @@ from realizar.server.generation.merge import Admission
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_left
+from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.protocol.answers import EmbeddingData, make_usage
 from realizar.server.protocol.embedding import EmbeddingRequest
@@ -39,7 +39,7 @@ async def embeddings(request: Request) -> Response:
     note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
     as_base64 = record.encoding_format == "base64"
     size = lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=as_base64)
-    found = await unless_left(request.receive, _embed_all(api, record, prompts, pooling))
+    found = await unless_disconnected(request.receive, _embed_all(api, record, prompts, pooling))
     usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, sum(each.num_cached_tokens for each in found))
     end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage))
     body = await compute(request, lambda stop: _encoded(found, end, stop, as_base64=as_base64), size)

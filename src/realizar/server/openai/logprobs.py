@@ -83,14 +83,14 @@ class CompletionLogprobsMaker:
             entries: one per token; None for the first token of a prompt.
             spelled: whether the text holds the names of control tokens.
         """
-        piece = CompletionLogprobs([], [], [], [])
+        made = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, entries, strict=True):
-            piece.tokens.append(self._names.name(token_id))
-            piece.text_offset.append(self._offset)
+            made.tokens.append(self._names.name(token_id))
+            made.text_offset.append(self._offset)
             self._offset += len(self._decoder.decode(self._names.text_bytes(token_id, spelled=spelled)))
-            piece.token_logprobs.append(None if entry is None else finite(entry.logprob))
-            piece.top_logprobs.append(None if entry is None else self._top(entry))
-        return piece
+            made.token_logprobs.append(None if entry is None else finite(entry.logprob))
+            made.top_logprobs.append(None if entry is None else self._top(entry))
+        return made
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         top: dict[str, float] = {}

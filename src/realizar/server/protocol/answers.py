@@ -46,7 +46,7 @@ class ToolCall(msgspec.Struct):
     type: str = "function"
 
 
-class ToolCallPiece(msgspec.Struct):
+class ChatToolCallDelta(msgspec.Struct):
     """A piece of a call; only a call's first piece has `id` and `type`."""
 
     index: int
@@ -71,7 +71,7 @@ class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCallPiece] | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
 
 

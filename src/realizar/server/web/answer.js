@@ -13,20 +13,20 @@ export function turnsOf(path, system) {
   return system ? [{ role: "system", content: system }, ...turns] : turns;
 }
 
-/** Fills a message with the answer to a request, and says of each piece that it came. */
+/** Fills a message with the answer to a request, and reports each delta. */
 export class Answer {
-  constructor(message, onPiece) {
+  constructor(message, onDelta) {
     this.message = message;
-    this.onPiece = onPiece;
+    this.onDelta = onDelta;
     this.controller = new AbortController();
-    this.clock = { start: performance.now(), first: 0, last: 0, pieces: 0, tokens: null };
+    this.clock = { start: performance.now(), first: 0, last: 0, deltas: 0, tokens: null };
   }
 
   stop() {
     this.controller.abort();
   }
 
-  /** Ends when the answer does, however it ends; the message then tells how. `prepare` gives the request's body. */
+  /** Ends when the answer does, however it ends; the message then says how it ended. `prepare` gives the request's body. */
   async run(prepare) {
     try {
       await this.receive(await prepare());
@@ -70,25 +70,25 @@ export class Answer {
     }
     clock.last = performance.now();
     clock.first ||= clock.last;
-    clock.pieces += 1;
+    clock.deltas += 1;
     message.content += text;
     if (thought) {
       message.reasoning = (message.reasoning ?? "") + thought;
     }
-    this.onPiece(this);
+    this.onDelta(this);
   }
 
   get speed() {
-    return this.clock.pieces > 4 ? `${perSecond(this.clock).toFixed(1)} tok/s` : "";
+    return this.clock.deltas > 4 ? `${perSecond(this.clock).toFixed(1)} tok/s` : "";
   }
 }
 
-function perSecond({ first, last, pieces, tokens }) {
-  return last > first ? (((tokens ?? pieces) - 1) / (last - first)) * 1000 : 0;
+function perSecond({ first, last, deltas, tokens }) {
+  return last > first ? (((tokens ?? deltas) - 1) / (last - first)) * 1000 : 0;
 }
 
 function summary(clock) {
-  const count = clock.tokens ?? clock.pieces;
+  const count = clock.tokens ?? clock.deltas;
   if (!clock.first || !count) {
     return "";
   }

@@ -82,7 +82,7 @@ export async function* streamChat(body, key, signal) {
   throw new ApiError("The connection broke before the answer was whole.", 0);
 }
 
-/** The data of server-sent events, whatever pieces the bytes come in. */
+/** Yields the data of server-sent events; the bytes may be cut anywhere. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

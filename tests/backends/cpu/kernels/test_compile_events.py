@@ -14,9 +14,9 @@ from realizar.backends.cpu.kernel_library import KernelLibrary
 
 def test_only_what_is_compiled_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    told: list[str] = []
+    reported: list[str] = []
     for _ in range(2):  # as two processes: the second finds what the first left in the cache
         monkeypatch.setattr(kernel_library, "_MADE", {})
-        library = KernelLibrary(select(), told.append)
+        library = KernelLibrary(select(), reported.append)
         assert library.activate("silu", gated=True) == library.activate("silu", gated=True)
-    assert told == ["activate"]
+    assert reported == ["activate"]

@@ -104,7 +104,7 @@ def run_backend(recipes: list[str], forms: int) -> None:
     fetch[(1,)](integers, integers, 4, BLOCK=1024)  # of real GPUs alone
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
@@ -142,16 +142,16 @@ def main() -> int:
                 kernel = build(item)
             except Exception as error:  # noqa: BLE001 the list of failures is the result
                 failed += 1
-                tell(f"sm_{capability} {key[0]}: {type(error).__name__}: {str(error)[:300]} {key[2]}")
+                report(f"sm_{capability} {key[0]}: {type(error).__name__}: {str(error)[:300]} {key[2]}")
                 continue
             if capability >= 90 and "DEPENDENT" in item[0].fn.arg_names and not waits_first(kernel.asm["ptx"]):
                 failed += 1
-                tell(f"sm_{capability} {key[0]}: reads memory before it waits for the kernel before it")
+                report(f"sm_{capability} {key[0]}: reads memory before it waits for the kernel before it")
             most = max(most, kernel.metadata.shared)
             if kernel.metadata.shared > SHARED_BYTES[capability]:
                 failed += 1
-                tell(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
-        tell(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
+                report(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
+        report(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
     return 1 if failed else 0
 
 

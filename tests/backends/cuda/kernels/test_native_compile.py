@@ -123,8 +123,10 @@ def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: s
     for source, tiles in zip(sources, all_tiles, strict=True):
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(compile_source(source, arch))
-        told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
-        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        printed = subprocess.run(
+            [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+        ).stdout
+        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed)}
         assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
         assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
         if isinstance(tiles, WgmmaTiles):

@@ -99,7 +99,7 @@ def test_masks() -> None:
     assert found == [17, 17, 40, NONE_ALLOWED]
 
 
-def test_unusable_logits_are_told() -> None:
+def test_unusable_logits_are_reported() -> None:
     values = np.zeros((3, VOCAB), np.float32)
     values[0, 5], values[1, 6], values[2] = np.nan, np.inf, -np.inf
     device = DeviceSampler(3, VOCAB, 64, CPU)

@@ -67,8 +67,8 @@ def slow_but(fast: Tiles, splits: int) -> Callable[[int, Tiles, int], float]:
 @pytest.mark.parametrize("tuning", [HOPPER, AMPERE], ids=["hopper", "ampere"])
 def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
     meter = MadeUpMeter(lambda rows, _tiles, splits: rows + splits)
-    told: list[Line] = []
-    lines = sweep(tuning, [SHAPE, replace(SHAPE, cols=512)], (1, 8), meter, told.append)
+    reported: list[Line] = []
+    lines = sweep(tuning, [SHAPE, replace(SHAPE, cols=512)], (1, 8), meter, reported.append)
     form = meter.take(SHAPE)
     expected = {
         (shape.cols, rows, tiles, splits)
@@ -79,7 +79,7 @@ def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
     }
     assert {(shape.cols, rows, tiles, splits) for shape, rows, tiles, splits in meter.asked} == expected
     assert len(lines) == len(expected) > 40
-    assert told == lines
+    assert reported == lines
     assert all(line.ms == line.rows + line.splits for line in lines)
 
 
