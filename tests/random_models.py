@@ -27,6 +27,7 @@ class Recipe:
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `row_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`.
+        lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
     """
 
     head_size: int = 64
@@ -41,6 +42,7 @@ class Recipe:
     activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
     context_length: int = 1024
     seed: int = 0
+    lacking: tuple[Literal["mixer", "feed_forward"] | None, ...] = ()
 
 
 class _Maker:
@@ -95,18 +97,25 @@ class _Maker:
             sinks=self.vector(f"{name}.sinks", recipe.num_heads, 1.0) if "sinks" in parts else None,
         )  # fmt: skip
 
-    def layer(self, index: int, window: int | None) -> Layer:
-        name, recipe = f"layers.{index}", self.recipe
+    def feed_forward(self, name: str) -> FeedForward:
+        recipe = self.recipe
         hidden, width = recipe.hidden_size, recipe.feed_forward_size
         gate = None if "ungated" in recipe.parts else self.linear(f"{name}.gate", width, hidden)
         up, down = self.linear(f"{name}.up", width, hidden), self.linear(f"{name}.down", hidden, width)
-        post = "post_norms" in recipe.parts
+        return FeedForward(recipe.activation, up, down, gate)
+
+    def layer(self, index: int, window: int | None) -> Layer:
+        name, recipe = f"layers.{index}", self.recipe
+        lacks = recipe.lacking[index] if index < len(recipe.lacking) else None
+        post, hidden = "post_norms" in recipe.parts, recipe.hidden_size
+        mixes, feeds = lacks != "mixer", lacks != "feed_forward"
+        feed_forward = self.feed_forward(name) if feeds else None
         return Layer(
-            self.attention(name, window), FeedForward(recipe.activation, up, down, gate),
-            input_norm=self.norm(f"{name}.input_norm", hidden),
-            post_attention_norm=self.norm(f"{name}.post_attention_norm", hidden) if post else None,
-            pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden),
-            post_feedforward_norm=self.norm(f"{name}.post_norm", hidden) if post else None,
+            self.attention(name, window) if mixes else None, feed_forward,
+            input_norm=self.norm(f"{name}.input_norm", hidden) if mixes else None,
+            post_mixer_norm=self.norm(f"{name}.post_attention_norm", hidden) if mixes and post else None,
+            pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden) if feeds else None,
+            post_feedforward_norm=self.norm(f"{name}.post_norm", hidden) if feeds and post else None,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm, Rope
+from realizar.models.spec import AnyFeedForward, Attention, FeedForward, Layer, Linear, Mixer, ModelSpec, Norm, Rope
 
 Array = NDArray[Any]
 
@@ -53,10 +53,23 @@ class ReferenceModel:
 
     def _layer(self, layer: Layer, x: Array) -> Array:
         scale = self.dtype.type(layer.residual_scale)
-        attended = self._attention(layer.attention, self._norm(layer.input_norm, x))
-        x = x + scale * self._norm(layer.post_attention_norm, attended)
-        fed = self._feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
-        return x + scale * self._norm(layer.post_feedforward_norm, fed)
+        if layer.mixer is not None:
+            mixed = self._mixer(layer.mixer, self._norm(layer.input_norm, x))
+            x = x + scale * self._norm(layer.post_mixer_norm, mixed)
+        if layer.feed_forward is not None:
+            fed = self._any_feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
+            x = x + scale * self._norm(layer.post_feedforward_norm, fed)
+        return x
+
+    def _mixer(self, part: Mixer, x: Array) -> Array:
+        if isinstance(part, Attention):
+            return self._attention(part, x)
+        raise NotImplementedError(type(part).__name__)
+
+    def _any_feed_forward(self, part: AnyFeedForward, x: Array) -> Array:
+        if isinstance(part, FeedForward):
+            return self._feed_forward(part, x)
+        raise NotImplementedError(type(part).__name__)
 
     def _norm(self, norm: Norm | None, x: Array) -> Array:
         if norm is None:

@@ -38,7 +38,7 @@ def make_spec(windows: Sequence[int | None], context_length: int = 4096, vocab_s
     linear = Linear("weight", 1, 1)
     layers = tuple(
         Layer(
-            attention=Attention(1, 1, 1, 1.0, linear, linear, linear, linear, window=window),
+            mixer=Attention(1, 1, 1, 1.0, linear, linear, linear, linear, window=window),
             feed_forward=FeedForward("silu", linear, linear),
         )
         for window in windows

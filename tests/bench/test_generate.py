@@ -96,7 +96,7 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert spec.architecture == small.architecture
     assert spec.tied == small.tied
     assert spec.context_length == small.context_length
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert (attention.head_size, attention.num_kv_heads) == (small.head_size, 2)
     assert (attention.q.bias is not None) == (small.architecture == "qwen2")
     assert (attention.q_norm is not None) == (small.architecture == "qwen3")

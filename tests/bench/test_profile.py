@@ -43,7 +43,7 @@ def test_rows_of_a_step_lie_side_by_side() -> None:
 
 def test_a_window_is_read_once_for_each_row() -> None:
     spec, _ = random_model(RECIPE)
-    full, windowed = (layer.attention for layer in spec.layers[:2])
+    full, windowed = (layer.mixer for layer in spec.layers[:2])
     step = one_step(capacity(100, 100), StepWork(batch=2, tokens=3, context=50))
     assert cached_tokens_read(full, step) == 2 * 53
     assert cached_tokens_read(windowed, step) == 2 * 42
@@ -99,7 +99,7 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
         read[each.part] += each.bytes_read
         assert each.seconds >= 0
     token_bytes = 2 * 2 * 64 * 2
-    seen = sum(2 * (61 if layer.attention.window is None else 40) for layer in spec.layers)
+    seen = sum(2 * (61 if layer.mixer.window is None else 40) for layer in spec.layers)
     assert read["attention"] == seen * token_bytes
     assert sum(read.values()) - read["attention"] == backend.capacity().weight_bytes
     backend.shutdown()

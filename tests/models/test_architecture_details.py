@@ -17,11 +17,11 @@ from realizar.models.spec import ModelSpec, Rope
 
 
 def _windows(spec: ModelSpec) -> list[int | None]:
-    return [layer.attention.window for layer in spec.layers]
+    return [layer.mixer.window for layer in spec.layers]
 
 
 def _rope(spec: ModelSpec, layer: int = 0) -> Rope:
-    rope = spec.layers[layer].attention.rope
+    rope = spec.layers[layer].mixer.rope
     assert rope is not None
     return rope
 
@@ -40,7 +40,7 @@ def test_gemma_norm_weights_are_around_zero_only_from_hugging_face() -> None:
         spec = build_spec(config_checkpoint({"model_type": architecture}))
         assert spec.final_norm.weight_offset == 1.0
         assert spec.embedding_scale == pytest.approx(HIDDEN**0.5)
-    third = build_spec(config_checkpoint({"model_type": "gemma3_text"})).layers[0].attention
+    third = build_spec(config_checkpoint({"model_type": "gemma3_text"})).layers[0].mixer
     assert third.q_norm is not None
     assert third.q_norm.weight_offset == 1.0
 
@@ -111,11 +111,11 @@ def test_gemma3_inside_a_multi_modal_checkpoint() -> None:
 def test_largest_gemmas_scale_by_the_width_of_a_head_in_the_hidden_state(architecture: str, layers: int) -> None:
     keys = {f"{architecture}.attention.key_length": 8, f"{architecture}.attention.value_length": 8}
     small = build_spec(gguf_checkpoint(keys, architecture))
-    assert small.layers[0].attention.scale == pytest.approx(8**-0.5)
+    assert small.layers[0].mixer.scale == pytest.approx(8**-0.5)
     large = build_spec(gguf_checkpoint({**keys, f"{architecture}.block_count": layers}, architecture))
-    assert large.layers[0].attention.scale == pytest.approx((HIDDEN / HEADS) ** -0.5)
+    assert large.layers[0].mixer.scale == pytest.approx((HIDDEN / HEADS) ** -0.5)
     stated = build_spec(gguf_checkpoint({**keys, f"{architecture}.attention.scale": 0.25}, architecture))
-    assert stated.layers[0].attention.scale == 0.25
+    assert stated.layers[0].mixer.scale == 0.25
 
 
 def test_gemma2_assumes_windows_and_caps() -> None:
@@ -126,13 +126,13 @@ def test_gemma2_assumes_windows_and_caps() -> None:
     ):
         spec = build_spec(checkpoint)
         assert _windows(spec) == [4096, None]
-        assert spec.layers[0].attention.soft_cap == 50.0
+        assert spec.layers[0].mixer.soft_cap == 50.0
         assert spec.logit_soft_cap == 30.0
         assert spec.tied == (checkpoint.format == "safetensors")
     config: dict[str, Any] = config_checkpoint({"model_type": "gemma2"}).metadata["config"]
     uncapped = {**config, "attn_logit_softcapping": None, "final_logit_softcapping": None}
     spec = build_spec(dataclasses.replace(config_checkpoint(), metadata={"config": uncapped}))
-    assert spec.layers[0].attention.soft_cap is None
+    assert spec.layers[0].mixer.soft_cap is None
     assert spec.logit_soft_cap is None
 
 
@@ -232,13 +232,13 @@ def test_gguf_rope_factors_go_with_linear_scaling_and_no_other() -> None:
 
 def test_granite_without_positions() -> None:
     spec = build_spec(gguf_checkpoint({"granite.rope.scaling.finetuned": False}, "granite"))
-    assert spec.layers[0].attention.rope is None
+    assert spec.layers[0].mixer.rope is None
 
 
 def test_granite_multipliers() -> None:
     keys = {"attention.scale": 0.3, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
     spec = build_spec(gguf_checkpoint({f"granite.{key}": value for key, value in keys.items()}, "granite"))
-    assert spec.layers[0].attention.scale == 0.3
+    assert spec.layers[0].mixer.scale == 0.3
     assert (spec.embedding_scale, spec.layers[0].residual_scale, spec.logit_scale) == (12.0, 0.22, 0.125)
 
 
@@ -249,8 +249,8 @@ def test_gguf_biases_show_in_the_first_layer() -> None:
     biased = dataclasses.replace(checkpoint, tensors=tensors)
     spec = build_spec(biased)
     check_tensors(spec, biased)
-    assert spec.layers[1].attention.k.bias == "model.layers.1.self_attn.k_proj.bias"
-    assert spec.layers[1].attention.o.bias is None
+    assert spec.layers[1].mixer.k.bias == "model.layers.1.self_attn.k_proj.bias"
+    assert spec.layers[1].mixer.o.bias is None
     assert spec.tensors[spec.embedding].shape == (VOCABULARY, HIDDEN)
 
 

@@ -201,8 +201,8 @@ def test_vocabulary_size_comes_from_key_then_tokens_then_embedding() -> None:
 
 def test_window_that_no_context_leaves_is_no_window() -> None:
     windowed = {"llama.attention.sliding_window": 48}
-    assert build_spec(gguf_checkpoint(windowed)).layers[0].attention.window == 48
-    assert build_spec(gguf_checkpoint(windowed), 48).layers[0].attention.window is None
+    assert build_spec(gguf_checkpoint(windowed)).layers[0].mixer.window == 48
+    assert build_spec(gguf_checkpoint(windowed), 48).layers[0].mixer.window is None
 
 
 def test_the_work_for_a_spec_grows_with_its_layers_and_no_faster() -> None:

@@ -211,4 +211,4 @@ def test_gemma3s_pattern_has_two_names() -> None:
     spec = build_spec(
         config_checkpoint({"model_type": "gemma3_text", "_sliding_window_pattern": 2, "sliding_window": 8})
     )
-    assert [layer.attention.window for layer in spec.layers] == [8, None]
+    assert [layer.mixer.window for layer in spec.layers] == [8, None]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from realizar.cache_kinds import FullCache, WindowCache
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
@@ -40,19 +41,22 @@ def test_log_probabilities_are_exact(name: str, request: pytest.FixtureRequest) 
 
 def test_gemma3_without_a_pattern_key_has_five_windowed_layers_to_each_full_one(gemma3_path: Path) -> None:
     spec = build_spec(open_checkpoint(gemma3_path))
-    full = CacheGroup(None, (5, 11, 17))
-    assert spec.cache_groups() == (CacheGroup(512, tuple(i for i in range(18) if i not in full.layers)), full)
-    assert spec.layers[0].attention.rope is not None
-    assert spec.layers[5].attention.rope is not None
-    np.testing.assert_allclose(spec.layers[0].attention.rope.inverse_frequencies[1], 10000 ** (-2 / 256), rtol=1e-6)
-    np.testing.assert_allclose(spec.layers[5].attention.rope.inverse_frequencies[1], 1e6 ** (-2 / 256), rtol=1e-6)
+    full = CacheGroup(FullCache(), (5, 11, 17))
+    assert spec.cache_groups() == (
+        CacheGroup(WindowCache(512), tuple(i for i in range(18) if i not in full.layers)),
+        full,
+    )
+    assert spec.layers[0].mixer.rope is not None
+    assert spec.layers[5].mixer.rope is not None
+    np.testing.assert_allclose(spec.layers[0].mixer.rope.inverse_frequencies[1], 10000 ** (-2 / 256), rtol=1e-6)
+    np.testing.assert_allclose(spec.layers[5].mixer.rope.inverse_frequencies[1], 1e6 ** (-2 / 256), rtol=1e-6)
 
 
 def test_smollm2_is_a_tied_llama_of_interleaved_pairs(smollm2_path: Path) -> None:
     spec = build_spec(open_checkpoint(smollm2_path))
     assert (spec.vocab_size, spec.hidden_size, len(spec.layers), spec.context_length) == (49152, 576, 30, 8192)
     assert spec.tied
-    attention = spec.layers[0].attention
+    attention = spec.layers[0].mixer
     assert (attention.num_heads, attention.num_kv_heads, attention.head_size) == (9, 3, 64)
     assert attention.rope is not None
     assert (attention.rope.pairing, attention.rope.size) == ("interleaved", 64)

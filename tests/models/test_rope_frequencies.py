@@ -45,7 +45,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
 
 def _ours(rope_config: dict[str, Any]) -> Rope:
     sizes = {"hidden_size": 4 * HEAD_SIZE, "max_position_embeddings": 131072}
-    rope = build_spec(config_checkpoint({**sizes, **rope_config})).layers[0].attention.rope
+    rope = build_spec(config_checkpoint({**sizes, **rope_config})).layers[0].mixer.rope
     assert rope is not None
     return rope
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.batch import ScheduledBatch
+from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
@@ -52,7 +53,7 @@ def make_scheduler(
 ) -> Scheduler:
     """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens."""
     cache = KVCacheManager(
-        windows,
+        [attention_cache(window) for window in windows],
         [num_blocks] * len(windows),
         block_size=2,
         num_rows=max_running,

@@ -8,6 +8,7 @@ import statistics
 import pytest
 
 from realizar.batch import ScheduledBatch, ScheduledRow
+from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -28,7 +29,13 @@ class Run:
 
     def __init__(self, *, paced: bool = True) -> None:
         cache = KVCacheManager(
-            (None,), [2000], block_size=16, num_rows=96, context_length=6144, max_step_tokens=512, prefix_cache=True
+            (FullCache(),),
+            [2000],
+            block_size=16,
+            num_rows=96,
+            context_length=6144,
+            max_step_tokens=512,
+            prefix_cache=True,
         )
         self.now_s = 0.0
         self.scheduler = Scheduler(

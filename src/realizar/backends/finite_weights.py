@@ -30,12 +30,12 @@ def check_finite(stored: StoredTensor, data: NDArray[np.uint8], first_byte: int 
 
 
 def check_vectors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    """Refuse a norm, bias or sink that is not finite; they are small, and some are read in the first step alone.
+    """Refuse a norm, bias, sink or convolution that is not finite: they are small, and some are first read in a step.
 
     Raises:
         CheckpointError: a value is NaN or infinite.
     """
-    for source in spec.tensors.values():
-        stored = checkpoint.tensors[source.name]
-        if len(source.shape) == 1:
-            check_finite(stored, stored.data)
+    biases = (linear.bias for linear in spec.linears() if linear.bias is not None)
+    for name in dict.fromkeys(spec.tensors[name].name for name in (*spec.vectors(), *biases)):
+        stored = checkpoint.tensors[name]
+        check_finite(stored, stored.data)

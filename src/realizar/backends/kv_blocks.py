@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from realizar.cache_kinds import attention_window
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import CacheGroup
@@ -11,12 +12,17 @@ from realizar.sizes import format_bytes
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: EngineConfig, context_length: int) -> list[int]:
-    """Of each group, for a request of the whole context: no more than a window, where there is one, and a step."""
+    """Of each group, for a request of the whole context: no more than a window, where there is one, and a step.
+
+    Raises:
+        UnsupportedModelError: a group keeps no keys and values.
+    """
     size, counts = config.block_size, []
     for group in groups:
         tokens = context_length
-        if group.window is not None:
-            tokens = min(tokens, group.window + config.max_step_tokens + size)
+        window = attention_window(group.kind)
+        if window is not None:
+            tokens = min(tokens, window + config.max_step_tokens + size)
         counts.append(-(-tokens // size) + 1)
     return counts
 

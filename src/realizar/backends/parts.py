@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.program import Activate, Attend, Normalize, Operation, Project, Rotate
+from realizar.backends.program import (
+    AttentionBlock,
+    Block,
+    ExpertsBlock,
+    FeedForwardBlock,
+    ShortConvolutionBlock,
+)
 from realizar.models.spec import Attention
 
-_PRODUCTS = {"query": "qkv", "key": "qkv", "value": "qkv", "gate": "gate and up", "up": "gate and up", "logits": "head"}
-_NORMS = {"query": "row norm", "key": "row norm", "selected": "final norm"}
+_NAMES: dict[type[Block], str] = {
+    AttentionBlock: "attention",
+    ShortConvolutionBlock: "short convolution",
+    FeedForwardBlock: "feed-forward",
+    ExpertsBlock: "experts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +37,19 @@ class PartTime:
     bytes_read: int = 0
 
 
-def part_of(operation: Operation) -> str:
-    """The name of the part that an operation belongs to."""
-    if isinstance(operation, Project):
-        if operation.source in ("attended", "activated"):
-            return "output" if operation.source == "attended" else "down"
-        return _PRODUCTS[operation.target]
-    if isinstance(operation, Normalize):
-        return _NORMS.get(operation.source, "norm")
-    if isinstance(operation, Rotate):
-        return "rope"
-    if isinstance(operation, Attend):
-        return "attention"
-    return "activation" if isinstance(operation, Activate) else "select"
+def block_name(block: Block) -> str:
+    """The name of a block in traces."""
+    return _NAMES[type(block)]
+
+
+def inputs_part(block: AttentionBlock | FeedForwardBlock) -> str:
+    """The matmul with which a block begins."""
+    return "qkv" if isinstance(block, AttentionBlock) else "gate and up"
+
+
+def join_part(block: AttentionBlock | FeedForwardBlock) -> str:
+    """The matmul with which a block ends."""
+    return "output" if isinstance(block, AttentionBlock) else "down"
 
 
 def cached_tokens_read(attention: Attention, step: ForwardInput) -> int:

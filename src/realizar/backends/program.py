@@ -1,115 +1,165 @@
-"""`ModelSpec` to a flat list of operations over named buffers: what a step does, without saying how. Standard library.
+"""A model as blocks: what a step computes, in order, and what of it a backend may fuse. Standard library and the spec.
 
-A backend walks the list at load, fuses neighbours by its own table and binds each operation to a kernel and addresses.
-Buffers hold one row per token, float32 unless the backend knows better:
+A block is one branch of the residual stream `hidden`, float32 [tokens, hidden_size]:
 
-    hidden                                   the residual stream [hidden_size]
-    normed                                   input of a product [hidden_size]
-    query, key, value, attended              heads side by side
-    gate, up, activated                      [feed-forward size]
-    branch                                   output of a product that a norm follows [hidden_size]
-    selected, logits                         rows of the last part: tokens whose logits are wanted
+    hidden += scale * norm(output(part(inputs(norm(hidden)))))
+
+`Inputs` is where it leaves the stream, its part is what the class adds (attention, a feed-forward, ...), and `Join` is
+where it returns. Backends bind the parts of a block to kernels of their own; what may run as one kernel is said here:
+matrices that share an input, an activation after them, the addition to the stream, and the norm that follows it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from realizar.models.spec import Attention, FeedForward, Linear, ModelSpec, Norm
-
-Buffer = Literal[
-    "hidden", "normed", "query", "key", "value", "attended", "gate", "up", "activated", "branch", "selected", "logits"
-]
+from realizar.models.spec import Attention, Experts, FeedForward, Layer, Linear, ModelSpec, Norm, ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize:
-    """target = norm(source); a None norm copies. `add_scale` not None: hidden += add_scale * target."""
+class Inputs:
+    """The beginning of a block: linear(norm(hidden)) for each of `linears`, which may run as one matmul.
 
-    source: Buffer
-    target: Buffer
+    Attributes:
+        norm: None takes the stream as it is.
+        linears: in the order in which the block's part takes their outputs.
+    """
+
     norm: Norm | None
-    add_scale: float | None = None
+    linears: tuple[Linear, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Project:
-    """target = linear(source), or target += add_scale * linear(source)."""
+class Join:
+    """The end of a block: hidden += scale * norm(linear(output of the part)).
 
-    linear: Linear
-    source: Buffer
-    target: Buffer
-    add_scale: float | None = None
+    The sums of `linear` are whole before `norm`, and nowhere else: this is where devices that share the matrix add up
+    theirs, and where an adapter adds its own.
+
+    Attributes:
+        linear: None where the part's output is added as it is.
+        norm: None adds without one.
+        next: what reads the stream after it, which a kernel that adds may begin; None where the blocks end.
+    """
+
+    linear: Linear | None
+    norm: Norm | None
+    scale: float
+    next: Inputs | None = None
+
+    @property
+    def adds_directly(self) -> bool:
+        """Whether the matmul's epilogue may add to the stream: no norm lies between."""
+        return self.linear is not None and self.norm is None
 
 
 @dataclass(frozen=True, slots=True)
-class Rotate:
-    """QK norm per head and rope on query and key; key and value go into the cache of `layer`."""
+class _Branch:
+    """The ends of a block, and the index of its layer."""
 
     layer: int
+    inputs: Inputs
+    join: Join
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock(_Branch):
+    """Queries, keys and values from the inputs; norms of queries and keys, rope, attention."""
+
     attention: Attention
 
 
 @dataclass(frozen=True, slots=True)
-class Attend:
-    """attended = attention of query with the cache of `layer`."""
+class ShortConvolutionBlock(_Branch):
+    """Two gates and the values between them from the inputs; the convolution."""
 
-    layer: int
-    attention: Attention
+    convolution: ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
-class Activate:
-    """activated = activation(gate) * up, or activation(up)."""
+class FeedForwardBlock(_Branch):
+    """Gate, where there is one, and up from the inputs; the activation, which may be the epilogue of their matmul."""
 
     feed_forward: FeedForward
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
-    """selected = those rows of hidden whose logits are wanted."""
+class ExpertsBlock(_Branch):
+    """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs."""
+
+    experts: Experts
 
 
-Operation = Normalize | Project | Rotate | Attend | Activate | Select
+Block = AttentionBlock | ShortConvolutionBlock | FeedForwardBlock | ExpertsBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """logits = head(norm(hidden)), for the tokens whose logits are wanted."""
+
+    norm: Norm
+    head: Linear
+
+    def matmuls(self) -> list[tuple[Linear, ...]]:
+        """Its matrices; those that share an input together."""
+        return [(self.head,)]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`body` runs once a step over all tokens, `tail` over the selected rows."""
+    """`blocks` run once a step over all tokens, `tail` over the selected ones."""
 
-    body: tuple[Operation, ...]
-    tail: tuple[Operation, ...]
+    blocks: tuple[Block, ...]
+    tail: Tail
+
+    def block_matmuls(self) -> list[tuple[Linear, ...]]:
+        """Matrices of all blocks, in order; those that share an input together."""
+        return [group for block in self.blocks for group in _matmuls(block)]
+
+    def matmuls(self) -> list[tuple[Linear, ...]]:
+        """The same of the whole program."""
+        return [*self.block_matmuls(), *self.tail.matmuls()]
 
 
 def build_program(spec: ModelSpec) -> Program:
-    """The operations of a model, in order."""
-    body: list[Operation] = []
-    for index, layer in enumerate(spec.layers):
-        attention, feed_forward = layer.attention, layer.feed_forward
-        body.append(Normalize("hidden", "normed", layer.input_norm))
-        body.append(Project(attention.q, "normed", "query"))
-        body.append(Project(attention.k, "normed", "key"))
-        body.append(Project(attention.v, "normed", "value"))
-        if attention.qk_norm_axis == "row":
-            body.append(Normalize("query", "query", attention.q_norm))
-            body.append(Normalize("key", "key", attention.k_norm))
-        body.append(Rotate(index, attention))
-        body.append(Attend(index, attention))
-        body.extend(_join(attention.o, "attended", layer.post_attention_norm, layer.residual_scale))
-        body.append(Normalize("hidden", "normed", layer.pre_feedforward_norm))
-        if feed_forward.gate is not None:
-            body.append(Project(feed_forward.gate, "normed", "gate"))
-        body.append(Project(feed_forward.up, "normed", "up"))
-        body.append(Activate(feed_forward))
-        body.extend(_join(feed_forward.down, "activated", layer.post_feedforward_norm, layer.residual_scale))
-    tail: list[Operation] = [Select(), Normalize("selected", "selected", spec.final_norm)]
-    tail.append(Project(spec.head, "selected", "logits"))
-    return Program(tuple(body), tuple(tail))
+    """The blocks of a model, in order."""
+    blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer)]
+    return Program(tuple(_linked(blocks)), Tail(spec.final_norm, spec.head))
 
 
-def _join(linear: Linear, source: Buffer, norm: Norm | None, scale: float) -> list[Operation]:
-    """The branch's last product, joined to the residual stream, through a norm where there is one."""
-    if norm is None:
-        return [Project(linear, source, "hidden", scale)]
-    return [Project(linear, source, "branch"), Normalize("branch", "branch", norm, scale)]
+def _layer_blocks(index: int, layer: Layer) -> list[Block]:
+    blocks: list[Block] = []
+    if layer.mixer is not None:
+        blocks.append(_mixer_block(index, layer, layer.mixer))
+    if layer.feed_forward is not None:
+        blocks.append(_feed_forward_block(index, layer, layer.feed_forward))
+    return blocks
+
+
+def _mixer_block(index: int, layer: Layer, mixer: Attention | ShortConvolution) -> Block:
+    norm, post, scale = layer.input_norm, layer.post_mixer_norm, layer.residual_scale
+    if isinstance(mixer, Attention):
+        inputs = Inputs(norm, (mixer.q, mixer.k, mixer.v))
+        return AttentionBlock(index, inputs, Join(mixer.o, post, scale), mixer)
+    return ShortConvolutionBlock(index, Inputs(norm, (mixer.in_proj,)), Join(mixer.out_proj, post, scale), mixer)
+
+
+def _feed_forward_block(index: int, layer: Layer, part: FeedForward | Experts) -> Block:
+    norm, post, scale = layer.pre_feedforward_norm, layer.post_feedforward_norm, layer.residual_scale
+    if isinstance(part, Experts):
+        return ExpertsBlock(index, Inputs(norm, (part.router,)), Join(None, post, scale), part)
+    linears = (part.up,) if part.gate is None else (part.gate, part.up)
+    return FeedForwardBlock(index, Inputs(norm, linears), Join(part.down, post, scale), part)
+
+
+def _linked(blocks: Sequence[Block]) -> list[Block]:
+    """Each block's join with what reads the stream next."""
+    following: list[Inputs | None] = [*(block.inputs for block in blocks[1:]), None]
+    return [
+        replace(block, join=replace(block.join, next=inputs)) for block, inputs in zip(blocks, following, strict=True)
+    ]
+
+
+def _matmuls(block: Block) -> list[tuple[Linear, ...]]:
+    return [block.inputs.linears, *([] if block.join.linear is None else [(block.join.linear,)])]

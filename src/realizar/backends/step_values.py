@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.parts import block_name
+from realizar.backends.program import build_program
 from realizar.models.spec import ModelSpec
 
 _SAMPLES = 16
@@ -32,15 +34,11 @@ class StageValues:
 
 
 def stage_names(spec: ModelSpec) -> list[str]:
-    """The places at which a step's residual stream is read: before each of the two norms of a layer, and at the end.
+    """The places at which a step's residual stream is read: where each block leaves it, and at the end.
 
     The logits of the last token follow.
     """
-    inputs = [
-        f"layer {index} {part}"
-        for index in range(len(spec.layers))
-        for part in ("attention input", "feed-forward input")
-    ]
+    inputs = [f"layer {block.layer} {block_name(block)} input" for block in build_program(spec).blocks]
     return [*inputs, "last layer output"]
 
 

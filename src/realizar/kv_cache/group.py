@@ -7,17 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.cache_kinds import CacheKind, attention_window
 from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 
 
 class GroupBlocks:
-    """Which row holds which blocks: for full attention (`window` None) or for one window.
+    """Which row holds which blocks, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
+
+    Raises:
+        UnsupportedModelError: the kind keeps no keys and values.
     """
 
-    def __init__(self, window: int | None, num_blocks: int, block_size: int, num_rows: int, max_blocks: int) -> None:
-        self.window = window
+    def __init__(self, kind: CacheKind, num_blocks: int, block_size: int, num_rows: int, max_blocks: int) -> None:
+        self.window = attention_window(kind)
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)

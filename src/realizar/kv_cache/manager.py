@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.cache_kinds import CacheKind
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.group import GroupBlocks
@@ -30,18 +31,21 @@ class KVCacheManager:
     """Owns the blocks of all cache groups.
 
     Args:
-        windows: per cache group its window in tokens, or None for full attention.
+        kinds: per cache group.
         num_blocks: per cache group.
         block_size: tokens per block.
         num_rows: rows that may hold blocks at once.
         context_length: tokens per row.
         max_step_tokens: tokens of one row in one step.
         prefix_cache: whether blocks are found by their contents, also after those who computed them have left.
+
+    Raises:
+        UnsupportedModelError: a group keeps no keys and values.
     """
 
     def __init__(
         self,
-        windows: Sequence[int | None],
+        kinds: Sequence[CacheKind],
         num_blocks: Sequence[int],
         *,
         block_size: int,
@@ -56,8 +60,8 @@ class KVCacheManager:
         self._num_registered = [0] * num_rows
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
-            GroupBlocks(window, count, block_size, num_rows, max_blocks)
-            for window, count in zip(windows, num_blocks, strict=True)
+            GroupBlocks(kind, count, block_size, num_rows, max_blocks)
+            for kind, count in zip(kinds, num_blocks, strict=True)
         )
 
     @property

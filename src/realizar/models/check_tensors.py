@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -22,7 +23,9 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     require_weights(checkpoint)
     sources: dict[str, list[TensorSource]] = {}
     for source in spec.tensors.values():
-        sources.setdefault(source.name, []).append(source)
+        shape = source.shape[1:] if source.stack else source.shape
+        for name in source.names:
+            sources.setdefault(name, []).append(replace(source, name=name, shape=shape, stack=()))
     for name, element_type in checkpoint.unsupported.items():
         if name in sources:
             raise UnsupportedModelError(f"{checkpoint.path}: tensor '{name}': unsupported element type {element_type}")

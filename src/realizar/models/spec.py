@@ -6,28 +6,39 @@ that hold one are of type `TensorName`, and `ModelSpec.tensors` says where each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from realizar.cache_kinds import CacheKind, StateCache, attention_cache
+
 TensorName = str
+Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a canonical tensor lies: a checkpoint tensor, or a run of its rows (fused QKV, fused gate and up).
+    """Where a canonical tensor lies: a checkpoint tensor, a run of its rows (fused QKV, gate and up), or a stack.
 
     Attributes:
-        name: in the checkpoint.
+        name: in the checkpoint; the first of `stack` where there is one.
         shape: expected shape of the canonical tensor, slowest dimension first.
         first_row: row of the checkpoint tensor at which it starts.
         fused: whether the checkpoint tensor holds more rows than these.
+        stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
+            keeps experts apart; empty where one tensor holds all.
     """
 
     name: str
     shape: tuple[int, ...]
     first_row: int = 0
     fused: bool = False
+    stack: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All checkpoint tensors that this one is read from."""
+        return self.stack or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,12 @@ class Norm:
     weight: TensorName
     bias: TensorName | None = None
     weight_offset: float = 0.0
+
+    def vectors(self) -> Iterator[TensorName]:
+        """Weight, and bias if there is one."""
+        yield self.weight
+        if self.bias is not None:
+            yield self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,41 +120,165 @@ class Attention:
     qk_norm_axis: Literal["head", "row"] = "head"
     sinks: TensorName | None = None
 
+    @property
+    def cache_kind(self) -> CacheKind:
+        """Kind of the cache group that a layer with this mixer belongs to."""
+        return attention_cache(self.window)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices, in the order in which they are multiplied."""
+        return self.q, self.k, self.v, self.o
+
+    def vectors(self) -> Iterator[TensorName]:
+        """What it has beside matrices and their biases."""
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                yield from norm.vectors()
+        if self.sinks is not None:
+            yield self.sinks
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """Gated short convolution over each channel's last tokens (LFM2).
+
+    b, c, x = the three thirds of in_proj(input), in this order, [channels] each
+    y[t] = c[t] * (sum over j < length of kernel[:, j] * (b * x)[t - (length - 1) + j]  + bias)
+    output = out_proj(y)
+
+    Tokens before the first count as zeros. What a sequence keeps is the last `length - 1` columns of b * x.
+
+    Attributes:
+        in_proj: to 3 * channels features.
+        kernel: [channels, length].
+        bias: [channels], or None.
+    """
+
+    channels: int
+    length: int
+    in_proj: Linear
+    kernel: TensorName
+    out_proj: Linear
+    bias: TensorName | None = None
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        """Kind of the cache group that a layer with this mixer belongs to."""
+        return StateCache()
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices, in the order in which they are multiplied."""
+        return self.in_proj, self.out_proj
+
+    def vectors(self) -> Iterator[TensorName]:
+        """What it has beside matrices and their biases."""
+        yield self.kernel
+        if self.bias is not None:
+            yield self.bias
+
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """Dense feed-forward: `down(activation(gate(x)) * up(x))`, or without gate `down(activation(up(x)))`."""
 
-    activation: Literal["silu", "gelu_tanh", "gelu"]
+    activation: Activation
     up: Linear
     down: Linear
     gate: Linear | None = None
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices, in the order in which they are multiplied."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinear:
+    """A matrix for each expert: `y = x @ weight[expert].T`.
+
+    Attributes:
+        weight: [num_experts, out_features, in_features].
+    """
+
+    weight: TensorName
+    num_experts: int
+    out_features: int
+    in_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts: each token goes through few of many gated feed-forwards.
+
+    scores = softmax(router(x)), over all experts, in float32
+    chosen = the `experts_per_token` experts with the highest scores; of equal scores the lower index
+    weights = scores[chosen], divided by their sum if `normalized`, times `scale`
+    output = sum over the chosen of weights[e] * down[e](activation(gate[e](x)) * up[e](x))
+    """
+
+    router: Linear
+    experts_per_token: int
+    activation: Activation
+    gate: ExpertLinear
+    up: ExpertLinear
+    down: ExpertLinear
+    normalized: bool = True
+    scale: float = 1.0
+
+    @property
+    def num_experts(self) -> int:
+        """Experts that the router chooses from."""
+        return self.router.out_features
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices that every token is multiplied with."""
+        return (self.router,)
+
+
+Mixer = Attention | ShortConvolution
+"""What a layer does across tokens."""
+
+AnyFeedForward = FeedForward | Experts
+"""What a layer does to each token by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer:
 
-    x += residual_scale * post_attention_norm(attention(input_norm(x)))
+    x += residual_scale * post_mixer_norm(mixer(input_norm(x)))
     x += residual_scale * post_feedforward_norm(feed_forward(pre_feedforward_norm(x)))
 
-    A norm that is None is left out.
+    A norm that is None is left out. Where the mixer or the feed-forward is None, so is its line, with its norms.
     """
 
-    attention: Attention
-    feed_forward: FeedForward
+    mixer: Mixer | None
+    feed_forward: AnyFeedForward | None
     input_norm: Norm | None = None
-    post_attention_norm: Norm | None = None
+    post_mixer_norm: Norm | None = None
     pre_feedforward_norm: Norm | None = None
     post_feedforward_norm: Norm | None = None
     residual_scale: float = 1.0
 
+    def linears(self) -> tuple[Linear, ...]:
+        """All matrices that every token is multiplied with, in order."""
+        return tuple(
+            linear for part in (self.mixer, self.feed_forward) if part is not None for linear in part.linears()
+        )
+
+    def vectors(self) -> Iterator[TensorName]:
+        """Norms, sinks and convolutions, in no order; biases of matrices are not among them."""
+        for norm in (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm):
+            if norm is not None:
+                yield from norm.vectors()
+        if self.mixer is not None:
+            yield from self.mixer.vectors()
+
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers whose KV blocks live and die together: full attention (`window` None) or one window."""
+    """Layers that keep the same tokens of a sequence, and so share block tables."""
 
-    window: int | None
+    kind: CacheKind
     layers: tuple[int, ...]
 
 
@@ -173,9 +314,29 @@ class ModelSpec:
         """Whether the head is the embedding."""
         return self.head.weight == self.embedding
 
+    def attentions(self) -> tuple[tuple[int, Attention], ...]:
+        """Layers whose mixer is attention: index and mixer."""
+        return tuple(
+            (index, layer.mixer) for index, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention)
+        )
+
+    def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
+        """Layers with a dense feed-forward: index and feed-forward."""
+        parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
+        return tuple((index, part) for index, part in parts if isinstance(part, FeedForward))
+
+    def linears(self) -> tuple[Linear, ...]:
+        """All matrices that every token is multiplied with, layer by layer, and the head."""
+        return (*(linear for layer in self.layers for linear in layer.linears()), self.head)
+
+    def vectors(self) -> tuple[TensorName, ...]:
+        """Norms, sinks and convolutions of all layers, and the final norm; biases of matrices are not among them."""
+        return (*(name for layer in self.layers for name in layer.vectors()), *self.final_norm.vectors())
+
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Groups in order of first appearance."""
-        layers: dict[int | None, list[int]] = {}
+        """Groups in order of first appearance; layers without a mixer are in none."""
+        layers: dict[CacheKind, list[int]] = {}
         for index, layer in enumerate(self.layers):
-            layers.setdefault(layer.attention.window, []).append(index)
-        return tuple(CacheGroup(window, tuple(members)) for window, members in layers.items())
+            if layer.mixer is not None:
+                layers.setdefault(layer.mixer.cache_kind, []).append(index)
+        return tuple(CacheGroup(kind, tuple(members)) for kind, members in layers.items())

@@ -50,7 +50,7 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     compute = torch.float16  # of an int8 cache, on a GPU
     sizes = step_sizes(spec, config, 3000, tile_tokens(spec, compute))
     assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
-    heads = sum(layer.attention.num_kv_heads * (layer.attention.head_size * 34 // 32) for layer in spec.layers)
+    heads = sum(layer.mixer.num_kv_heads * (layer.mixer.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
 
 

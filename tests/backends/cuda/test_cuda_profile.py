@@ -37,7 +37,7 @@ def test_launches_of_a_step_under_the_interpreter() -> None:
     for each in times:
         read[each.part] += each.bytes_read
         assert each.seconds >= 0
-    seen = sum(13 if layer.attention.window is None else 8 for layer in spec.layers)
+    seen = sum(13 if layer.mixer.window is None else 8 for layer in spec.layers)
     assert read["attention"] == seen * 2 * (32 + 2)  # keys and values of one head in int8, a float16 scale for each
     assert sum(read.values()) - read["attention"] == runner.capacity.weight_bytes
     if not torch.cuda.is_available():

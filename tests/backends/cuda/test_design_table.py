@@ -119,7 +119,7 @@ def one_product_takes_all_types_side_by_side(_runner: GPURunner) -> None:
 
 def contexts_are_cut_alike_for_every_batch(runner: GPURunner) -> None:
     """Where that is asked for; else few rows are cut into more parts, so that all processors work."""
-    attention = runner.spec.layers[0].attention
+    attention = runner.spec.layers[0].mixer
     card = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 132, 1)
     for fixed in (True, False):
         parts = [decode_parts(attention, rows, 4096, card, fixed) for rows in (1, 2, 8, 64, 256)]

@@ -36,6 +36,9 @@ RECIPES = {
         "bf16",
         0.03,
     ),
+    "q8_0-lacking": (
+        Recipe(**SMALL, weights="Q8_0", windows=(None, None, 5), lacking=("mixer", "feed_forward")), "f16", 0.02
+    ),
     "f32-rows": (
         Recipe(**SMALL, weights="F32", windows=(None,), parts=("row_norm", "ungated", "partial_rope")), "auto", 2e-3
     ),

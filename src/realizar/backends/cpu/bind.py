@@ -1,8 +1,8 @@
-"""A program's operations bound to kernels and addresses: the table that threads walk."""
+"""A program's blocks bound to kernels and addresses: the table that threads walk."""
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,18 +27,41 @@ from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace
 from realizar.backends.machine import read_machine
-from realizar.backends.program import Activate, Attend, Normalize, Operation, Project, Rotate, Select
-from realizar.models.spec import Attention, Norm
+from realizar.backends.parts import inputs_part, join_part
+from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
+from realizar.models.spec import Attention, FeedForward, Linear, Norm
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system does not tell
 
 
 @dataclass(frozen=True, slots=True)
+class BoundOperation:
+    """A kernel and its arguments.
+
+    Attributes:
+        part: what a profile calls it.
+        kernel: its address. arguments: int64, the record that it reads.
+        barrier: whether threads wait for each other after it.
+        weight_bytes: of the matrix that it reads.
+        attention: of the layer whose cache it reads; None for what reads none.
+        begins_block: whether it is the first of a block, and reads the residual stream.
+    """
+
+    part: str
+    kernel: int
+    arguments: NDArray[np.int64]
+    barrier: bool = True
+    weight_bytes: int = 0
+    attention: Attention | None = None
+    begins_block: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BoundProgram:
-    """Operations as int64 [count, 3] (kernel, arguments, barrier), and the argument records that they point to."""
+    """Operations, and as threads walk them: int64 [count, 3] (kernel, address of arguments, barrier)."""
 
     table: NDArray[np.int64]
-    arguments: tuple[NDArray[np.int64], ...]
+    operations: tuple[BoundOperation, ...]
 
     @property
     def at(self) -> int:
@@ -49,8 +72,18 @@ class BoundProgram:
         return len(self.table)
 
 
+def walkable(operations: Iterable[BoundOperation]) -> BoundProgram:
+    """A program of these operations, at whose end all threads are done."""
+    bound = tuple(operations)
+    table = aligned_zeros(len(bound) * OPERATION_FIELDS, np.int64).reshape(-1, OPERATION_FIELDS)
+    for row, operation in zip(table, bound, strict=True):
+        row[:] = operation.kernel, address(operation.arguments), operation.barrier
+    table[-1, 2] = 1
+    return BoundProgram(table, bound)  # type: ignore[arg-type]
+
+
 class Binder:
-    """Binds operations. `selected` says whether rows are the step's tokens or the selected rows."""
+    """Binds a model's blocks to its weights and workspace."""
 
     def __init__(
         self, instructions: InstructionSet, kernels: KernelLibrary, weights: Weights, workspace: Workspace,
@@ -61,18 +94,64 @@ class Binder:
         self.scratch, self.partial = scratch, partial  # a row per thread; segments of split attention
         self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
-    def bind(self, operations: tuple[Operation, ...], selected: bool) -> BoundProgram:
-        self._count = STEP_SELECTED if selected else STEP_TOKENS
-        attentions = [operation.attention for operation in operations if isinstance(operation, Rotate)]
-        self._two_terms = {attention.v.weight for attention in attentions if self.two_terms(attention)}
-        bound: list[tuple[int, NDArray[np.int64], bool]] = []
-        for index, operation in enumerate(operations):
-            bound.extend(self._bind(operation, operations[index + 1 :]))
-        table = aligned_zeros(len(bound) * OPERATION_FIELDS, np.int64).reshape(-1, OPERATION_FIELDS)
-        for row, (kernel, arguments, barrier) in zip(table, bound, strict=True):
-            row[:] = kernel, address(arguments), barrier
-        table[-1, 2] = 1  # a walk ends with all threads done
-        return BoundProgram(table, tuple(arguments for _, arguments, _ in bound))  # type: ignore[arg-type]
+    def bind_blocks(self, program: Program) -> BoundProgram:
+        """All layers, over the step's tokens."""
+        return walkable(operation for block in program.blocks for operation in self._block(block))
+
+    def bind_tail(self, tail: Tail) -> BoundProgram:
+        """Logits of the selected rows."""
+        matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
+        return walkable([*self._final_norm(tail), matmul])
+
+    def bind_pool(self, tail: Tail) -> BoundProgram:
+        """Final hidden states of the selected rows."""
+        return walkable(self._final_norm(tail))
+
+    def _block(self, block: Block) -> Iterator[BoundOperation]:
+        if isinstance(block, AttentionBlock):
+            yield from self._attention_block(block)
+        else:
+            assert isinstance(block, FeedForwardBlock)  # others were refused before the load
+            yield from self._feed_forward_block(block)
+
+    def _attention_block(self, block: AttentionBlock) -> Iterator[BoundOperation]:
+        attention, terms, part = block.attention, self.two_terms(block.attention), inputs_part(block)
+        yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
+        query, key, value = block.inputs.linears
+        yield self._project(query, "normed", "query", part, barrier=False)
+        yield self._project(key, "normed", "key", part, barrier=False)
+        yield self._project(value, "normed", "value", part, terms=terms)
+        if attention.qk_norm_axis == "row":
+            yield self._normalize("row norm", attention.q_norm, "query", "query")
+            yield self._normalize("row norm", attention.k_norm, "key", "key")
+        yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(block))
+        arguments = self._attend(block)
+        yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
+        yield BoundOperation("join", self.kernels.combine, arguments)
+        yield from self._join(block.join, "attended", join_part(block))
+
+    def _feed_forward_block(self, block: FeedForwardBlock) -> Iterator[BoundOperation]:
+        feed_forward, part, together = block.feed_forward, inputs_part(block), self._tiles_together(block)
+        yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
+        if feed_forward.gate is not None:
+            yield self._project(feed_forward.gate, "normed", "gate", part, barrier=False, together=together)
+        yield self._project(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
+        yield self._activate(feed_forward)
+        yield from self._join(block.join, "activated", join_part(block))
+
+    def _join(self, join: Join, source: str, part: str) -> Iterator[BoundOperation]:
+        assert join.linear is not None
+        if join.norm is None:
+            yield self._project(join.linear, source, "hidden", part, add_scale=join.scale)
+        else:
+            yield self._project(join.linear, source, "branch", part)
+            yield self._normalize("norm", join.norm, "branch", "branch", add_scale=join.scale)
+
+    def _final_norm(self, tail: Tail) -> list[BoundOperation]:
+        return [
+            BoundOperation("select", self.kernels.select, self._select()),
+            self._normalize("final norm", tail.norm, "selected", "selected", count=STEP_SELECTED),
+        ]
 
     def two_terms(self, attention: Attention) -> bool:
         """Whether V multiplies activations of two terms: int8, and int8 of what that leaves over, about 15 bits.
@@ -83,68 +162,57 @@ class Binder:
         quantised = isinstance(self.weights.matrices[attention.v.weight], PackedMatrix)
         return quantised and 2 * attention.num_kv_heads <= attention.num_heads
 
-    def _bind(
-        self, operation: Operation, following: tuple[Operation, ...]
-    ) -> list[tuple[int, NDArray[np.int64], bool]]:
-        if isinstance(operation, Project):
-            together = self._tiles_together(operation, following)
-            kernel, arguments = self._project(operation, together)
-            after = following[0] if following else None
-            same_source = isinstance(after, Project) and after.source == operation.source
-            return [(kernel, arguments, not same_source and not together)]
-        if isinstance(operation, Normalize):
-            return [(self.kernels.normalize, self._normalize(operation, following), True)]
-        if isinstance(operation, Rotate):
-            return [(self.kernels.rotate(self.kv.dtype), self._rotate(operation), True)]
-        if isinstance(operation, Attend):
-            arguments = self._attend(operation)
-            return [(self.kernels.attend(self.kv.dtype), arguments, True), (self.kernels.combine, arguments, True)]
-        if isinstance(operation, Activate):
-            return [self._activate(operation)]
-        assert isinstance(operation, Select)
-        return [(self.kernels.select, self._select(), True)]
-
     def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
         return record.pack({"step": address(self.workspace.step), **values})
 
-    def _tiles_together(self, operation: Project, following: tuple[Operation, ...]) -> int:
+    def _tiles_together(self, block: FeedForwardBlock) -> int:
         """Tiles of a group of the activation that follows, which then needs no barrier; else 0.
 
         Each thread goes on with what it computed, where both products are quantised and of whole groups.
         """
-        feed_forward = next((later.feed_forward for later in following[:2] if isinstance(later, Activate)), None)
-        if feed_forward is None or operation.linear not in (feed_forward.gate, feed_forward.up):
-            return 0
-        linears = [linear for linear in (feed_forward.gate, feed_forward.up) if linear is not None]
-        packed = all(isinstance(self.weights.matrices[linear.weight], PackedMatrix) for linear in linears)
-        return GROUP // self.instructions.lanes if packed and feed_forward.up.out_features % GROUP == 0 else 0
+        packed = all(isinstance(self.weights.matrices[one.weight], PackedMatrix) for one in block.inputs.linears)
+        whole = block.feed_forward.up.out_features % GROUP == 0
+        return GROUP // self.instructions.lanes if packed and whole else 0
 
-    def _project(self, operation: Project, together: int) -> tuple[int, NDArray[np.int64]]:
-        linear, matrix = operation.linear, self.weights.matrices[operation.linear.weight]
-        source, target = self.workspace.buffers[operation.source], self.workspace.buffers[operation.target]
-        add = operation.add_scale is not None
+    def _project(
+        self, linear: Linear, source: str, target: str, part: str, *, add_scale: float | None = None,
+        barrier: bool = True, terms: bool = False, together: int = 0, count: int = STEP_TOKENS,
+    ) -> BoundOperation:  # fmt: skip
+        """target = linear(source), or target += add_scale * linear(source).
+
+        Args:
+            terms: whether the source is of two terms; see `two_terms`.
+            together: from `_tiles_together`.
+            count: field of the step that has the number of rows.
+        """
+        matrix, read, written = (
+            self.weights.matrices[linear.weight], self.workspace.buffers[source], self.workspace.buffers[target],
+        )  # fmt: skip
         shared: dict[str, int | float] = {
-            "count_field": self._count,
-            "out": target.at,
-            "out_stride": target.stride,
-            "residual_scale": float(operation.add_scale) if operation.add_scale is not None else 1.0,
+            "count_field": count,
+            "out": written.at,
+            "out_stride": written.stride,
+            "residual_scale": 1.0 if add_scale is None else float(add_scale),
             "bias": address(self.weights.vector(linear.bias)) if linear.bias is not None else 0,
         }
-        records = source.records
-        if linear.weight in self._two_terms:
-            records = source.terms
-            shared["out_stride"] = target.stride // 2
+        records = read.records
+        if terms:
+            records = read.terms
+            shared["out_stride"] = written.stride // 2
             shared["count_field"] = STEP_TERMS
             if linear.bias is not None:
                 shared["bias"] = address(self.weights.half_of(linear.bias))  # both terms add it
+        add = add_scale is not None
         if isinstance(matrix, FloatMatrix):
             record = self._pack(
                 FLOAT_LINEAR, **shared, weights=address(matrix.weights), tiles=matrix.tiles, columns=matrix.columns,
-                tile_stride=matrix.size_bytes // matrix.tiles, input=source.at, input_stride=source.stride,
+                tile_stride=matrix.size_bytes // matrix.tiles, input=read.at, input_stride=read.stride,
             )  # fmt: skip
-            return self.kernels.float_linear(matrix.kind, add), record
-        shared["together"], shared["block_bytes"] = together, self._block_bytes
-        return self.kernels.linear(matrix.weight_format, add), self._linear(matrix, shared, records)
+            kernel = self.kernels.float_linear(matrix.kind, add)
+        else:
+            shared["together"], shared["block_bytes"] = together, self._block_bytes
+            record, kernel = self._linear(matrix, shared, records), self.kernels.linear(matrix.weight_format, add)
+        return BoundOperation(part, kernel, record, barrier, matrix.size_bytes)
 
     def _linear(
         self, matrix: PackedMatrix, shared: dict[str, int | float], records: RecordBuffer | None
@@ -153,29 +221,37 @@ class Binder:
         own = matrix.fields(self.instructions.lanes)
         return self._pack(LINEAR, **shared, **own, activations=records.at, activation_groups=records.groups)
 
-    def _normalize(self, operation: Normalize, following: tuple[Operation, ...]) -> NDArray[np.int64]:
-        source, target = self.workspace.buffers[operation.source], self.workspace.buffers[operation.target]
-        hidden, norm = self.workspace.buffers["hidden"], operation.norm
-        add = operation.add_scale
-        readers = itertools.takewhile(lambda later: isinstance(later, Project), following)
-        second = any(reader.linear.weight in self._two_terms for reader in readers if isinstance(reader, Project))
-        return self._pack(
-            NORMALIZE, count_field=self._count, input=source.at, input_stride=source.stride,
-            width=self._norm_width(norm, source.values.shape[1]), kind=_norm_kind(norm),
+    def _normalize(
+        self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
+        terms: bool = False, count: int = STEP_TOKENS,
+    ) -> BoundOperation:  # fmt: skip
+        """target = norm(source), and with `add_scale` hidden += add_scale * target.
+
+        Args:
+            norm: None copies.
+            terms: whether the target has two terms; see `two_terms`.
+            count: field of the step that has the number of rows.
+        """
+        read, written = self.workspace.buffers[source], self.workspace.buffers[target]
+        hidden = self.workspace.buffers["hidden"]
+        record = self._pack(
+            NORMALIZE, count_field=count, input=read.at, input_stride=read.stride,
+            width=self._norm_width(norm, read.values.shape[1]), kind=_norm_kind(norm),
             eps=float(norm.eps) if norm else 0.0,
             weight=address(self.weights.norm_weight(norm)) if norm else 0,
             bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
-            out=target.at, out_stride=target.stride, **_records(target.records),
-            residual=hidden.at if add is not None else 0, residual_stride=hidden.stride,
-            residual_scale=float(add) if add is not None else 0.0,
-            terms=target.terms.at if second and target.terms is not None else 0,
+            out=written.at, out_stride=written.stride, **_records(written.records),
+            residual=hidden.at if add_scale is not None else 0, residual_stride=hidden.stride,
+            residual_scale=float(add_scale) if add_scale is not None else 0.0,
+            terms=written.terms.at if terms and written.terms is not None else 0,
         )  # fmt: skip
+        return BoundOperation(part, self.kernels.normalize, record, begins_block=source == "hidden")
 
     def _norm_width(self, norm: Norm | None, padded: int) -> int:
         return self.weights.length(norm.weight) if norm else min(padded, self.weights.hidden_size)
 
-    def _rotate(self, operation: Rotate) -> NDArray[np.int64]:
-        attention, layout = operation.attention, self.kv.layouts[operation.layer]
+    def _rotate(self, block: AttentionBlock) -> NDArray[np.int64]:
+        attention, layout = block.attention, self.kv.layouts[block.layer]
         query, key, value = (self.workspace.buffers[name] for name in ("query", "key", "value"))
         cosine, sine = self.ropes.addresses(attention.rope)
         per_head = attention.qk_norm_axis == "head"
@@ -183,7 +259,7 @@ class Binder:
         either = q_norm or k_norm
         return self._pack(
             ROTATE, query=query.at, query_stride=query.stride, key=key.at, key_stride=key.stride, value=value.at,
-            value_stride=value.stride, second_value=value.stride // 2 if attention.v.weight in self._two_terms else 0,
+            value_stride=value.stride, second_value=value.stride // 2 if self.two_terms(attention) else 0,
             num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads, head_size=attention.head_size,
             cosine=cosine, sine=sine, rotary=attention.rope.size if attention.rope else 0,
             interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
@@ -192,21 +268,21 @@ class Binder:
             norm_kind=_norm_kind(either), eps=float(either.eps) if either else 0.0,
             query_norm_bias=address(self.weights.vector(q_norm.bias)) if q_norm and q_norm.bias else 0,
             key_norm_bias=address(self.weights.vector(k_norm.bias)) if k_norm and k_norm.bias else 0,
-            slots=address(self.workspace.slots[self.kv.group_of(operation.layer)]),
-            cache=self.kv.address_of(operation.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
+            slots=address(self.workspace.slots[self.kv.group_of(block.layer)]),
+            cache=self.kv.address_of(block.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
         )  # fmt: skip
 
-    def _attend(self, operation: Attend) -> NDArray[np.int64]:
-        attention, layout = operation.attention, self.kv.layouts[operation.layer]
+    def _attend(self, block: AttentionBlock) -> NDArray[np.int64]:
+        attention, layout = block.attention, self.kv.layouts[block.layer]
         query, attended = self.workspace.buffers["query"], self.workspace.buffers["attended"]
-        tables = self.workspace.block_tables[self.kv.group_of(operation.layer)]
+        tables = self.workspace.block_tables[self.kv.group_of(block.layer)]
         return self._pack(
             ATTEND, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
             window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
             sinks=address(self.weights.vector(attention.sinks)) if attention.sinks else 0,
-            cache=self.kv.address_of(operation.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
+            cache=self.kv.address_of(block.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
@@ -217,18 +293,17 @@ class Binder:
     def _quantised(self, attention: Attention) -> bool:
         return isinstance(self.weights.matrices[attention.o.weight], PackedMatrix)
 
-    def _activate(self, operation: Activate) -> tuple[int, NDArray[np.int64], bool]:
-        feed_forward = operation.feed_forward
+    def _activate(self, feed_forward: FeedForward) -> BoundOperation:
         gate, up, out = (self.workspace.buffers[name] for name in ("gate", "up", "activated"))
         gated = feed_forward.gate is not None
         quantised = isinstance(self.weights.matrices[feed_forward.down.weight], PackedMatrix)
         record = self._pack(
-            ACTIVATE, count_field=self._count, gate=gate.at, up=up.at, input_stride=up.stride,
+            ACTIVATE, count_field=STEP_TOKENS, gate=gate.at, up=up.at, input_stride=up.stride,
             groups=-(-feed_forward.up.out_features // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
             source_groups=-(-self.weights.hidden_size // GROUP), block_bytes=self._block_bytes,
             **_records(out.records if quantised else None),
         )  # fmt: skip
-        return self.kernels.activate(feed_forward.activation, gated), record, True
+        return BoundOperation("activation", self.kernels.activate(feed_forward.activation, gated), record)
 
     def _select(self) -> NDArray[np.int64]:
         hidden, selected = self.workspace.buffers["hidden"], self.workspace.buffers["selected"]

@@ -12,14 +12,13 @@ import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.bind import BoundProgram
+from realizar.backends.cpu.bind import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kv.layout import KVLayout
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.runner import MAX_SELECTED, CPUBackend
 from realizar.backends.cpu.walker import OPERATION_FIELDS
-from realizar.backends.parts import PartTime, cached_tokens_read, part_of
-from realizar.backends.program import Attend, Operation, Project, build_program
+from realizar.backends.parts import PartTime, cached_tokens_read
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import Attention, ModelSpec
 
@@ -43,24 +42,22 @@ def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, re
     if sum(row.sample for row in step.rows) > MAX_SELECTED:
         raise InvalidRequestError(f"at most {MAX_SELECTED} rows can be profiled at once on the CPU", "batch")
     backend.submit(step).result()
-    program = build_program(spec)
-    operations = [*program.body, *program.tail]
-    named = [part for operation in operations for part in _parts(backend, operation, step)]
-    alone = [each for bound in backend.programs for each in one_by_one(bound)]
+    operations = [operation for bound in backend.programs for operation in bound.operations]
+    alone = [walkable([operation]) for operation in operations]
     runs = [[_seconds(backend, each) for each in alone] for _ in range(repeats + 1)]  # the first finds caches cold
     calling = _calling_s(backend)
     best = [max(0.0, min(times) - calling) for times in zip(*runs, strict=True)]
-    return [PartTime(name, seconds, read) for (name, read), seconds in zip(named, best, strict=True)]
+    return [
+        PartTime(operation.part, seconds, _bytes_read(backend, operation, step))
+        for operation, seconds in zip(operations, best, strict=True)
+    ]
 
 
-def _parts(backend: CPUBackend, operation: Operation, step: ForwardInput) -> list[tuple[str, int]]:
-    """Name and bytes of what an operation is bound to."""
-    if isinstance(operation, Project):
-        return [(part_of(operation), backend.weight_bytes(operation.linear))]
-    if isinstance(operation, Attend):
-        read = cached_tokens_read(operation.attention, step) * _token_bytes(backend, operation.attention)
-        return [(part_of(operation), read), ("join", 0)]
-    return [(part_of(operation), 0)]
+def _bytes_read(backend: CPUBackend, operation: BoundOperation, step: ForwardInput) -> int:
+    """Bytes of weights and KV cache that an operation reads."""
+    if operation.attention is None:
+        return operation.weight_bytes
+    return cached_tokens_read(operation.attention, step) * _token_bytes(backend, operation.attention)
 
 
 def _token_bytes(backend: CPUBackend, attention: Attention) -> int:
@@ -68,14 +65,6 @@ def _token_bytes(backend: CPUBackend, attention: Attention) -> int:
     capacity = backend.capacity()
     layout = KVLayout(attention.num_kv_heads, attention.head_size, capacity.block_size, capacity.kv_cache_dtype)
     return layout.block_bytes // capacity.block_size
-
-
-def one_by_one(bound: BoundProgram) -> list[BoundProgram]:
-    """A program for each operation, at whose end all threads are done."""
-    table = aligned_zeros(bound.table.size, np.int64).reshape(bound.table.shape)
-    table[:] = bound.table
-    table[:, 2] = 1
-    return [BoundProgram(table[i : i + 1], (bound.arguments[i],)) for i in range(len(table))]  # type: ignore[arg-type]
 
 
 def _calling_s(backend: CPUBackend) -> float:

@@ -6,11 +6,11 @@ from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
+from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
-from realizar.backends.program import Project, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
@@ -27,15 +27,15 @@ def plan_memory(
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
-        UnsupportedModelError: a tensor's type does not run.
+        UnsupportedModelError: the CPU backend does not run a part of the model, or a tensor's type.
         CapacityError: the block size does not suit the CPU.
         InvalidRequestError: FP8 copies are asked for.
     """
     refuse_copies(config)
+    SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
-    program = build_program(spec)
-    linears = {op.linear.weight: op.linear for op in program.body + program.tail if isinstance(op, Project)}.values()
+    linears = spec.linears()
     context = min(config.context_length or spec.context_length, spec.context_length)
     blocks = -(-context // config.block_size) + 1
     workspace = Workspace(  # reserved, never written: it costs nothing

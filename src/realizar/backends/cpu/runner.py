@@ -29,17 +29,18 @@ from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.sampling.logit_reader import LogitReader
 from realizar.backends.cpu.sampling.sampler import RowSampler
+from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import reserve_workspace
 from realizar.backends.machine import physical_cores
-from realizar.backends.program import Project, build_program
+from realizar.backends.program import build_program
 from realizar.backends.row_faults import finite_vector
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, StepError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import Linear, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
@@ -99,13 +100,13 @@ class CPUBackend:
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
         start = time.perf_counter()
         refuse_copies(config)
+        SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
         self._spec = spec
         instructions = select(config.instruction_set)
         context = min(config.context_length or spec.context_length, spec.context_length)
         threads = config.threads or physical_cores()
-        program = build_program(spec)
-        linears = [op.linear for op in program.body + program.tail if isinstance(op, Project)]
+        program, linears = build_program(spec), list(spec.linears())
         blocks = -(-context // config.block_size) + 1
         self._workspace = reserve_workspace(spec, config, MAX_SELECTED, blocks, instructions.tile_tokens[0])
         self._weights = Weights(spec, checkpoint, instructions.lanes, threads)
@@ -114,15 +115,15 @@ class CPUBackend:
         self._ropes = RopeTables(spec, config.max_step_tokens)
         self._partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
         kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))
-        padded = max(layout.padded_head_size for layout in self._kv.layouts)
+        padded = max(layout.padded_head_size for layout in self._kv.layouts.values())
         scratch_stride = -(-scratch_bytes(padded) // 64) * 64
         self._scratch = aligned_zeros(threads * scratch_stride, np.uint8).reshape(threads, scratch_stride)
         binder = Binder(
             instructions, kernels, self._weights, self._workspace, self._kv, self._ropes,
             self._scratch, self._partial,  # type: ignore[arg-type]
         )  # fmt: skip
-        self._body, self._tail = binder.bind(program.body, False), binder.bind(program.tail, True)
-        self._final_norm = binder.bind(program.tail[:-1], True)
+        self._body, self._tail = binder.bind_blocks(program), binder.bind_tail(program.tail)
+        self._final_norm = binder.bind_pool(program.tail)
         self._team = ThreadTeam(threads)
         self._capacity = Capacity(
             block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
@@ -151,10 +152,6 @@ class CPUBackend:
         """Walk bound operations over the arrays of the step that ran last."""
         assert self._team is not None
         self._team.run(program.at, program.count)
-
-    def weight_bytes(self, linear: Linear) -> int:
-        """A matrix as packed."""
-        return self._weights.matrices[linear.weight].size_bytes
 
     def stream(self, tokens: int) -> NDArray[np.float32]:
         """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
@@ -213,7 +210,7 @@ class CPUBackend:
     def _split(self, forward_input: ForwardInput) -> int:
         """Segments per query where attention has too few units of work for the threads, else 0."""
         assert self._team is not None
-        attentions = [layer.attention for layer in self._spec.layers]
+        attentions = [attention for _, attention in self._spec.attentions()]
         units, longest = 0, 0
         for row in forward_input.rows:
             units += min(

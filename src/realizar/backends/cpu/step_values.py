@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.operation_times import one_by_one
+from realizar.backends.cpu.bind import walkable
 from realizar.backends.cpu.runner import CPUBackend
-from realizar.backends.program import Attend, Normalize, build_program
 from realizar.backends.step_values import StageValues, describe_values, stage_names
 from realizar.models.spec import ModelSpec
 
@@ -20,12 +19,10 @@ def read_values(backend: CPUBackend, spec: ModelSpec, step: ForwardInput) -> lis
     """
     backend.begin(step)
     stages, found = iter(stage_names(spec)), []
-    bound = iter(one_by_one(backend.programs[0]))
-    for operation in build_program(spec).body:
-        if isinstance(operation, Normalize) and operation.source == "hidden":
+    for operation in backend.programs[0].operations:
+        if operation.begins_block:
             found.append(describe_values(next(stages), backend.stream(len(step.token_ids))))
-        for _ in range(2 if isinstance(operation, Attend) else 1):  # attention is joined by a second
-            backend.walk(next(bound))
+        backend.walk(walkable([operation]))
     found.append(describe_values(next(stages), backend.stream(len(step.token_ids))))
     logits = backend.logits([len(step.token_ids) - 1])
     return [*found, describe_values("logits", np.asarray(logits, np.float32))]

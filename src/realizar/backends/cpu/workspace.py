@@ -63,8 +63,8 @@ class RowBuffer:
 
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
     """Widest row of every buffer of `program`."""
-    attentions = [layer.attention for layer in spec.layers]
-    widest = max(layer.feed_forward.up.out_features for layer in spec.layers)
+    attentions = [attention for _, attention in spec.attentions()]
+    widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     query = max(a.num_heads * a.head_size for a in attentions)
     key = max(a.num_kv_heads * a.head_size for a in attentions)
     hidden = spec.hidden_size

@@ -1,4 +1,4 @@
-"""A program's operations bound to kernels and buffers: a list of launches that a step walks, or a graph records."""
+"""A program's blocks bound to kernels and buffers: a list of launches that a step walks, or a graph records."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from realizar.backends.cuda.norms import Branch, Deferred, NormBinder
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
-from realizar.backends.parts import part_of
-from realizar.backends.program import Activate, Attend, Normalize, Operation, Program, Project, Rotate, Select
-from realizar.models.spec import Linear, ModelSpec, Norm
+from realizar.backends.parts import inputs_part, join_part
+from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
+from realizar.models.spec import FeedForward, ModelSpec, Norm
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _EMBED_BLOCK = 1024
 
 
 class Binder:
-    """Binds a model's operations to its weights and workspace."""
+    """Binds a model's blocks to its weights and workspace."""
 
     def __init__(
         self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger
@@ -41,92 +41,51 @@ class Binder:
 
     def bind_body(self, program: Program) -> list[Launch]:
         """Embedding and layers, over all tokens."""
-        return [Launch("embed", self._embed()), *self._bind(list(program.body))]
+        launches, branch = [Launch("embed", self._embed())], None
+        for block in program.blocks:
+            launches += self._block(block, branch)
+            branch = self._branch(block.join)
+        if branch is not None:
+            launches.append(Launch("norm", self._norms.bind_last(branch)))
+        return launches
 
-    def bind_tail(self, program: Program) -> list[Launch]:
+    def bind_tail(self, tail: Tail) -> list[Launch]:
         """Final norm, logits and the largest of each, over the selected rows; `shape.tokens` counts them."""
-        norm = next(op.norm for op in program.tail if isinstance(op, Normalize))
-        head = self._merger.merge([program.tail[-1].linear])  # type: ignore[union-attr]
+        head = self._merger.merge((tail.head,))
         return [
-            Launch("final norm", self._norms.bind_selected(norm, head)),
+            Launch("final norm", self._norms.bind_selected(tail.norm, head)),
             Launch("head", self._project(head, selected=True), head.weight_bytes),
             Launch("choose", self._choose(head)),
         ]
 
-    def bind_pool(self, program: Program) -> list[Launch]:
+    def bind_pool(self, tail: Tail) -> list[Launch]:
         """Final hidden states of the selected rows, float32, into `pooled`."""
-        norm = next(op.norm for op in program.tail if isinstance(op, Normalize))
-        return [Launch("final norm", self._norms.bind_selected(norm, None))]
+        return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
-    def _bind(self, operations: list[Operation]) -> Iterator[Launch]:
-        branch: Branch | None = None
-        linear: MergedLinear | None = None
-        rotation: Rotate
-        at = 0
-        while at < len(operations):
-            operation = operations[at]
-            at += 1
-            if isinstance(operation, Normalize) and operation.source == "hidden":
-                part = part_of(operations[at])
-                linear, at = self._following(operations, at)
-                normalize, deferred = self._norms.bind(branch, operation.norm, linear)
-                yield Launch("norm", normalize)
-                gated = isinstance(operations[at], Activate)
-                reader = self._following(operations, at + 1)[0] if gated else None
-                run = self._project(linear, normed=True, deferred=deferred, reader=reader)
-                yield Launch(part, run, linear.weight_bytes)
-                branch = None
-            elif isinstance(operation, Normalize):  # of the whole row of queries or keys
-                assert linear is not None
-            elif isinstance(operation, Rotate):
-                assert linear is not None
-                rotation = operation
-                yield from self._attention.bind_rotate(operation, linear)
-            elif isinstance(operation, Attend):
-                assert linear is not None
-                made = linear
-                linear, _ = self._following(operations, at)
-                yield from self._attention.bind_attend(operation, rotation, made, linear)
-            elif isinstance(operation, Activate):
-                up = linear
-                assert up is not None
-                linear, _ = self._following(operations, at)
-                yield Launch("activation", self._activate(operation, up, linear))
-            elif isinstance(operation, Project):
-                assert linear is not None
-                norm, scale = None, operation.add_scale
-                if scale is None:
-                    joined = operations[at]
-                    assert isinstance(joined, Normalize)
-                    norm, scale, at = joined.norm, joined.add_scale, at + 1
-                branch = Branch(linear, norm, float(scale or 0.0))
-                residual = self._norms.bind_joined(branch, *self._next_norm(operations, at))
-                yield Launch(part_of(operation), self._project(linear, residual=residual), linear.weight_bytes)
-            else:
-                assert isinstance(operation, Select)
-        if branch is not None:
-            yield Launch("norm", self._norms.bind_last(branch))
+    def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
+        """A block's launches; the branch of the block before it is added to the stream by the first of them."""
+        assert isinstance(block, AttentionBlock | FeedForwardBlock)  # others were refused before the load
+        inputs, branch = self._merger.merge(block.inputs.linears), self._branch(block.join)
+        output = branch.linear
+        normalize, deferred = self._norms.bind(before, block.inputs.norm, inputs)
+        yield Launch("norm", normalize)
+        reader = output if isinstance(block, FeedForwardBlock) else None
+        run = self._project(inputs, normed=True, deferred=deferred, reader=reader)
+        yield Launch(inputs_part(block), run, inputs.weight_bytes)
+        if isinstance(block, AttentionBlock):
+            yield from self._attention.bind(block, inputs, output)
+        else:
+            yield Launch("activation", self._activate(block.feed_forward, inputs, output))
+        residual = self._norms.bind_joined(branch, *self._following(block.join))
+        yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
-    def _next_norm(self, operations: list[Operation], at: int) -> tuple[Norm | None, MergedLinear | None]:
-        """The norm of the stream at an operation, and the product that reads it; none where the body ends."""
-        if at == len(operations):
-            return None, None
-        operation = operations[at]
-        assert isinstance(operation, Normalize)
-        return operation.norm, self._following(operations, at + 1)[0]
+    def _following(self, join: Join) -> tuple[Norm | None, MergedLinear | None]:
+        """The norm of the stream after a join, and the product that reads it; none where the blocks end."""
+        return (None, None) if join.next is None else (join.next.norm, self._merger.merge(join.next.linears))
 
-    def _following(self, operations: list[Operation], at: int) -> tuple[MergedLinear, int]:
-        """The products that start at an operation and share their input, merged, and where they end."""
-        linears: list[Linear] = []
-        first = operations[at]
-        assert isinstance(first, Project)
-        while at < len(operations):
-            operation = operations[at]
-            if not isinstance(operation, Project) or operation.source != first.source:
-                break
-            linears.append(operation.linear)
-            at += 1
-        return self._merger.merge(linears), at
+    def _branch(self, join: Join) -> Branch:
+        assert join.linear is not None
+        return Branch(self._merger.merge((join.linear,)), join.norm, float(join.scale))
 
     def _embed(self) -> Callable[[StepShape], None]:
         space, table = self._space, self._weights.embedding
@@ -185,8 +144,10 @@ class Binder:
 
         return run
 
-    def _activate(self, operation: Activate, up: MergedLinear, reader: MergedLinear) -> Callable[[StepShape], None]:
-        feed_forward, space = operation.feed_forward, self._space
+    def _activate(
+        self, feed_forward: FeedForward, up: MergedLinear, reader: MergedLinear
+    ) -> Callable[[StepShape], None]:
+        space = self._space
         width = feed_forward.up.out_features
         gated = feed_forward.gate is not None
         up_at = 64 if up.interleaved else width if gated else 0

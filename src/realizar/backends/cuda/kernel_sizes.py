@@ -69,7 +69,7 @@ def shared_heads(attention: Attention) -> int:
 
 def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
     """Tokens of a tile of `attend_chunk`, the same in all layers."""
-    attentions = [layer.attention for layer in spec.layers]
+    attentions = [attention for _, attention in spec.attentions()]
     group = max(a.num_heads // a.num_kv_heads for a in attentions)
     wide = max(padded_head(a) for a in attentions)
     queries = 32 if compute == torch.float32 else 128 if wide <= 128 else 64
@@ -90,8 +90,8 @@ def attention_parts(
 ) -> int:
     """Decodes times parts of their contexts, at most."""
     return max(
-        rows * decode_parts(layer.attention, rows, context_length, device, fixed)
-        for layer in spec.layers
+        rows * decode_parts(attention, rows, context_length, device, fixed)
+        for _, attention in spec.attentions()
         for rows in row_counts
     )
 

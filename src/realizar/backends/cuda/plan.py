@@ -18,13 +18,13 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
-from realizar.backends.cuda.matmul.merging import product_groups
 from realizar.backends.cuda.sampling.sampler import reserved_bytes
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
+from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
-from realizar.backends.program import Program, Project, build_program
+from realizar.backends.program import Program, build_program
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
@@ -45,12 +45,12 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
-        UnsupportedModelError: a tensor's type does not run.
+        UnsupportedModelError: the CUDA backend does not run a part of the model, or a tensor's type.
         CapacityError: the block size does not suit a GPU.
     """
+    SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
-    program = build_program(spec)
-    linears = {op.linear.weight: op.linear for op in program.body + program.tail if isinstance(op, Project)}.values()
+    program, linears = build_program(spec), spec.linears()
     types = {linear.weight: stored_type(spec, checkpoint, linear.weight) for linear in linears}
     weight_bytes = sum(matrix_bytes(types[one.weight], one.out_features, one.in_features) for one in linears)
     embedding = embedding_bytes(spec, checkpoint)
@@ -86,15 +86,15 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """Of partial sums, inputs of products, and graphs, about."""
-    attention = max(layer.attention.num_heads * layer.attention.head_size for layer in spec.layers)
-    widest = max(layer.feed_forward.up.out_features for layer in spec.layers)
+    attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
+    widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     partials = 4 * max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size)
     return partials + 4 * sizes.tokens * (spec.hidden_size + attention + widest) + _GRAPHS
 
 
 def _copy_bytes(program: Program, types: Mapping[TensorName, GGMLType]) -> int:
     """Of the FP8 copies of all products whose matrices are quantised."""
-    groups = {tuple(linear.weight for linear in group): group for group in product_groups(program.body + program.tail)}
+    groups = {tuple(linear.weight for linear in group): group for group in program.matmuls()}
     sizes = [
         (sum(linear.out_features for linear in group), group[0].in_features)
         for weights, group in groups.items()

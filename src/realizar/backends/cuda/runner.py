@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, t
 from realizar.backends.cuda.launch import Launch, StepLaunch
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
-from realizar.backends.cuda.matmul.merging import Merger, product_groups
+from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import Products
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
@@ -40,6 +40,7 @@ from realizar.backends.cuda.shapes import (
 )
 from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
+from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.kv_blocks import element_type
@@ -73,6 +74,7 @@ class CUDABackend:
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
         start = time.perf_counter()
+        SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
         device = self._device or open_device()
         with device_errors(device.torch_device):
@@ -94,8 +96,8 @@ class CUDABackend:
         if device.is_gpu:
             plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
         program = build_program(spec)
-        body, tail = product_groups(program.body), product_groups(program.tail)
-        linears = [linear for group in body + tail for linear in group]
+        body, tail = program.block_matmuls(), program.tail.matmuls()
+        linears = list(spec.linears())
         self._weights = Weights(spec, checkpoint, device)
         self._load_weights(checkpoint, body + tail)
         products = Products(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
@@ -138,11 +140,11 @@ class CUDABackend:
             fixed_splits=config.batch_invariant,
         )
         binder = Binder(self._spec, self._weights, self._space, attention, merger)
-        self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program), self._space, self._device)
+        self._graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), self._space, self._device)
         sizes = self._space.arrays.sizes
         self._attention = attention
         attention.prepare([*self._decode_shapes(), *mixed_shapes(sizes)])
-        self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program), self._sampler)
+        self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program.tail), self._sampler)
 
     def _log_decisions(
         self, device: DeviceProfile, compute: str, products: Products | None, linears: list[MergedLinear],
@@ -196,7 +198,7 @@ class CUDABackend:
                 self._graphs.run_eagerly(shape, 0)
             self._progress("compiling chunks", (done + 1) / len(shapes))
 
-    def _load_weights(self, checkpoint: Checkpoint, groups: list[list[Linear]]) -> None:
+    def _load_weights(self, checkpoint: Checkpoint, groups: Iterable[Sequence[Linear]]) -> None:
         total, done = max(1, checkpoint.size_bytes), 0
 
         def loaded(size: int) -> None:

@@ -28,7 +28,7 @@ class Workspace:
         self, spec: ModelSpec, sizes: StepSizes, device: DeviceProfile, compute: torch.dtype, attention_parts: int
     ) -> None:
         where = device.torch_device
-        attentions = [layer.attention for layer in spec.layers]
+        attentions = [attention for _, attention in spec.attentions()]
         width = max(a.num_heads * a.head_size for a in attentions)
         heads = max(a.num_heads for a in attentions)
         self.arrays = StepArrays(sizes, device)

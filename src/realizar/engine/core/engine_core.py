@@ -71,7 +71,7 @@ class EngineCore:
         self._ended: list[TokenOutput] = []  # of requests that ended outside a step's results
         self._death: str | None = None
         self._cache = KVCacheManager(
-            [group.window for group in spec.cache_groups()],
+            [group.kind for group in spec.cache_groups()],
             capacity.num_blocks,
             block_size=capacity.block_size,
             num_rows=max_running,

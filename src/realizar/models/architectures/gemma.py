@@ -88,7 +88,7 @@ def _layers(
     output_bias = builder.bias("attention_bias", "self_attn.o_proj")
     return [
         Layer(
-            attention=builder.attention(
+            mixer=builder.attention(
                 index,
                 rope=ropes[index],
                 scale=scale,
@@ -100,7 +100,7 @@ def _layers(
             ),
             feed_forward=builder.feed_forward(index, activation),
             input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            post_attention_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            post_mixer_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
             pre_feedforward_norm=builder.norm(f"model.layers.{index}.pre_feedforward_layernorm"),
             post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
         )

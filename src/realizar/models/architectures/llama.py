@@ -27,7 +27,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
     layers = [
         Layer(
-            attention=builder.attention(
+            mixer=builder.attention(
                 index, rope=rope, scale=scale, window=windows[index], qkv_bias=qkv_bias, output_bias=output_bias
             ),
             feed_forward=builder.feed_forward(index, activation, bias=mlp_bias),

@@ -19,9 +19,9 @@ def build(hparams: HyperParameters) -> ModelSpec:
     output_bias = builder.bias("attention_bias", "self_attn.o_proj")
     layers = [
         Layer(
-            attention=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="row"),
+            mixer=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="row"),
             feed_forward=builder.feed_forward(index, activation),
-            post_attention_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            post_mixer_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
             post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
         )
         for index in range(sizes.num_layers)

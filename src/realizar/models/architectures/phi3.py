@@ -18,7 +18,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     activation = builder.activation()
     layers = [
         Layer(
-            attention=builder.attention(index, rope=rope, window=windows[index]),
+            mixer=builder.attention(index, rope=rope, window=windows[index]),
             feed_forward=builder.feed_forward(index, activation),
             input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
             pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),

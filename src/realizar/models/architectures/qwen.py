@@ -29,7 +29,7 @@ def _build(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
     output_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.o_proj")
     layers = [
         Layer(
-            attention=builder.attention(
+            mixer=builder.attention(
                 index,
                 rope=rope,
                 window=windows[index],

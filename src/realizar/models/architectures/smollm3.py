@@ -27,7 +27,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
     layers = [
         Layer(
-            attention=builder.attention(
+            mixer=builder.attention(
                 index,
                 rope=rope if has_rope[index] else None,
                 window=windows[index],

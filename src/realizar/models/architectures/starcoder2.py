@@ -18,7 +18,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     bias = builder.bias("use_bias", "self_attn.q_proj", default=not hparams.is_gguf)
     layers = [
         Layer(
-            attention=builder.attention(index, rope=rope, window=windows[index], qkv_bias=bias, output_bias=bias),
+            mixer=builder.attention(index, rope=rope, window=windows[index], qkv_bias=bias, output_bias=bias),
             feed_forward=_feed_forward(builder, index, bias),
             input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
             pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),

@@ -11,14 +11,12 @@ import pytest
 from backends.spoiled_models import spoil_block, spoiled_model, vector_names
 from random_models import Recipe, random_model
 from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.program import Project, build_program
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import CheckpointError
-from realizar.models.spec import Linear, ModelSpec
 from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES
 from tiny_model import write_tiny_model
 
@@ -31,12 +29,7 @@ TYPES = [each.name for each in (*QUANTIZED_TYPES, *FLOAT_TYPES) if each is not G
 def pack(recipe: Recipe, name: str, value: str) -> None:
     """Pack all matrices, and look at the embedding."""
     spec, checkpoint = spoiled_model(recipe, name, value)
-    Weights(spec, checkpoint, 8, 2).load(linears_of(spec), lambda _: None)
-
-
-def linears_of(spec: ModelSpec) -> list[Linear]:
-    program = build_program(spec)
-    return [op.linear for op in program.body + program.tail if isinstance(op, Project)]
+    Weights(spec, checkpoint, 8, 2).load(list(spec.linears()), lambda _: None)
 
 
 @pytest.mark.parametrize("value", ["inf", "nan"])
@@ -62,7 +55,7 @@ def test_norms_biases_and_sinks(name: str) -> None:
 def test_good_weights_pass() -> None:
     for kind in TYPES:
         spec, checkpoint = random_model(Recipe(parts=PARTS, weights=kind, windows=(None,)))
-        Weights(spec, checkpoint, 8, 2).load(linears_of(spec), lambda _: None)
+        Weights(spec, checkpoint, 8, 2).load(list(spec.linears()), lambda _: None)
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:

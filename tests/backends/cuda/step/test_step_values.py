@@ -72,7 +72,7 @@ def test_both_backends_see_the_same(values_on_cpu: list[StageValues]) -> None:
 def test_the_stage_at_which_two_runs_part(values_on_cpu: list[StageValues], monkeypatch: pytest.MonkeyPatch) -> None:
     """One has lost the output projection of the second layer."""
     spec, _ = random_model(RECIPE)
-    stored_rows, lost = weights.Weights.stored_rows, spec.layers[1].attention.o.weight
+    stored_rows, lost = weights.Weights.stored_rows, spec.layers[1].mixer.o.weight
 
     def rows(self: weights.Weights, name: str) -> Any:
         data, ggml_type = stored_rows(self, name)

@@ -127,7 +127,7 @@ def test_what_is_measured_anew_replaces_the_old() -> None:
 def test_shapes_of_a_model() -> None:
     """QKV and gate and up side by side, each shape once, with the type of most of its weights; floats are not tuned."""
     spec, checkpoint = random_model(Recipe(64, 4, 2, weights="Q4_0"))
-    value = checkpoint.tensors[spec.tensors[spec.layers[0].attention.v.weight].name]
+    value = checkpoint.tensors[spec.tensors[spec.layers[0].mixer.v.weight].name]
     checkpoint.tensors[value.name] = replace(value, ggml_type=GGMLType.Q8_0)
     assert model_shapes(spec, checkpoint) == [
         Shape(512, 256, GGMLType.Q4_0),

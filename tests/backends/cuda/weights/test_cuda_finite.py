@@ -12,7 +12,6 @@ from backends.spoiled_models import spoiled_model, vector_names  # noqa: E402
 from random_models import Recipe  # noqa: E402
 from realizar.backends.cuda import weights as weights_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
-from realizar.backends.cuda.matmul.merging import product_groups  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.weights.load import Weights  # noqa: E402
 from realizar.backends.program import build_program  # noqa: E402
@@ -36,8 +35,7 @@ def test_matrices_of_every_type(kind: str, road: str, monkeypatch: pytest.Monkey
     recipe = Recipe(weights=kind, windows=(None,))
     for value, name in (("nan", "layers.0.q.weight"), ("inf", "layers.0.v.weight")):
         spec, checkpoint = spoiled_model(recipe, name, value)
-        program = build_program(spec)
-        groups = product_groups(program.body)
+        groups = build_program(spec).block_matmuls()
         with pytest.raises(CheckpointError, match=rf"^random\.gguf: tensor '{name}': .* is not finite"):
             Weights(spec, checkpoint, device).load(groups, lambda _: None)
 

@@ -15,12 +15,11 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.fake_card import FakeCard, FakePacker  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda import weights as weights_module  # noqa: E402
-from realizar.backends.cuda.matmul.merging import product_groups  # noqa: E402
 from realizar.backends.cuda.weights.load import Matrix, Weights  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import RawMatrix, memory_bytes, pack_by_threads  # noqa: E402
 from realizar.backends.cuda.weights.plain import PlainMatrix  # noqa: E402
-from realizar.backends.cuda.weights.store import ALIGNMENT, Store, linears_of, vectors_of  # noqa: E402
+from realizar.backends.cuda.weights.store import ALIGNMENT, Store  # noqa: E402
 from realizar.backends.program import build_program  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
@@ -34,9 +33,8 @@ RECIPES = {
 }
 
 
-def groups_of(spec: ModelSpec) -> list[list[Linear]]:
-    program = build_program(spec)
-    return product_groups(program.body) + product_groups(program.tail)
+def groups_of(spec: ModelSpec) -> list[tuple[Linear, ...]]:
+    return build_program(spec).matmuls()
 
 
 def tensors_of(matrix: Matrix) -> list[torch.Tensor]:
@@ -47,11 +45,11 @@ def tensors_of(matrix: Matrix) -> list[torch.Tensor]:
 
 def layer_tensors(weights: Weights, spec: ModelSpec, layer: Layer) -> list[torch.Tensor]:
     """Matrices, vectors as steps ask for them, and biases of a layer."""
-    names = {linear.weight for linear in linears_of(layer)}
+    names = {linear.weight for linear in layer.linears()}
     groups = [group for group in groups_of(spec) if group[0].weight in names]
     matrices = [matrix for group in groups for matrix in weights.groups[tuple(one.weight for one in group)]]
     biases = [bias for group in groups if (bias := weights.bias(tuple(group))) is not None]
-    vectors = [weights.vector(name) for name in vectors_of(layer)]
+    vectors = [weights.vector(name) for name in layer.vectors()]
     return [tensor for matrix in matrices for tensor in tensors_of(matrix)] + biases + vectors
 
 
@@ -129,7 +127,7 @@ def test_floats_are_as_stored() -> None:
             stored = weights.stored_rows(linear.weight)[0]
             assert np.array_equal(matrix.contiguous().view(torch.uint8).numpy().reshape(-1), stored)
     for layer in spec.layers:
-        for name in vectors_of(layer):
+        for name in layer.vectors():
             assert np.array_equal(weights.vector(name).numpy(), weights.vector_values(name))
             assert np.array_equal(weights.vector(name, 1.0).numpy(), weights.vector_values(name) + np.float32(1))
 
@@ -161,8 +159,8 @@ def test_allocations_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = GPURunner(spec, checkpoint, EngineConfig(max_running=2, max_step_tokens=64, kv_cache_bytes=16 << 20))
     weights = runner.backend._weights
     for layer in spec.layers:
-        tensors = [weights.vector(name) for name in vectors_of(layer)]
-        names = {linear.weight for linear in linears_of(layer)}
+        tensors = [weights.vector(name) for name in layer.vectors()]
+        names = {linear.weight for linear in layer.linears()}
         for key, matrices in weights.groups.items():
             if key[0] in names:
                 tensors += [tensor for matrix in matrices for tensor in tensors_of(matrix)]

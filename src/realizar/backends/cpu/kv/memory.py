@@ -30,7 +30,7 @@ class KVSizes:
 
     Attributes:
         dtype: element type. block_size: tokens of a block.
-        layouts: of each layer's blocks.
+        layouts: of the blocks of each layer with attention, by its index.
         groups: of layers with one block table.
         blocks_per_request: of each group, for a request of the whole context.
         block_bytes: of each group, all its layers together.
@@ -49,10 +49,10 @@ class KVSizes:
         self.dtype = element_type(config, automatic)
         self.block_size = config.block_size
         self.context_length = context_length
-        self.layouts = [
-            KVLayout(layer.attention.num_kv_heads, layer.attention.head_size, config.block_size, self.dtype)
-            for layer in spec.layers
-        ]
+        self.layouts = {
+            layer: KVLayout(attention.num_kv_heads, attention.head_size, config.block_size, self.dtype)
+            for layer, attention in spec.attentions()
+        }
         self.groups = spec.cache_groups()
         self.blocks_per_request = blocks_per_request(self.groups, config, context_length)
         self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
@@ -104,7 +104,7 @@ def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_b
 
 
 class KVMemory:
-    """Blocks of every layer. Memory is reserved, and taken by the system only as blocks are first written.
+    """Blocks of every layer with attention. Memory is reserved; the system takes it as blocks are first written.
 
     Args:
         context_length: tokens that one request may hold.
@@ -119,10 +119,10 @@ class KVMemory:
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
         self.num_blocks = sizes.num_blocks(kv_limit_bytes(spec, config, sizes, free_memory_bytes()), config.max_running)
-        self._memory = [
-            aligned_zeros(self.num_blocks[self._group[index]] * layout.block_bytes, np.uint8)
-            for index, layout in enumerate(self.layouts)
-        ]
+        self._memory = {
+            layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
+            for layer, layout in self.layouts.items()
+        }
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""
@@ -135,4 +135,4 @@ class KVMemory:
     @property
     def size_bytes(self) -> int:
         """Bytes of all layers."""
-        return sum(memory.nbytes for memory in self._memory)
+        return sum(memory.nbytes for memory in self._memory.values())

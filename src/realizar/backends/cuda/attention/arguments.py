@@ -15,7 +15,7 @@ from realizar.backends.cuda.norms import NORM_KINDS
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import Attend, Rotate
+from realizar.backends.program import AttentionBlock
 from realizar.models.spec import Attention
 
 
@@ -41,10 +41,9 @@ class AttentionArguments:
         self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
-    def turned(self, operation: Rotate, linear: MergedLinear, shape: StepShape) -> list[Any]:
+    def turned(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
         """What `turned_heads` takes up to `value_at`, of the product that `linear` makes."""
-        attention, bias = operation.attention, linear.bias
-        norms = attention.q_norm, attention.k_norm
+        bias, norms = linear.bias, (attention.q_norm, attention.k_norm)
         if _is_summed(attention):
             norms, bias = (None, None), None
         norm = norms[0] or norms[1]
@@ -57,9 +56,9 @@ class AttentionArguments:
             float(norm.eps) if norm else 0.0, *columns(attention),
         ]  # fmt: skip
 
-    def turned_constants(self, operation: Rotate, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
+    def turned_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
         """Its constants."""
-        attention, rope, summed = operation.attention, operation.attention.rope, _is_summed(operation.attention)
+        rope, summed = attention.rope, _is_summed(attention)
         norm = None if summed else attention.q_norm or attention.k_norm
         return {
             "SPLITS": 1 if summed else linear.splits(shape.tokens), "BIAS": not summed and linear.bias is not None,
@@ -78,11 +77,11 @@ class AttentionArguments:
     def sinks(self, attention: Attention) -> torch.Tensor:
         return self._weights.vector(attention.sinks) if attention.sinks else self.none
 
-    def shared(self, operation: Attend) -> dict[str, Any]:
+    def shared(self, block: AttentionBlock) -> dict[str, Any]:
         """Constants that both Triton kernels of attention take."""
-        attention, arrays = operation.attention, self._space.arrays
+        attention, arrays = block.attention, self._space.arrays
         return {
-            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(operation.layer),
+            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(block.layer),
             "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
             "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[self._space.query.dtype], "KEYS": KEYS,
         }  # fmt: skip

@@ -23,7 +23,7 @@ from realizar.backends.cuda.norms import NORM_KINDS
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import Attend, Rotate
+from realizar.backends.program import AttentionBlock
 from realizar.models.spec import Attention, Norm
 
 
@@ -54,26 +54,22 @@ class AttentionBinder:
         """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
         return self._decodes.is_long(decodes, context)
 
-    def bind_rotate(self, operation: Rotate, linear: MergedLinear) -> Iterator[Launch]:
-        by_row = operation.attention.qk_norm_axis == "row"
-        if by_row:
-            yield Launch("row norm", self._norm_rows(operation.attention, linear))
-        yield Launch("rope", self._rotate(operation, linear))
-
-    def bind_attend(
-        self, operation: Attend, rotation: Rotate, linear: MergedLinear, reader: MergedLinear
-    ) -> Iterator[Launch]:
-        """`linear` made queries, keys and values, which `rotation` turns; `reader` takes the result."""
-        start_decodes = self._decodes.bind(BoundDecode(operation, rotation, linear, reader))
+    def bind(self, block: AttentionBlock, linear: MergedLinear, reader: MergedLinear) -> Iterator[Launch]:
+        """`linear` made queries, keys and values; `reader` takes the result."""
+        attention = block.attention
+        if attention.qk_norm_axis == "row":
+            yield Launch("row norm", self._norm_rows(attention, linear))
+        yield Launch("rope", self._rotate(block, linear))
+        start_decodes = self._decodes.bind(BoundDecode(block, linear, reader))
 
         def run(shape: StepShape) -> None:
             if shape.decodes:
                 start_decodes(shape)
             if shape.tiles:
-                self._attend_tiles(operation, shape)
+                self._attend_tiles(block, shape)
 
-        yield Launch("attention", run, attention=operation.attention)
-        yield Launch("join", self._convert(operation.attention, reader))
+        yield Launch("attention", run, attention=attention)
+        yield Launch("join", self._convert(attention, reader))
 
     def _norm_rows(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
         """Sum queries, keys and values into the first split; queries and keys normed over their whole row."""
@@ -101,16 +97,16 @@ class AttentionBinder:
 
         return run
 
-    def _rotate(self, operation: Rotate, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _rotate(self, block: AttentionBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
         """Of steps with chunks: `attend_decode` does without."""
-        attention, space = operation.attention, self._space
-        slots = space.arrays.slots(self._kv.group_of(operation.layer))
-        caches, parts = self._arguments.cache(operation.layer), attention.num_heads + 2 * attention.num_kv_heads
+        attention, space = block.attention, self._space
+        slots = space.arrays.slots(self._kv.group_of(block.layer))
+        caches, parts = self._arguments.cache(block.layer), attention.num_heads + 2 * attention.num_kv_heads
 
         def run(shape: StepShape) -> None:
             if not shape.tiles:
                 return
-            turned = operation, linear, shape
+            turned = attention, linear, shape
             pointers, constants = self._arguments.turned(*turned), self._arguments.turned_constants(*turned)
             rotate[(shape.tokens, -(-parts // ROTATE_PARTS))](
                 *pointers, *caches, slots, space.query, space.query.stride(0), INT8=self._kv.dtype == "int8",
@@ -119,18 +115,18 @@ class AttentionBinder:
 
         return run
 
-    def _attend_tiles(self, operation: Attend, shape: StepShape) -> None:
-        attention, space = operation.attention, self._space
+    def _attend_tiles(self, block: AttentionBlock, shape: StepShape) -> None:
+        attention, space = block.attention, self._space
         arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
         group = attention.num_heads // attention.num_kv_heads
         attend_chunk[(shape.tiles, attention.num_kv_heads)](
-            space.query, *self._arguments.cache(operation.layer), self._arguments.sinks(attention), space.attended,
+            space.query, *self._arguments.cache(block.layer), self._arguments.sinks(attention), space.attended,
             arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
             arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
             space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
             HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
             INT8=self._kv.dtype == "int8", QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens,
-            num_warps=4 if space.query.dtype == torch.float32 else 8, **self._arguments.shared(operation),
+            num_warps=4 if space.query.dtype == torch.float32 else 8, **self._arguments.shared(block),
             **space.launching(shape.tokens),
         )  # fmt: skip
 

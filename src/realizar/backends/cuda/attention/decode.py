@@ -18,7 +18,7 @@ from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import Attend, Rotate
+from realizar.backends.program import AttentionBlock
 from realizar.models.spec import Attention
 
 _SHORT = 2048  # tokens of a context that is not cut into more parts than pay
@@ -30,8 +30,7 @@ _FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
 class BoundDecode:
     """Attention of single tokens in one layer: `linear` made queries, keys and values, `reader` takes the result."""
 
-    operation: Attend
-    rotation: Rotate
+    block: AttentionBlock
     linear: MergedLinear
     reader: MergedLinear
 
@@ -77,8 +76,8 @@ class DecodeBinder:
     def _kind(self, decode: BoundDecode, shape: StepShape) -> object:
         if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
             return kernel
-        attention = decode.operation.attention
-        turned = self._arguments.turned_constants(decode.rotation, decode.linear, shape)
+        attention = decode.block.attention
+        turned = self._arguments.turned_constants(decode.block.attention, decode.linear, shape)
         target = self._arguments.direct(attention, decode.reader, shape)
         form = _FLOAT_ROWS if target is None else target.constants()
         return self._parts(attention, shape), tuple(turned.items()), tuple(form.items())
@@ -87,7 +86,7 @@ class DecodeBinder:
         """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
         if self._native is None or self._fixed or context <= _SHORT:
             return False
-        return any(self._are_few(decodes, decode.operation.attention) for decode in self._bound)
+        return any(self._are_few(decodes, decode.block.attention) for decode in self._bound)
 
     def _parts(self, attention: Attention, shape: StepShape) -> int:
         """Of every decode's context."""
@@ -95,8 +94,8 @@ class DecodeBinder:
 
     def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:
         """The CUDA kernel for the decodes of a step."""
-        attention = decode.operation.attention
-        turned = self._arguments.turned_constants(decode.rotation, decode.linear, shape)
+        attention = decode.block.attention
+        turned = self._arguments.turned_constants(decode.block.attention, decode.linear, shape)
         target = self._arguments.direct(attention, decode.reader, shape)
         form = target.form if target is not None and target.form.kind in ("int8", "half") else Form("f32")
         kernel = AttendKernel(
@@ -130,7 +129,7 @@ class DecodeBinder:
     def _start_native(
         self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, shape: StepShape
     ) -> None:
-        attention, space, layer = decode.operation.attention, self._space, decode.operation.layer
+        attention, space, layer = decode.block.attention, self._space, decode.block.layer
         arrays = space.arrays
         target = self._arguments.direct(attention, decode.reader, shape)
         if target is None:
@@ -138,7 +137,7 @@ class DecodeBinder:
         else:
             values = target.codes if kernel.out == "int8" else target.values
             written, stride = [values, target.scales, target.terms], target.cols
-        pointers = self._arguments.turned(decode.rotation, decode.linear, shape)
+        pointers = self._arguments.turned(decode.block.attention, decode.linear, shape)
         (partials, *strides), (bias, _, *vectors), (eps, key_at, value_at) = pointers[:3], pointers[3:-3], pointers[-3:]
         tensors = [
             partials, bias, *vectors, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
@@ -158,21 +157,21 @@ class DecodeBinder:
         native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])
 
     def _start_triton(self, decode: BoundDecode, shape: StepShape) -> None:
-        attention, space = decode.operation.attention, self._space
+        attention, space = decode.block.attention, self._space
         arrays, parts = space.arrays, self._parts(attention, shape)
         target = self._arguments.direct(attention, decode.reader, shape)
         if target is None:
             written, form = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_ROWS
         else:
             written, form = target.pointers(), target.constants()
-        turned = decode.rotation, decode.linear, shape
+        turned = decode.block.attention, decode.linear, shape
         pointers, constants = self._arguments.turned(*turned), self._arguments.turned_constants(*turned)
-        group, layer = attention.num_heads // attention.num_kv_heads, decode.operation.layer
+        group, layer = attention.num_heads // attention.num_kv_heads, decode.block.layer
         attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
             *pointers, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._arguments.sinks(attention), space.attention_parts, space.attention_state, space.arrivals,
             arrays["decodes"], arrays["tables"], arrays["header"],
             float(attention.scale), float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
             SHARED=shared_heads(attention), PARTS=parts, JOINED=triton.next_power_of_2(group) * padded_head(attention),
-            **constants, **self._arguments.shared(decode.operation), **form, **space.launching(shape.tokens),
+            **constants, **self._arguments.shared(decode.block), **form, **space.launching(shape.tokens),
         )  # fmt: skip

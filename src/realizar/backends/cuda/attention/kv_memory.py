@@ -34,7 +34,10 @@ def kv_limit_bytes(config: EngineConfig, free: int) -> int:
 
 
 class KVMemory:
-    """Blocks of every layer.
+    """Blocks of every layer with attention.
+
+    Attributes:
+        layers: keys and values by index of the layer.
 
     Args:
         context_length: tokens that one request may hold.
@@ -58,7 +61,8 @@ class KVMemory:
         groups = spec.cache_groups()
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         per_request = blocks_per_request(groups, config, context_length)
-        block_bytes = [sum(self._block_bytes(spec.layers[i].attention) for i in group.layers) for group in groups]
+        attentions = dict(spec.attentions())
+        block_bytes = [sum(self._block_bytes(attentions[layer]) for layer in group.layers) for group in groups]
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
         free = free_bytes(device)
         limit = kv_limit_bytes(config, max(free - reserved, 0))
@@ -70,10 +74,10 @@ class KVMemory:
             raise CapacityError(
                 f"the KV cache is to take {format_bytes(taken)}, and {format_bytes(free)} of the GPU are free"
             )
-        self.layers = [
-            self._allocate(layer.attention, self.num_blocks[self._group[index]], device.torch_device)
-            for index, layer in enumerate(spec.layers)
-        ]
+        self.layers = {
+            layer: self._allocate(attention, self.num_blocks[self._group[layer]], device.torch_device)
+            for layer, attention in attentions.items()
+        }
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""
@@ -81,7 +85,7 @@ class KVMemory:
 
     @property
     def size_bytes(self) -> int:
-        tensors = [t for c in self.layers for t in (c.keys, c.values, c.key_scales, c.value_scales)]
+        tensors = [t for c in self.layers.values() for t in (c.keys, c.values, c.key_scales, c.value_scales)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.numel() > 1)
 
     def token_bytes(self, attention: Attention) -> int:

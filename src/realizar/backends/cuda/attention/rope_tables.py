@@ -14,7 +14,7 @@ class RopeTables:
     """float32 [context length, half] cosines and sines, angles in float32 as the models were trained with."""
 
     def __init__(self, spec: ModelSpec, context_length: int, device: torch.device) -> None:
-        ropes = {layer.attention.rope for layer in spec.layers if layer.attention.rope is not None}
+        ropes = {attention.rope for _, attention in spec.attentions() if attention.rope is not None}
         self._tables = {rope: _tables(rope, context_length, device) for rope in ropes}
         self._none = torch.zeros(1, device=device)
 

@@ -1,9 +1,8 @@
-"""Which products of a program share an input, and what becomes of their sums: made into `MergedLinear`, each once."""
+"""Products that share an input, and what becomes of their sums: made into `MergedLinear`, each once."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -11,15 +10,8 @@ from realizar.backends.cuda.matmul.quantized import Products
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.load import Group, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.backends.program import Operation, Program, Project
+from realizar.backends.program import Program
 from realizar.models.spec import Linear
-
-
-def product_groups(operations: Iterable[Operation]) -> list[list[Linear]]:
-    """The products of a program, neighbours that share their input together."""
-    runs = itertools.groupby(operations, lambda op: op.source if isinstance(op, Project) else None)
-    parts = ([op.linear for op in run if isinstance(op, Project)] for _, run in runs)
-    return [part for part in parts if part]
 
 
 class Merger:
@@ -27,8 +19,8 @@ class Merger:
 
     def __init__(self, program: Program, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
         self._weights, self._device, self._products = weights, device, products
-        projects = (operation for operation in program.body if isinstance(operation, Project))
-        self._joining: set[Group] = {(each.linear.weight,) for each in projects if each.target == "hidden"}
+        joins = (block.join for block in program.blocks)
+        self._joining: set[Group] = {(join.linear.weight,) for join in joins if join.linear and join.adds_directly}
         self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:

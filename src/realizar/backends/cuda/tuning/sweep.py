@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.merging import product_groups
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line
 from realizar.backends.cuda.native.sources import Tiles
 from realizar.backends.cuda.tuning.candidates import candidates, split_counts
@@ -59,8 +58,8 @@ class Meter(Protocol):
 def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
     """The quantised products of a model, merged as the backend merges them, each shape once."""
     program, found = build_program(spec), dict[tuple[int, int], Shape]()
-    for part, most in ((program.body, ROW_COUNTS[-1]), (program.tail, _HEAD_ROWS)):
-        for group in product_groups(part):
+    for part, most in ((program.block_matmuls(), ROW_COUNTS[-1]), (program.tail.matmuls(), _HEAD_ROWS)):
+        for group in part:
             rows_of: Counter[GGMLType] = Counter()
             for linear in group:
                 rows_of[stored_type(spec, checkpoint, linear.weight)] += linear.out_features

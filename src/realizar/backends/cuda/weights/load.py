@@ -19,7 +19,7 @@ from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import Packer, RawMatrix, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
-from realizar.backends.cuda.weights.store import Store, linears_of, vectors_of
+from realizar.backends.cuda.weights.store import Store
 from realizar.backends.finite_weights import check_finite, check_vectors
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
@@ -49,9 +49,8 @@ class Weights:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
         self._spec, self._checkpoint, self._device = spec, checkpoint, device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
-        feed_forwards = (layer.feed_forward for layer in spec.layers)
         self.gated: dict[Group, FeedForward] = {
-            (one.gate.weight, one.up.weight): one for one in feed_forwards if one.gate is not None
+            (one.gate.weight, one.up.weight): one for _, one in spec.feed_forwards() if one.gate is not None
         }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
@@ -151,7 +150,7 @@ class Weights:
         if weight in self._stores:
             return
         for layer in self._spec.layers:
-            linears, vectors = linears_of(layer), list(vectors_of(layer))
+            linears, vectors = layer.linears(), list(layer.vectors())
             if any(linear.weight == weight for linear in linears):
                 store = Store(self._part_sizes(layer), self._device.torch_device)
                 self._stores.update(dict.fromkeys([linear.weight for linear in linears] + vectors, store))
@@ -163,7 +162,7 @@ class Weights:
         Raises:
             UnsupportedModelError: a matrix's type has no format.
         """
-        linears = linears_of(layer)
+        linears = layer.linears()
         for linear in linears:
             data, ggml_type = self.stored_rows(linear.weight)
             if ggml_type not in QUANTIZED_TYPES:
@@ -175,7 +174,7 @@ class Weights:
                     raise UnsupportedModelError(f"tensor '{linear.weight}': {error}") from error
             if any(each.bias is not None for each in linears):
                 yield 4 * linear.out_features
-        for name in vectors_of(layer):
+        for name in layer.vectors():
             yield 4 * self._spec.tensors[name].shape[0]
 
     def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:

@@ -1,12 +1,10 @@
-"""One allocation on the device for many tensors, and what a layer's tensors take in it."""
+"""One allocation on the device for many tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
-
-from realizar.models.spec import Layer, Linear, TensorName
 
 ALIGNMENT = 256  # bytes: of every part
 
@@ -37,26 +35,3 @@ class Store:
 def aligned(size_bytes: int) -> int:
     """Bytes up to where a next part may start."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def linears_of(layer: Layer) -> list[Linear]:
-    """All products of a layer."""
-    attention, feed_forward = layer.attention, layer.feed_forward
-    gate = [] if feed_forward.gate is None else [feed_forward.gate]
-    return [attention.q, attention.k, attention.v, attention.o, *gate, feed_forward.up, feed_forward.down]
-
-
-def vectors_of(layer: Layer) -> Iterator[TensorName]:
-    """The vectors of a layer, its products' biases not among them."""
-    attention = layer.attention
-    norms = (
-        layer.input_norm, layer.post_attention_norm, layer.pre_feedforward_norm, layer.post_feedforward_norm,
-        attention.q_norm, attention.k_norm,
-    )  # fmt: skip
-    for norm in norms:
-        if norm is not None:
-            yield norm.weight
-            if norm.bias is not None:
-                yield norm.bias
-    if attention.sinks is not None:
-        yield attention.sinks

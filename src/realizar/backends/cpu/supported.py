@@ -1,0 +1,11 @@
+"""The kinds of layers and caches that the CPU backend runs."""
+
+from __future__ import annotations
+
+from realizar.backends.supported import Supported
+from realizar.cache_kinds import FullCache, WindowCache
+from realizar.models.spec import Attention, FeedForward
+
+SUPPORTED = Supported(
+    "the CPU backend", frozenset({Attention}), frozenset({FeedForward}), frozenset({FullCache, WindowCache})
+)

@@ -1,0 +1,62 @@
+"""Which parts of a model a backend runs: anything else is refused by name before a weight is read. Standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from realizar.cache_kinds import CacheKind, kind_name
+from realizar.errors import UnsupportedModelError
+from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Mixer, ModelSpec, ShortConvolution
+
+_NAMES: dict[type[Mixer | AnyFeedForward], str] = {
+    Attention: "attention",
+    ShortConvolution: "a short convolution",
+    FeedForward: "a dense feed-forward",
+    Experts: "a mixture of experts",
+}
+_MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Supported:
+    """The kinds that a backend runs.
+
+    Attributes:
+        backend: its name in messages: `the CPU backend`.
+        mixers, feed_forwards: of layers.
+        caches: of cache groups.
+    """
+
+    backend: str
+    mixers: frozenset[type[Mixer]]
+    feed_forwards: frozenset[type[AnyFeedForward]]
+    caches: frozenset[type[CacheKind]]
+
+    def check(self, spec: ModelSpec) -> None:
+        """Refuse a model with parts of other kinds.
+
+        Raises:
+            UnsupportedModelError: names the architecture, the first such kind, and the layers that have it.
+        """
+        unknown: dict[str, list[int]] = {}
+        for index, layer in enumerate(spec.layers):
+            for part, known in ((layer.mixer, self.mixers), (layer.feed_forward, self.feed_forwards)):
+                if part is not None and type(part) not in known:
+                    unknown.setdefault(f"{_NAMES[type(part)]}, which {self.backend} does not run", []).append(index)
+        for group in spec.cache_groups():
+            if type(group.kind) not in self.caches:
+                reason = f"a cache of {kind_name(group.kind)}, which {self.backend} does not keep"
+                unknown.setdefault(reason, []).extend(group.layers)
+        for reason, layers in unknown.items():
+            raise UnsupportedModelError(f"{spec.architecture}: {_listed(layers)} {reason}")
+        if not spec.attentions():
+            raise UnsupportedModelError(f"{spec.architecture}: no layer has attention, which {self.backend} needs")
+
+
+def _listed(layers: Iterable[int]) -> str:
+    """`layer 3 has`, or `layers 0, 1, 3 have`."""
+    found = list(layers)
+    names = ", ".join(map(str, found[:_MAX_LISTED]))
+    more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
+    return f"layer {names} has" if len(found) == 1 else f"layers {names}{more} have"
