@@ -18,9 +18,9 @@ from number_text import NumberText  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
 from realizar.backends.cuda import runner as runner_module  # noqa: E402
-from realizar.backends.cuda import weights as weights_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
+from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.clients.engine_client import EngineClient  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402

@@ -19,7 +19,7 @@ if torch.cuda.is_available():
 from backends.cuda.cuda_runs import GPURunner, Request, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda import tuning  # noqa: E402
+from realizar.backends.cuda.matmul import tuning_table as tuning  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402

@@ -18,7 +18,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cpu import step_values as on_cpu  # noqa: E402
 from realizar.backends.cuda import step_values as on_gpu  # noqa: E402
-from realizar.backends.cuda import weights  # noqa: E402
+from realizar.backends.cuda.weights import load as weights  # noqa: E402
 from realizar.backends.step_values import StageValues, describe_values, distance  # noqa: E402
 from realizar.bench.profile import StepWork, one_step  # noqa: E402
 from realizar.cli.commands.trace import report  # noqa: E402

@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.fake_card import FakeCard, FakePacker  # noqa: E402
 from backends.spoiled_models import spoiled_model, vector_names  # noqa: E402
 from random_models import Recipe  # noqa: E402
-from realizar.backends.cuda import weights as weights_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
+from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.backends.cuda.weights.load import Weights  # noqa: E402
 from realizar.backends.program import build_program  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.fake_card import FakeCard, FakePacker  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends.cuda import weights as weights_module  # noqa: E402
+from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.backends.cuda.weights.load import Matrix, Weights  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import RawMatrix, memory_bytes, pack_by_threads  # noqa: E402
