@@ -19,7 +19,7 @@ if torch.cuda.is_available():
 from backends.cuda.cuda_runs import GPURunner, Request, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.matmul import tuning_table as tuning  # noqa: E402
+from realizar.backends.cuda.matmul import tuning_table  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -34,7 +34,7 @@ CONFIG = EngineConfig(
 
 def run(recipe: Recipe, gated: bool, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Chunks, and decodes beside a chunk and each other, their logits checked; returns what products ran."""
-    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0 if gated else 1e9)
+    monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0 if gated else 1e9)
     launched = run_packed(monkeypatch)
     spec, checkpoint = random_model(recipe)
     runner = GPURunner(spec, checkpoint, config)
@@ -103,7 +103,7 @@ JOINING = {
 def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """O and down of steps of one row and of two, in turn with each other and with chunks."""
     recipe, config, joined = JOINING[name]
-    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0)
+    monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     launched = run_packed(monkeypatch)
     spec, checkpoint = random_model(recipe)
     runner = GPURunner(spec, checkpoint, config)
@@ -135,7 +135,7 @@ def test_a_model_of_mixed_types(
     caplog.set_level(logging.DEBUG, "realizar.backends.cuda")
     path = tmp_path / "mixed.gguf"
     generate_gguf("tiny", path, "q4_k_m")
-    monkeypatch.setattr(tuning, "_LEAST_FILLED", 0.0)
+    monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     launched = run_packed(monkeypatch)
     runner = load_gpu_runner(path, dataclasses.replace(CONFIG, max_step_tokens=16))
     groups = runner.backend._weights.groups

@@ -57,7 +57,7 @@ def run_engine(folder: Path, descriptor: int) -> int:
 
 def run_server(folder: Path, words: list[str]) -> None:
     from realizar.cli.main import main
-    from realizar.engine.process.main import supervisor
+    from realizar.engine.process import supervisor
 
     command = (sys.executable, __file__, str(folder))
     supervisor.ProcessLink = partial(supervisor.ProcessLink, command=command)  # type: ignore[misc, assignment]
