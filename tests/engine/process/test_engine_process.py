@@ -353,9 +353,8 @@ def test_closing_in_a_step_that_hangs_kills(tmp_path: Path) -> None:
 _PARENT = """
 import asyncio, json, sys
 sys.path.insert(0, sys.argv[1])
-sys.path.insert(0, sys.argv[1] + "/process")
 from pathlib import Path
-from test_engine_process import make_engine, read, wait_file
+from engine.process.test_engine_process import make_engine, read, wait_file
 
 async def main():
     engine = make_engine(**json.loads(sys.argv[2]))
