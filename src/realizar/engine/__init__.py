@@ -1,1 +1,1 @@
-"""The step loop, and what stands around it: requests in, tokens to text, the offline `LLM`."""
+"""The engine: the step loop, its clients, the engine process, and the offline `LLM`."""

@@ -36,7 +36,7 @@ Conversation: TypeAlias = "Sequence[Message]"
 
 
 class LLM:
-    """A loaded model with its tokenizer. Threads may share it; `close` it, or use it as a context manager.
+    """A loaded model with its tokenizer. Threads may share it. Call `close`, or use it as a context manager.
 
     Args:
         model: a path, a pulled name (`smollm2:135m`), a Hugging Face name (`user/repo:Q4_K_M`), or an open checkpoint.
@@ -138,7 +138,7 @@ class LLM:
         return self._run_all([self._tokens_of(prompt) for prompt in _listed(prompts)], sampling_params, progress)
 
     def generate_stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
-        """Complete one prompt piece by piece: iterate the stream, then read its `result`. Errors as of `generate`."""
+        """Complete one prompt as a stream: iterate the deltas, then read `result`. Errors are those of `generate`."""
         text, token_ids = self._tokens_of(prompt)
         return self._client.submit(token_ids, self._sampling_of_each(sampling_params, 1)[0], prompt=text)
 
@@ -179,7 +179,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> RequestStream:
-        """Answer one conversation piece by piece: iterate the stream, then read its `result`. Errors as of `chat`."""
+        """Answer one conversation as a stream: iterate the deltas, then read `result`. Errors are those of `chat`."""
         token_ids = self.chat_tokens(messages, tools=tools, **variables)
         return self._client.submit(token_ids, self._sampling_of_each(sampling_params, 1)[0])
 

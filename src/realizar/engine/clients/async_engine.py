@@ -1,4 +1,4 @@
-"""`AsyncEngine`: requests in, text out, on an event loop; the engine is wherever its link has it."""
+"""`AsyncEngine` takes requests and gives text on an event loop. Its link reaches an engine in a thread or a process."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Embedding:
 
 
 class AsyncEngine:
-    """Serves one event loop: bounds what is open, and knows how the engine fares.
+    """An engine for one event loop. It bounds the number of open requests and follows the engine's state.
 
     Args:
         link: closed by `close`.
         new_text: makes the text of a choice from the request's sampling parameters.
         end_ids: the model's end-of-generation ids.
-        max_queued: choices that may be open above those that can run; None is four times as many.
-        pooling: how the model was made to be pooled into embeddings, or None.
+        max_queued: choices that may wait, beside those that can run; None is four times as many.
+        pooling: the pooling that the model was trained with, or None.
 
     Attributes:
-        loading: what the engine does before it is ready.
-        fault: why no engine can be started for now, though one ran before; None where none is known.
+        loading: the stage and the progress of loading, until the engine is ready.
+        fault: the reason why no engine can be started for now, although one ran before; None where none is known.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AsyncEngine:
 
     @property
     def state(self) -> EngineState:
-        """`starting` also while another engine replaces one that died; `dead` for good."""
+        """The state. `starting` also covers the time in which another engine replaces a dead one; `dead` is final."""
         return self._state
 
     @property
@@ -103,7 +103,7 @@ class AsyncEngine:
         """Facts of the loaded model.
 
         Raises:
-            EngineUnavailableError: it is not loaded yet. EngineDeadError: it never will be.
+            EngineUnavailableError: the model is not loaded yet. EngineDeadError: the engine is gone for good.
         """
         if self._info is None:
             self._refuse()
@@ -111,7 +111,7 @@ class AsyncEngine:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         return len(self._requests)
 
     @property
@@ -121,12 +121,12 @@ class AsyncEngine:
 
     @property
     def num_restarts(self) -> int:
-        """Engines that died and were replaced."""
+        """The number of engines that died and were replaced."""
         return self._earlier_stats.num_restarts
 
     @property
     def error(self) -> RealizarError | None:
-        """Why the last engine died, if one did."""
+        """The reason why the last engine died, or None."""
         return self._error
 
     async def start(self) -> None:
@@ -137,7 +137,7 @@ class AsyncEngine:
         """Wait until the model is loaded.
 
         Raises:
-            RealizarError: it can't be; of the class that says why.
+            RealizarError: the model can't be loaded; the error's class says why.
         """
         while self._state == "starting":
             await self._changed.wait()
@@ -146,7 +146,7 @@ class AsyncEngine:
         return self.info
 
     async def wait_dead(self) -> RealizarError:
-        """Wait until the engine is gone for good; the reason."""
+        """Wait until the engine is gone for good, and return the reason."""
         while self._state != "dead":
             await self._changed.wait()
         return self._error or closed_error()
@@ -171,14 +171,14 @@ class AsyncEngine:
             prompt: text of the prompt, for the output.
             priority: lower is sooner.
             cache_salt: cached blocks are shared only under the same one.
-            client: whose request it is, as of `Request`.
+            client: the client that sent the request, as in `Request`.
             score_only: generate nothing; for `prompt_logprobs` alone.
-            keep_deltas: whether its pieces will be iterated, and not `result` alone read.
+            keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
-            QueueFullError: as many are open as may be.
-            EngineUnavailableError: the engine is starting or draining. EngineDeadError: it is gone.
+            InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
+            QueueFullError: the limit of open requests is reached.
+            EngineUnavailableError: the engine is starting or draining. EngineDeadError: the engine is gone.
         """
         self._check_room(sampling.n)
         request = self._prepare(
@@ -195,9 +195,9 @@ class AsyncEngine:
     async def embed(
         self, prompt_token_ids: Sequence[int], pooling: Pooling | None = None, *, request_id: str | None = None
     ) -> Embedding:
-        """The pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token.
+        """Compute the pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token.
 
-        Raises what `generate` does.
+        It raises the same errors as `generate`.
         """
         self._check_room(1)
         pooling = pooling or self.pooling or "last"
@@ -209,9 +209,9 @@ class AsyncEngine:
         return Embedding(output.pooled, len(output.prompt_token_ids), output.num_cached_tokens)
 
     async def stats(self) -> EngineStats:
-        """The engine's figures, counts going on over restarts.
+        """The engine's figures. Counts continue over restarts.
 
-        Those last known while there is no engine to ask, or where a long step keeps it from answering soon.
+        The last known figures are returned while no engine runs, and while a long step delays the engine's answer.
         """
         if self._state in ("ready", "draining"):
             ticket, answer = self._stats_asked.ask()
@@ -225,10 +225,10 @@ class AsyncEngine:
         return self._last_stats.plus(self._earlier_stats)
 
     async def audit(self) -> str | None:
-        """What the engine's own audit finds wrong, or None.
+        """Run the engine's audit; the fault that it finds, or None.
 
         Raises:
-            EngineDeadError: there is no engine to ask.
+            EngineDeadError: no engine runs.
         """
         if self._state not in ("ready", "draining"):
             self._refuse()
@@ -237,20 +237,20 @@ class AsyncEngine:
         return await answer
 
     async def drain(self) -> None:
-        """Take no more requests, and wait for those that are open."""
+        """Refuse new requests and wait for the open ones."""
         if self._state in ("starting", "ready"):
             self._set_state("draining")
         while len(self._requests) and self._state == "draining":
             await self._changed.wait()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the engine; whoever waits gets EngineDeadError. `at_once` does not wait for its step. Idempotent."""
+        """End the engine; waiting callers get EngineDeadError. `at_once` waits for no step. Idempotent."""
         if self._state != "dead":
             self._die(closed_error())
         await self._link.close(at_once=at_once)
 
     def handle(self, event: Event) -> None:
-        """For the link: an event of the engine."""
+        """Handle an event of the engine. The link calls this."""
         if isinstance(event, Outputs):
             self._requests.take_in(event.outputs)
         elif isinstance(event, Accepted):
@@ -309,7 +309,7 @@ class AsyncEngine:
         self._changed = asyncio.Event()
 
     async def _submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
-        """Queue a request; one of which engines may have died waits until it may run, or is refused."""
+        """Queue a request. A request that engines may have died of waits for its turn, or is refused."""
         release = await self._requests.suspects.admit(request)
         try:
             self._check_room(request.sampling.n)

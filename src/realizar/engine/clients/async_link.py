@@ -1,4 +1,4 @@
-"""`EngineLink`: how an `AsyncEngine` reaches an engine. `ThreadLink` has one on a thread of this process."""
+"""`EngineLink` connects an `AsyncEngine` to an engine. `ThreadLink` runs the engine on a thread of this process."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ LoadProgress = Callable[[str, float], None]
 
 
 class LinkListener(Protocol):
-    """Told of everything on the event loop's thread."""
+    """Receives the link's callbacks, on the event loop's thread."""
 
     @property
     def may_be_to_blame(self) -> bool:
-        """Whether a request that the engine has, or just had, may be what it died of."""
+        """True if the engine may have died of a request that it has, or just had."""
 
     def handle(self, event: Event) -> None:
-        """An event of the engine, but `Failed`."""
+        """Called with every event of the engine but `Failed`."""
 
     def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
-        """The engine is gone with every request it had.
+        """Called when the engine is gone, with every request it had.
 
         Args:
-            restarting: another one is on its way.
-            blame: a request may be why.
+            restarting: another engine is being started.
+            blame: a request may be the cause.
         """
 
     def blocked(self, reason: str) -> None:
-        """No engine can be started before the model's files change; one line, without paths."""
+        """Called when no engine can be started before the model's files change; `reason` is one line without paths."""
 
 
 class EngineLink(Protocol):
-    """A way to an engine."""
+    """A connection to an engine."""
 
     async def start(self, listener: LinkListener) -> None:
         """Start the engine; returns before it is ready."""
 
     def send(self, command: Command) -> None:
-        """Pass a command on; never waits. Lost where there is no engine."""
+        """Pass a command on without waiting. The command is lost if no engine runs."""
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the engine, after the step that is running or `at_once`; idempotent."""
+        """End the engine, after the running step or `at_once`; idempotent."""
 
 
 class ThreadLink:
     """An engine on a thread of this process: for tests, and for programs that embed a server.
 
     Args:
-        load: makes the core, on that thread; is given a callback for progress.
+        load: makes the core, on that thread; its argument is a callback for progress.
     """
 
     def __init__(self, load: Callable[[LoadProgress], EngineCore]) -> None:
@@ -78,7 +78,7 @@ class ThreadLink:
             self._engine.post(command)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`; a thread can't be stopped, so the step that is running is waited for anyway."""
+        """See `EngineLink`. A thread can't be stopped, so this always waits for the running step."""
         self._closed = True
         self._engine.post(Shutdown())
         if self._thread.ident is not None:
@@ -102,5 +102,5 @@ class ThreadLink:
 
 
 def closed_error() -> EngineDeadError:
-    """What whoever waits is told when the engine is closed on purpose."""
+    """The error that waiting callers get when the engine is closed on purpose."""
     return EngineDeadError("the engine was closed")

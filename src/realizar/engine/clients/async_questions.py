@@ -1,4 +1,4 @@
-"""`Questions`: what an engine was asked and has not answered yet."""
+"""`Questions`: the questions that an engine has not answered yet."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Questions(Generic[_Answer]):
         self._asked: dict[int, asyncio.Future[_Answer]] = {}
 
     def ask(self) -> tuple[int, asyncio.Future[_Answer]]:
-        """A ticket to send, and the answer to wait for."""
+        """Open a question: a ticket to send, and a future of the answer."""
         ticket = next(self._tickets)
         answer = self._asked[ticket] = asyncio.get_running_loop().create_future()
         return ticket, answer
 
     def answer(self, ticket: int, answer: _Answer) -> None:
-        """The engine has answered; a ticket that nobody waits for passes."""
+        """Resolve a question with the engine's answer; an unknown ticket is ignored."""
         waiting = self._asked.pop(ticket, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def fail(self, error: RealizarError) -> None:
-        """No answer will come."""
+        """End all open questions with an error."""
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """`accepted` is done once the engine has queued or refused the request."""
+    """An open request; `accepted` is done once the engine has queued or refused it."""
 
     stream: AsyncStream
     request: Request
@@ -32,7 +32,7 @@ class _Open:
 
 
 class OpenRequests:
-    """Owner of every open request on the side that asks.
+    """Owns every open request on the client's side.
 
     Attributes:
         suspects: requests that were open when an engine died, or had just been aborted.
@@ -62,15 +62,15 @@ class OpenRequests:
 
     @property
     def num_choices(self) -> int:
-        """Choices of all open requests."""
+        """The number of choices of all open requests."""
         return self._num_choices
 
     def wait_s(self, num_before: int) -> float:
-        """Seconds in which so many choices will have ended, at the pace of late: whole, 1 to 60."""
+        """The estimated seconds until so many choices have ended, from the recent rate: a whole number, 1 to 60."""
         return float(min(max(math.ceil(self._end_interval_s * num_before), 1), 60))
 
     async def submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
-        """Send a request and wait until the engine has queued it. Raises what the engine refuses it with."""
+        """Send a request and wait until the engine has queued it; raises the engine's refusal."""
         request_id = request.request_id
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use", "request_id")
@@ -88,7 +88,7 @@ class OpenRequests:
         return stream
 
     def answer(self, request_id: str, error: RealizarError | None) -> None:
-        """The engine has queued a request, or refused it."""
+        """Note that the engine has queued a request, or refused it with an error."""
         entry = self._open.get(request_id)
         if entry is None or entry.accepted.done():
             return
@@ -98,7 +98,7 @@ class OpenRequests:
             self._end(request_id, error)
 
     def take_in(self, outputs: Iterable[TokenOutput]) -> None:
-        """What a step gave; outputs of requests that are not open are passed over."""
+        """Distribute a step's outputs; outputs of requests that are not open are ignored."""
         for output in outputs:
             entry = self._open.get(output.request_id)
             if entry is None:
@@ -111,15 +111,15 @@ class OpenRequests:
 
     @property
     def may_be_to_blame(self) -> bool:
-        """Whether the engine has a request that it may die of: one that is open, or was aborted a short while ago."""
+        """True if the engine may die of a request: one that is open, or was aborted a short while ago."""
         return bool(self._open) or self.suspects.num_aborted > 0
 
     def suspect_all(self) -> None:
-        """The engine died, and a request that is open or was just aborted may be why."""
+        """Note an engine's death that an open or just aborted request may have caused."""
         self.suspects.note_death([entry.request for entry in self._open.values()])
 
     def fail(self, error: RealizarError) -> None:
-        """End every open request: the engine that had them is gone."""
+        """End every open request with an error, since its engine is gone."""
         self.suspects.forget_aborted()
         for request_id in list(self._open):
             self._end(request_id, error)
@@ -143,7 +143,7 @@ class OpenRequests:
         if whole is not None:
             request = self._open[delta.request_id].request
             self.suspects.clear(request)
-            if isinstance(delta.stop_reason, str):  # found here: the engine goes on until it hears of it
+            if isinstance(delta.stop_reason, str):  # the stop string was found here: the engine goes on until the abort
                 self.suspects.note_aborted(request)
             self._forget(delta.request_id)
             stream.end(whole)

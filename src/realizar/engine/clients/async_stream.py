@@ -13,9 +13,9 @@ from realizar.outputs import ChoiceDelta, RequestOutput
 
 
 class AsyncStream:
-    """Iterate for its pieces, read `result`, or both; leave it as a context manager, or call `close`.
+    """A stream of deltas. Iterate it, read `result`, or do both; use it as a context manager, or call `close`.
 
-    Pieces that came while the reader was away are given out as one per choice: a slow reader gets fewer, larger ones.
+    Deltas that arrive between two reads are joined, one per choice: a slow consumer gets fewer and larger deltas.
     """
 
     def __init__(self, request_id: str, abort: Callable[[], None], *, keep_deltas: bool = True) -> None:
@@ -28,7 +28,7 @@ class AsyncStream:
         self._end.add_done_callback(_retrieve)
 
     def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
-        """Pieces as they come, to one reader.
+        """Iterate the deltas as they arrive. A stream has one consumer.
 
         Raises:
             EngineDeadError: the engine stopped.
@@ -48,19 +48,19 @@ class AsyncStream:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come but pieces not read yet."""
+        """True once the request has ended; unread deltas may be left."""
         return self._end.done()
 
     async def result(self) -> RequestOutput:
-        """Wait for the whole request. Raises what iterating does."""
+        """Wait for the whole request; raises the same errors as iterating."""
         return await asyncio.shield(self._end)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call once nothing more will come."""
+        """Register a callback for the end of the request."""
         self._end.add_done_callback(lambda _: call())
 
     def close(self) -> None:
-        """Abort the request if it has not ended; its blocks are free after the step that is running. Idempotent."""
+        """Abort the request if it has not ended; its blocks are free after the running step. Idempotent."""
         if not self.done:
             self._abort()
 
@@ -73,13 +73,13 @@ class AsyncStream:
         self.close()
 
     def take_in(self, delta: ChoiceDelta) -> None:
-        """For the engine: a piece has come."""
+        """Take in a delta. The engine calls this."""
         if self._keep_deltas:
             self._pending.setdefault(delta.choice, []).append(delta)
             self._news.set()
 
     def end(self, outcome: RequestOutput | RealizarError) -> None:
-        """For the engine: nothing more will come."""
+        """End the stream. The engine calls this."""
         if self._end.done():
             return
         if isinstance(outcome, RealizarError):
@@ -90,7 +90,7 @@ class AsyncStream:
 
 
 def _join(deltas: list[ChoiceDelta]) -> ChoiceDelta:
-    """Pieces of one choice as one."""
+    """Join deltas of one choice."""
     if len(deltas) == 1:
         return deltas[0]
     return replace(
@@ -102,6 +102,6 @@ def _join(deltas: list[ChoiceDelta]) -> ChoiceDelta:
 
 
 def _retrieve(end: asyncio.Future[RequestOutput]) -> None:
-    """An error that nobody waits for is no fault of the program: mark it as seen."""
+    """Mark an error as retrieved, so that asyncio does not warn when nobody waits for it."""
     if not end.cancelled():
         end.exception()

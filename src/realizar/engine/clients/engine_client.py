@@ -1,6 +1,6 @@
-"""`EngineClient`: requests in, text out, with the engine in this process.
+"""`EngineClient` takes requests and gives text, with the engine in this process.
 
-Whoever waits for a request drives the engine, for all of them; threads may share it.
+A caller that waits for a request runs the engine's steps, for all open requests. Threads may share a client.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make
 
 
 class RequestStream:
-    """One open request. Iterate for its pieces, then read `result`; leave it as a context manager, or call `close`."""
+    """One open request. Iterate its deltas, then read `result`; use it as a context manager, or call `close`."""
 
     def __init__(self, client: EngineClient, request_id: str, keep_deltas: bool) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class RequestStream:
         self.request_id = request_id
 
     def __iter__(self) -> Iterator[ChoiceDelta]:
-        """Pieces as they come.
+        """Iterate the deltas as they arrive.
 
         Raises:
             EngineDeadError: the engine stopped.
@@ -56,12 +56,12 @@ class RequestStream:
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come."""
+        """True once the request has ended."""
         return self._output is not None or self._error is not None
 
     @property
     def has_news(self) -> bool:
-        """Whether waiting is over: a piece is there, or the end."""
+        """True if a delta is waiting or the request has ended."""
         return bool(self._deltas) or self.done
 
     def result(self) -> RequestOutput:
@@ -90,17 +90,17 @@ class RequestStream:
         self.close()
 
     def take_in(self, delta: ChoiceDelta) -> None:
-        """For the client: a piece has come."""
+        """Take in a delta. The client calls this."""
         if self._keep_deltas:
             self._deltas.append(delta)
 
     def end(self, output: RequestOutput | None, error: RealizarError | None = None) -> None:
-        """For the client: nothing more will come."""
+        """End the stream. The client calls this."""
         self._output, self._error = output, error
 
 
 class EngineClient:
-    """Owns an engine and the text of its requests.
+    """An engine in this process, with the text of its requests.
 
     Args:
         core: closed by `close`.
@@ -128,15 +128,15 @@ class EngineClient:
         score_only: bool = False,
         keep_deltas: bool = True,
     ) -> RequestStream:
-        """Queue a request; it runs while somebody waits for it or for another.
+        """Queue a request. It runs while a caller waits for it or for another request.
 
         Args:
             prompt: text of the prompt, for the output.
             score_only: generate nothing; for `prompt_logprobs` alone.
-            keep_deltas: whether its pieces will be iterated, and not `result` alone read.
+            keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
+            InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
             QueueFullError: too many requests or grammars are open; see `wait_for_an_end`.
             EngineDeadError: the engine stopped.
         """
@@ -160,13 +160,13 @@ class EngineClient:
         return stream
 
     def drive(self, stream: RequestStream, *, until_done: bool = False) -> None:
-        """Run one step, unless another thread has meanwhile brought what the stream waits for."""
+        """Run one step, unless another thread has already brought news for this stream."""
         with interrupts_deferred(), self._lock:
             if not (stream.done if until_done else stream.has_news):
                 self._step()
 
     def wait_for_an_end(self, on_step: Callable[[], None]) -> bool:
-        """Run steps until an open request has ended, whoever's it is; False where none is open."""
+        """Run steps until any open request has ended; False if none is open."""
         with self._lock:
             waiting = list(self._streams.values())
         while waiting and not any(stream.done for stream in waiting):
@@ -182,13 +182,13 @@ class EngineClient:
                 stream.end(None, RealizarError("the request was closed"))
 
     def close(self) -> None:
-        """Shut the engine down; whoever waits gets EngineDeadError. Idempotent."""
+        """Shut the engine down; waiting callers get EngineDeadError. Idempotent."""
         with interrupts_deferred(), self._lock:
             self._core.close()
             self._fail(EngineDeadError("the engine was closed"))
 
     def _prepare_grammar(self, request: Request) -> None:
-        """Compile its grammar, which may take a second: other threads go on meanwhile."""
+        """Compile a request's grammar, which may take a second; other threads go on meanwhile."""
         try:
             self._core.prepare(request.sampling)
         except QueueFullError:

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps instead of in the middle of one."""
+"""`interrupts_deferred` moves Ctrl-C from the middle of a step to its end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Hold KeyboardInterrupt back until the block has ended, so that records changed inside it stay whole.
+    """Hold KeyboardInterrupt back until the block has ended, so that records changed inside it stay consistent.
 
-    Only where Python's own handler is in place and this is the main thread: no other can be interrupted.
+    This applies to the main thread with Python's own handler; no other thread can be interrupted.
     """
     if threading.current_thread() is not threading.main_thread() or not _default_handler():
         yield

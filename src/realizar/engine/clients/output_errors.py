@@ -1,4 +1,4 @@
-"""What a request's output says went wrong, as an error to raise."""
+"""`error_of` turns a failed output into an error to raise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from realizar.outputs import TokenOutput
 
 
 def error_of(output: TokenOutput) -> RealizarError | None:
-    """Why a request ended without its output; None for one that goes on or ended well."""
+    """The error of a request that ended without its output; None for other outputs."""
     error = output.error
     if error is None:
         return None

@@ -1,4 +1,4 @@
-"""Tokens to text: what the engine gives out, per request and choice, as pieces of a stream and as a whole."""
+"""`OutputProcessor` turns tokens into text, for each request and choice: as deltas of a stream and as a whole."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from realizar.sampling_params import SamplingParams
 
 
 class GrowingText(Protocol):
-    """The text of one choice while it grows; `tokenizer.stop_checker.StopChecker` is one."""
+    """The growing text of one choice; `tokenizer.stop_checker.StopChecker` implements it."""
 
     def add(self, token_id: int) -> str:
-        """The text that a token brings; may be empty, and may be text held back before."""
+        """The text that a token completes. It may be empty, and may include text that was held back."""
 
     def finish(self) -> str:
-        """What is still held back at the end."""
+        """The text that is still held back at the end."""
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that was met; nothing is added after it."""
+        """The stop string that ended the text, or None."""
 
 
 @dataclass(slots=True)
@@ -67,19 +67,19 @@ class OutputProcessor:
         self._open: dict[str, _Open] = {}
 
     def add(self, request: Request, prompt: str | None = None) -> None:
-        """Start a request; `prompt` is its text where it came as text."""
+        """Start a request; `prompt` is its text if it came as text."""
         choices = [_Choice(self._new_text(request.sampling)) for _ in range(request.sampling.n)]
         self._open[request.request_id] = _Open(request, prompt, choices)
 
     def discard(self, request_id: str) -> None:
-        """Forget a request; later outputs of it are ignored."""
+        """Forget a request; its later outputs are ignored."""
         self._open.pop(request_id, None)
 
     def process(self, output: TokenOutput) -> ChoiceDelta | None:
         """Take in a step's tokens of one choice.
 
-        A delta whose `stop_reason` is a string ended by itself: the engine is still to be told to abort that choice.
-        None for a choice that has ended, or a request that is not open.
+        A delta whose `stop_reason` is a string ended here, so the caller must abort that choice in the engine. The
+        result is None for a choice that has ended, or a request that is not open.
         """
         entry = self._open.get(output.request_id)
         if entry is None or entry.choices[output.choice].finish_reason is not None:
@@ -97,7 +97,7 @@ class OutputProcessor:
         return self._take_in(choice, output, entry.num_cached_tokens)
 
     def finished(self, request_id: str, now_s: float) -> RequestOutput | None:
-        """The whole of a request whose choices have all ended, which is forgotten; else None."""
+        """The whole output of a request whose choices have all ended, which is then forgotten; otherwise None."""
         entry = self._open.get(request_id)
         if entry is None or any(choice.finish_reason is None for choice in entry.choices):
             return None

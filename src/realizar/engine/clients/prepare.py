@@ -1,4 +1,4 @@
-"""What a caller asks, turned into a `Request`: every default resolved, every id checked against the vocabulary."""
+"""`prepare_request` makes a `Request`: it resolves every default and checks every id against the vocabulary."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def prepare_request(
     pooling: Pooling | None = None,
     client: str = "",
 ) -> Request:
-    """Resolve and check a request; whether it fits the engine is `EngineCore.add`'s to say.
+    """Resolve and check a request. `EngineCore.add` checks later that it fits the engine.
 
     Args:
-        max_request_tokens: what `max_tokens=None` fills up to, prompt included.
+        max_request_tokens: tokens of prompt and output together; `max_tokens=None` uses all that are left.
         end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        priority, cache_salt, pooling, client: as of `Request`; a pooled request generates nothing.
+        priority, cache_salt, pooling, client: as in `Request`; a pooled request generates nothing.
 
     Raises:
         InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to choose.

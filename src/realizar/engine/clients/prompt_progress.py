@@ -1,4 +1,4 @@
-"""How far many prompts are: a callback of the caller's, or a line on a terminal. Standard library only."""
+"""Progress of several prompts, reported to a callback or on a line of the terminal. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import TypeAlias
 from realizar.engine.clients.engine_client import RequestStream
 
 PromptProgress: TypeAlias = "Callable[[int, int], None]"
-"""Told how many prompts are done, and how many there are."""
+"""A callback: its arguments are the number of finished prompts and the number of all prompts."""
 
 _INTERVAL_S = 0.1
 
 
 class ProgressReporter:
-    """Reports now and then how many of some requests are done, and once when all are.
+    """Reports the number of finished requests at intervals, and once at the end.
 
     Args:
-        wanted: a callback; True for a line on stderr, False for nothing; None for the line where stderr is a terminal
+        wanted: a callback; True for a line on stderr, False for no report; None for the line if stderr is a terminal
             and there are several requests.
-        streams: those that are open or done; may grow.
-        total: how many there will be.
+        streams: the requests that are open or done; the list may grow.
+        total: the final number of requests.
     """
 
     def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[RequestStream], total: int) -> None:
@@ -35,7 +35,7 @@ class ProgressReporter:
         self._next_s = 0.0
 
     def step(self) -> None:
-        """A step was run."""
+        """Report after a step, if the interval has passed."""
         if self._report is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _INTERVAL_S
             done = sum(stream.done for stream in self._streams)
@@ -43,13 +43,13 @@ class ProgressReporter:
                 self._report(done, self._total)
 
     def end(self) -> None:
-        """All are done."""
+        """Report that all requests are done."""
         if self._report is not None and self._total:
             self._report(self._total, self._total)
 
 
 class _Line:
-    """Rewrites a line of stderr."""
+    """A progress line on stderr, rewritten in place."""
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()

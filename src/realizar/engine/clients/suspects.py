@@ -1,13 +1,13 @@
-"""`Suspects`: requests that were open when an engine died, so that none of them can end one engine after another.
+"""`Suspects` keeps a request that crashes engines from ending one engine after another.
 
-A request is known by its content, since clients send the same again under new ids. One death says little: all requests
-that were open then are suspects, and nearly all are innocent. So a point is given for each death that a request was
-open in, and two where no other was open. With two points it runs while no other of two points does, so that another
-death tells them apart; with three it is refused. Whoever ends in any other way than by a death is cleared, and all is
-forgotten after a while: the machine may have been at fault.
+A request is identified by its content, since clients send the same content again under new ids. One death says little:
+all requests that were open then are suspects, and nearly all are innocent. So a request gets a point for each death
+that it was open in, and two points if no other request was open. A request with two points runs while no other request
+with two points runs, so that another death identifies it. A request with three points is refused. A request that ends
+in any other way is cleared, and all points are forgotten after a while, because the machine may have been at fault.
 
-A client may leave before the step that its request kills. So requests that were aborted a short while ago are suspects
-like those that are open.
+A client may disconnect before the step that its request crashes. So requests that were aborted a short while ago are
+suspects, just as open ones are.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import msgspec
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Request
 
-APART = 2  # points with which a request runs apart from others of as many
-REFUSED = 3  # points with which it does not run
-_MOST = 4096  # contents remembered
+APART = 2  # points from which a request runs apart from other suspects
+REFUSED = 3  # points from which a request is refused
+_MOST = 4096  # remembered contents
 _MOST_WAITING = 64
 _MEMORY_S = 600.0
-_MAX_ABORTED = 4096  # requests remembered that were aborted of late
-_ABORTED_S = 30.0  # an engine may still be at work on a request for so long after its client left
+_MAX_ABORTED = 4096  # remembered requests that were aborted
+_ABORTED_S = 30.0  # for so long after the abort, an engine may still work on a request
 
 
 def fingerprint(request: Request) -> bytes:
-    """SHA-256 of what a request asks, whoever asks and whenever; its seed, which is often drawn anew, apart."""
+    """SHA-256 of a request's content, without its id, client, time and seed (which is often drawn anew)."""
     bias = sorted(request.sampling.logit_bias.items())
     sampling = replace(request.sampling, seed=None, logit_bias={})
     content = (request.prompt_token_ids, request.max_tokens, request.pooling, bias, sampling)
@@ -42,7 +42,7 @@ def fingerprint(request: Request) -> bytes:
 
 
 class Suspects:
-    """Points of contents, by fingerprint. Used on one event loop.
+    """The points of each request's content, by fingerprint. One event loop uses it.
 
     Args:
         clock: seconds, monotonic.
@@ -60,22 +60,22 @@ class Suspects:
 
     @property
     def num_aborted(self) -> int:
-        """Requests that were aborted of late, of which the engine that runs may still die."""
+        """The number of recently aborted requests that the running engine may still die of."""
         oldest_s = self._clock() - _ABORTED_S
         while self._aborted and self._aborted[0][1] < oldest_s:
             self._aborted.popleft()
         return len(self._aborted)
 
     def note_aborted(self, request: Request) -> None:
-        """A request was aborted while the engine may be at work on it."""
+        """Note that a request was aborted while the engine may be working on it."""
         self._aborted.append((fingerprint(request), self._clock()))
 
     def forget_aborted(self) -> None:
-        """The engine is gone: the next one never had those that left."""
+        """Forget the aborted requests, since their engine is gone."""
         self._aborted.clear()
 
     def note_death(self, requests: Collection[Request]) -> None:
-        """An engine died while these were open. Copies of one request count once: one death says no more of them."""
+        """Give points for an engine's death while these requests were open. Copies of one request count once."""
         now = self._clock()
         num_suspects = len(requests) + self.num_aborted
         keys = [*map(fingerprint, requests), *(key for key, _ in self._aborted)]
@@ -87,16 +87,16 @@ class Suspects:
             self._points.popitem(last=False)
 
     def clear(self, request: Request) -> None:
-        """A request ended while the engine lives on."""
+        """Clear a request that ended while the engine lived on."""
         if self._points:
             self._points.pop(fingerprint(request), None)
 
     async def admit(self, request: Request) -> Callable[[], None]:
-        """Wait until a request may run; call what is returned once it has ended, however it did.
+        """Wait until a request may run. The caller must call the returned function when the request has ended.
 
         Raises:
-            InvalidRequestError: engines died of it.
-            QueueFullError: as many wait to run apart as may.
+            InvalidRequestError: engines died of this request.
+            QueueFullError: too many suspects are waiting to run.
         """
         if self._points_of(request) < APART:
             return _nothing
@@ -129,4 +129,4 @@ class Suspects:
 
 
 def _nothing() -> None:
-    """What a request that runs beside all others has to give back."""
+    """The release of a request that is no suspect: it has nothing to release."""

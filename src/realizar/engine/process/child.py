@@ -1,4 +1,4 @@
-"""`EngineChild`: one engine process as its parent sees it, from its start to its last breath."""
+"""`EngineChild`: the parent's handle of one engine process, from its start to its end."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from realizar.errors import EngineDeadError, RealizarError
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
-_LAST_WORDS_S = 0.5  # a dead process's status comes at once; one that only closed its socket is not waited for
+_LAST_WORDS_S = 0.5  # a dead process's status comes at once; a process that only closed its socket is not waited for
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessPolicy:
-    """When an engine counts as dead, and how often another one is tried.
+    """The rules by which an engine counts as dead, and by which another one is started.
 
     Attributes:
-        ping_interval_s: between questions whether it lives.
-        max_missed_pings: questions in a row that may stay open.
-        max_stopped_pings: the same, of a process that the system says is stopped, as by SIGSTOP: a long step answers.
-        start_limit_s: time to give the first sign of life in.
-        step_limit_s: longest step.
-        first_delay_s: before a second engine; doubled for each one after it, up to `longest_delay_s`.
-        steady_s: an engine that was ready for so long starts the count of crashes anew.
-        max_crashes: crashes in a row, while no request was open, after which no other engine is started.
-        file_poll_s: between looks at the model's files while they are why none can be started.
-        shutdown_s: time to end in when told to.
+        ping_interval_s: seconds between pings.
+        max_missed_pings: unanswered pings in a row that are tolerated.
+        max_stopped_pings: the same for a process that the system reports as stopped (SIGSTOP). A process in a long step
+            answers pings.
+        start_limit_s: seconds until the first sign of life.
+        step_limit_s: longest step, in seconds.
+        first_delay_s: delay before the second engine; it doubles for each later engine, up to `longest_delay_s`.
+        steady_s: an engine that was ready for so long resets the count of crashes.
+        max_crashes: crashes in a row without open requests, after which no other engine is started.
+        file_poll_s: seconds between checks of the model's files while they keep an engine from starting.
+        shutdown_s: seconds that an engine may take to shut down.
     """
 
     ping_interval_s: float = 1.0
@@ -56,12 +57,12 @@ class LivenessPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """How an engine ended.
+    """The end of an engine.
 
     Attributes:
-        error: why, as the engine said or as its exit status tells.
-        reported: whether the engine said so itself.
-        ready_s: how long it was ready; None if it never was.
+        error: the reason, from the engine's report or from its exit status.
+        reported: True if the engine reported the reason.
+        ready_s: seconds that the engine was ready; None if it never was.
     """
 
     error: RealizarError
@@ -89,17 +90,17 @@ class EngineChild(asyncio.Protocol):
     async def start(self, command: Sequence[str]) -> None:
         """Start the process; its last argument is the descriptor of its socket.
 
-        A start that is cancelled is finished first: half a process could be neither waited for nor closed.
+        A cancelled start is completed first, because half a process could be neither waited for nor closed.
 
         Raises:
-            OSError: it can't be started.
+            OSError: the process can't be started.
         """
         starting = asyncio.create_task(self._start(command))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
             await asyncio.wait((starting,))
-            starting.exception()  # seen: nobody waits for this start any more
+            starting.exception()  # retrieved, so that asyncio does not warn: nobody waits for this start any more
             raise
 
     async def _start(self, command: Sequence[str]) -> None:
@@ -120,12 +121,12 @@ class EngineChild(asyncio.Protocol):
         self._output = asyncio.create_task(self._log_output(self._process))
 
     def send(self, command: Command) -> None:
-        """Pass a command on; never waits. Raises FrameError."""
+        """Pass a command on without waiting. Raises FrameError."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(command))
 
     async def watch(self, liveness: LivenessPolicy) -> ChildEnd:
-        """Wait until the engine has ended, or is to be taken for dead."""
+        """Wait until the engine has ended or counts as dead."""
         pings = asyncio.create_task(self._ping(liveness))
         try:
             error = await asyncio.shield(self._ended)
@@ -137,7 +138,7 @@ class EngineChild(asyncio.Protocol):
         return ChildEnd(error, self._reported, ready_s)
 
     async def stop(self, timeout_s: float) -> None:
-        """Tell the engine to end, and see that it does."""
+        """Ask the engine to shut down, and kill it after the timeout."""
         if self._process is not None:
             self.send(Shutdown())
             with suppress(TimeoutError):
@@ -145,7 +146,7 @@ class EngineChild(asyncio.Protocol):
         await self.reap()
 
     async def reap(self) -> None:
-        """Kill the process if it still runs, and leave nothing of it behind."""
+        """Kill the process if it still runs, and free its resources."""
         if self._transport is not None:
             self._transport.close()
         if self._process is not None:
@@ -158,11 +159,11 @@ class EngineChild(asyncio.Protocol):
             self._output.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """For the event loop; its socket transports write, whether or not they say so by their class."""
+        """Called by the event loop. Its socket transports can write, although some classes don't declare it."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """For the event loop: events, in order."""
+        """Called by the event loop with received bytes; handles their events in order."""
         if self._ended.done():
             return
         try:
@@ -184,7 +185,7 @@ class EngineChild(asyncio.Protocol):
                 self._on_event(event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """For the event loop: the engine has closed its end, most likely by dying."""
+        """Called by the event loop when the engine has closed its end, most likely by dying."""
         self._transport = None
         self._end(None)
 
@@ -193,7 +194,7 @@ class EngineChild(asyncio.Protocol):
             self._ended.set_result(error)
 
     async def _ping(self, liveness: LivenessPolicy) -> None:
-        """Missed questions are counted, and not the time: this process may itself have been held up."""
+        """Send pings. Missed pings count, and seconds do not, because this process may have been delayed itself."""
         interval_s = liveness.ping_interval_s
         while True:
             most = liveness.max_missed_pings if self._heard else liveness.start_limit_s / interval_s
@@ -208,7 +209,7 @@ class EngineChild(asyncio.Protocol):
             await asyncio.sleep(interval_s)
 
     def _is_stopped(self) -> bool:
-        """Whether a signal has stopped the process; not by a debugger, who means to go on. Known on Linux alone."""
+        """True if a signal has stopped the process (a debugger's stop does not count). Only Linux tells."""
         if self._process is None:
             return False
         try:
@@ -229,7 +230,7 @@ class EngineChild(asyncio.Protocol):
         return f"the engine process was killed by {_signal_name(-status)}"
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on what the process and the libraries in it print."""
+        """Log the output of the process and of its libraries."""
         if process.stdout is None:
             return
         rest = b""
@@ -244,7 +245,7 @@ class EngineChild(asyncio.Protocol):
 
 
 def _log_line(line: bytes) -> None:
-    """Log what an engine said, at the level that it says; what a library prints is a warning."""
+    """Log a line of an engine's output at its own level; other lines are warnings of libraries."""
     text = line.decode(errors="replace").rstrip()
     first, _, rest = text.partition(" ")
     level = _LEVELS.get(first)

@@ -1,4 +1,4 @@
-"""`EngineLoop`: drives an `EngineCore` by commands from another thread, and tells what comes of it."""
+"""`EngineLoop` drives an `EngineCore` by commands from another thread, and reports events."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from realizar.errors import EngineDeadError, RealizarError
 from realizar.outputs import TokenOutput
 
 _LOG = logging.getLogger(__name__)
-_IDLE_S = 1.0  # without work for so long, the engine has time to look through its books
+_IDLE_S = 1.0  # after so long without work, the block audit is run
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A request whose grammar has been compiled, or can't be, for this reason."""
+    """A request whose grammar has been compiled, or has failed with an error."""
 
     add: Add
     error: RealizarError | None
@@ -49,7 +49,7 @@ class EngineLoop:
     """The step loop with an inbox, read between steps.
 
     Args:
-        tell: called with every event on the thread that runs the loop.
+        report: is called with every event, on the thread that runs the loop.
     """
 
     def __init__(self, report: Callable[[Event], None]) -> None:
@@ -62,25 +62,27 @@ class EngineLoop:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
-        self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # with what says that they wait no more, by id
+        self._compiling: dict[
+            str, tuple[Add, Callable[[], None]]
+        ] = {}  # with the function that cancels the compilation, by id
 
     def post(self, command: Command | _Compiled) -> None:
-        """Put a command into the inbox; from any thread, never waits."""
+        """Put a command into the inbox without waiting. Any thread may call this."""
         with self._news:
             self._inbox.append(command)
             self._news.notify()
 
     @property
     def step_age_s(self) -> float:
-        """How long the step that is running has been; 0 between steps. From any thread."""
+        """Seconds since the running step began; 0 between steps. Any thread may read this."""
         started_s = self._step_started_s
         return 0.0 if started_s is None else time.monotonic() - started_s
 
     def run(self, load: Callable[[], EngineCore]) -> None:
-        """Load, then obey until told to shut down or until the engine stops. Every error ends as a `Failed` event."""
+        """Load, then execute commands until a shutdown or until the engine stops. Errors become `Failed` events."""
         try:
             core = load()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the engine must hear of it
+        except Exception as error:  # noqa: BLE001 - the waiting clients must learn of any error
             if not isinstance(error, RealizarError):
                 _LOG.exception("loading failed")
             self._report(Failed(record_error(error)))
@@ -106,7 +108,7 @@ class EngineLoop:
                 self._step(core)
 
     def _next_commands(self, core: EngineCore) -> list[Command | _Compiled]:
-        """What has come; waits where there is nothing to do. The books are audited once in every idle time."""
+        """Take the commands from the inbox, waiting if there is no work. Each idle time runs the block audit once."""
         while True:
             audited = self._num_audited_steps == self._num_steps
             with self._news:
@@ -118,7 +120,7 @@ class EngineLoop:
                     return commands
             self._num_audited_steps = self._num_steps
             if (fault := _audit(core)) is not None:
-                _LOG.critical("the engine's books are wrong: %s", fault)
+                _LOG.critical("the block audit found a fault: %s", fault)
 
     def _step(self, core: EngineCore) -> None:
         started_s = self._step_started_s = time.monotonic()
@@ -137,13 +139,13 @@ class EngineLoop:
             self._prompt_tokens += self._prompts.pop(output.request_id, 0)
 
     def _compile(self, core: EngineCore, command: Add) -> None:
-        """Have the grammar of a request compiled beside the steps; then add the request."""
+        """Compile a request's grammar in the background; the request is added afterwards."""
         request = command.request
         cancel = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
         self._compiling[request.request_id] = command, cancel
 
     def _add(self, core: EngineCore, command: Add) -> None:
-        """Queue a request, or have its grammar compiled first."""
+        """Queue a request, or start the compilation of its grammar first."""
         request = command.request
         try:
             if not core.holds_grammar(request):
@@ -152,7 +154,7 @@ class EngineLoop:
             core.add(request)
         except EngineDeadError:
             raise
-        except Exception as error:  # noqa: BLE001 - what one request asks for is not the others' trouble
+        except Exception as error:  # noqa: BLE001 - one request's failure must not affect the others
             if not isinstance(error, RealizarError):
                 _LOG.exception("%s could not be queued", request.request_id)
             self._report(Refused(request.request_id, record_error(error)))

@@ -1,7 +1,7 @@
-"""The engine in a process of its own: `python -m realizar.engine.process.main FD`, started by `engine.supervisor`.
+"""The engine process: `python -m realizar.engine.process.main FD`, started by `engine.supervisor`.
 
-FD is one end of a pair of sockets. The process ends when the other end closes, however it closes; signals that a
-terminal or a service manager sends to the whole group are its parent's business.
+FD is one end of a pair of sockets. The process ends when the other end closes, for any reason. It ignores the signals
+that a terminal or a service manager sends to the whole group; its parent handles them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Loader = Callable[[Load, LoadProgress], EngineCore]
 
 
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
-    """The core of a model on this machine's backend. Raises what `load_core` does."""
+    """Load a model's core on this machine's backend; raises the same errors as `load_core`."""
     checkpoint, config = find_checkpoint(load.model), load.config
     if load.fit_running and choose_device(config.device).kind == "cuda":
         config = replace(config, max_running=_GPU_ROWS)
@@ -45,17 +45,17 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     else:
         core = load_core(checkpoint, config, progress=progress)
     progress("reading the vocabulary", 1.0)
-    core.read_vocabulary()  # the first grammar would hold up everyone for a second or more
+    core.read_vocabulary()  # at the first grammar this would delay all requests by a second or more
     gc.collect()
-    gc.freeze()  # what is loaded stays: a collection that walks it holds up every stream for some 0.1 s
+    gc.freeze()  # the loaded objects stay: a collection that walks them would delay every stream by about 0.1 s
     return core
 
 
 class EngineProcess:
-    """One end of the socket: commands come in on a thread of their own, the engine runs on the caller's.
+    """One end of the socket. A thread of its own receives commands; the engine runs on the caller's thread.
 
     Args:
-        max_frame_bytes: of what is sent at once.
+        max_frame_bytes: largest frame that is sent.
     """
 
     def __init__(self, connection: socket.socket, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -67,7 +67,7 @@ class EngineProcess:
         self._may_load = threading.Event()
 
     def run(self, loader: Loader) -> int:
-        """Obey until told to shut down; the exit status."""
+        """Execute commands until a shutdown; returns the exit status."""
         threading.Thread(target=self._receive, name="engine-inbox", daemon=True).start()
         self._report(Loading("starting", 0.0))
         self._may_load.wait()
@@ -77,7 +77,7 @@ class EngineProcess:
         return int(self._failed)
 
     def _receive(self) -> None:
-        """Read commands; pings are answered from here, so also while a step runs."""
+        """Read commands. Pings are answered on this thread, so that they are answered during a step too."""
         reader: FrameReader[Command] = FrameReader(Command)
         try:
             while data := self._connection.recv(_RECEIVE_BYTES):
@@ -86,23 +86,23 @@ class EngineProcess:
         except FrameError as error:
             _LOG.critical("the server sent what is no command: %s", error)
         except ConnectionResetError:
-            pass  # it left with events unread
+            pass  # the parent ended with events unread
         except OSError as error:
             _LOG.critical("the server can't be heard: %s", error)
-        os._exit(1)  # nobody is left to work for, whatever the step is doing
+        os._exit(1)  # the parent is gone, so the running step has no purpose
 
     def _sort(self, command: Command) -> None:
         if isinstance(command, Ping):
             self._report(Pong(command.ticket, self._loop.step_age_s))
         elif isinstance(command, Load):
-            logging.getLogger("realizar").setLevel(command.log_level)  # numba would drown all else
+            logging.getLogger("realizar").setLevel(command.log_level)  # numba's own log would drown the rest
             self._load_command = command
             self._may_load.set()
         else:
             self._loop.post(command)
 
     def _report(self, event: Event) -> None:
-        """Send an event; waits while the reader is behind, which bounds what is on its way."""
+        """Send an event. This waits while the parent is behind, which bounds the bytes in transit."""
         self._failed |= isinstance(event, Failed)
         try:
             frames = [encode_frame(event, self._max_frame_bytes)]
@@ -118,7 +118,7 @@ class EngineProcess:
             os._exit(1)
 
     def _frame_of(self, output: TokenOutput) -> bytes:
-        """One choice's output of a step whose outputs can't be sent together; if it can't alone, its request ends."""
+        """The frame of one output, for a step whose outputs don't fit one frame. A request ends if one is too large."""
         try:
             return encode_frame(Outputs((output,)), self._max_frame_bytes)
         except FrameError as error:
@@ -130,7 +130,7 @@ class EngineProcess:
 
 
 def run_process(descriptor: int, loader: Loader = load_model) -> int:
-    """Run an engine on a socket until its parent ends it; the exit status."""
+    """Run an engine on a socket until its parent ends it; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
@@ -140,9 +140,9 @@ def run_process(descriptor: int, loader: Loader = load_model) -> int:
 
 
 def _die_with_parent() -> None:
-    """Have Linux kill this process when the thread that started it ends, should it be unable to see the socket close.
+    """Have Linux kill this process when the thread that started it ends, in case this process can't read its socket.
 
-    That thread runs the parent's event loop, without which nobody listens any more.
+    That thread runs the parent's event loop, so nobody reads this process's events without it.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

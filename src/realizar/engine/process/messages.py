@@ -1,7 +1,7 @@
-"""What goes between the engine and who asks it: commands one way, events the other. msgspec and the nouns.
+"""Messages between an engine and its client: commands in one direction, events in the other. msgspec and the nouns.
 
-The same records serve an engine on a thread, where they are handed over as they are, and one in a process of its own,
-where `engine.transport` writes them as msgpack.
+An engine on a thread gets the records as they are. For an engine in a process of its own,
+`engine.transport` writes them as msgpack.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from realizar.request import Request
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What is known of an engine once its model is loaded.
+    """Facts of an engine that has loaded its model.
 
     Attributes:
         architecture: of the model. vocab_size, hidden_size: its dimensions.
-        context_length: tokens of a request, prompt and output, as configured or as the model has it.
-        max_request_tokens: the same, or what the KV cache holds if that is less.
+        context_length: tokens of a request, prompt and output, as configured or from the model.
+        max_request_tokens: the same, or the tokens that the KV cache holds if these are fewer.
         max_running: choices in one step.
         capacity: of the backend.
         pid: of the engine's process.
-        device: where the model runs. device_label: for people, with the name of a GPU.
+        device: the device that runs the model. device_label: its description, with the name of a GPU.
     """
 
     architecture: str
@@ -45,11 +45,11 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """The first command, to an engine in a process of its own: the path of a model, and how to run it.
+    """The first command to an engine process: the path of a model, and the configuration to run it with.
 
-    `fit_context`: where the model's own context does not fit into memory, take half of it, or half of that.
-    `fit_running`: take as many rows as suit the device, whatever the configuration says.
-    `log_level`: of this program's log there, a name of `logging`'s in capitals.
+    `fit_context`: if the model's own context does not fit into memory, the engine takes a half, a quarter and so on.
+    `fit_running`: the device decides the number of rows, instead of the configuration.
+    `log_level`: the log level in the engine process, one of `logging`'s names in capitals.
     """
 
     model: str
@@ -66,26 +66,26 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """End a request, or one choice of it; no answer."""
+    """End a request, or one choice of it. There is no answer."""
 
     request_id: str
     choice: int | None = None
 
 
 class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
-    """The answer is `StatsAnswer` with the same ticket."""
+    """Ask for the engine's figures. The answer is `StatsAnswer` with the same ticket."""
 
     ticket: int
 
 
 class AskAudit(msgspec.Struct, frozen=True, tag="ask_audit"):
-    """The answer is `AuditAnswer` with the same ticket."""
+    """Ask for the block audit. The answer is `AuditAnswer` with the same ticket."""
 
     ticket: int
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """The answer is `Pong` with the same ticket, at once: also in the middle of a step."""
+    """Ask for a sign of life. The answer is `Pong` with the same ticket, at once, even in the middle of a step."""
 
     ticket: int
 
@@ -98,14 +98,14 @@ Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Ping | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """What is being done before the engine is ready, and the share done, 0 to 1."""
+    """Progress of loading: the stage (`what`) and the share done, 0 to 1."""
 
     what: str
     share: float
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The model is loaded; commands are obeyed from now on."""
+    """The model is loaded; the engine executes commands from now on."""
 
     info: EngineInfo
 
@@ -117,7 +117,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What one step gave."""
+    """The outputs of one step."""
 
     outputs: tuple[TokenOutput, ...]
 
@@ -128,21 +128,21 @@ class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
 
 
 class AuditAnswer(msgspec.Struct, frozen=True, tag="audit"):
-    """`fault` is what the audit found wrong, or None."""
+    """`fault` is the audit's finding, or None."""
 
     ticket: int
     fault: str | None
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """`step_s`: how long the step that is running has been, 0 between steps."""
+    """`step_s`: seconds since the running step began, 0 between steps."""
 
     ticket: int
     step_s: float
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):
-    """An error of `realizar.errors` by the name of its class."""
+    """An error of `realizar.errors`, identified by the name of its class."""
 
     kind: str
     message: str
@@ -167,7 +167,7 @@ Event: TypeAlias = Loading | Ready | Accepted | Refused | Outputs | StatsAnswer 
 
 
 def record_error(error: BaseException) -> ErrorRecord:
-    """An error as a record; one that is no RealizarError becomes one line of that base."""
+    """An error as a record. An error of another kind becomes a RealizarError with one line."""
     if isinstance(error, errors.RealizarError):
         name, text = type(error).__name__, str(error)
         return ErrorRecord(name, text, getattr(error, "param", None), getattr(error, "retry_after_s", None))
@@ -176,7 +176,7 @@ def record_error(error: BaseException) -> ErrorRecord:
 
 
 def restore_error(record: ErrorRecord) -> errors.RealizarError:
-    """The error of a record, of its own class where a message and the record's fields make one."""
+    """The error of a record, of its own class if that can be made from the record's fields."""
     if record.kind in _OF_REQUESTS:
         return _OF_REQUESTS[record.kind](record.message, record.param)
     if record.kind in _PASSING:

@@ -1,4 +1,4 @@
-"""`ProcessLink`: an engine in a process of its own, watched, and replaced when it dies."""
+"""`ProcessLink` runs the engine in a process of its own, watches it, and replaces it when it dies."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process.main")
 class ProcessLink:
     """Starts engine processes, one at a time; see `async_link.EngineLink`.
 
-    An engine that says itself why it can't load, before any was ever ready, is not tried again: a broken model does not
-    mend. Later the same is a fault of the model's files: another engine is started when they change, or now and then.
-    Everything else is a crash. Crashes while requests are open, or were just aborted, are taken for theirs, and never
-    end the server; of others, at the start or while nothing is open, some in a row do.
+    If the first engine reports that it can't load, no other engine is started, because a broken model stays broken.
+    After an engine was once ready, such a report is a fault of the model's files: another engine is started when they
+    change, or after a delay. Every other end is a crash. Crashes while requests are open, or were just aborted, are
+    attributed to these requests and never end the server. Several other crashes in a row end it.
 
     Args:
-        load: the model and how to run it.
-        liveness: when to give up on an engine, and on engines.
-        command: what to start; the descriptor of its socket is appended.
-        files: of the model, where they are known.
+        load: the model and its configuration.
+        liveness: rules by which an engine counts as dead and another one is started.
+        command: the command to start; the descriptor of its socket is appended.
+        files: the model's files, if they are known.
     """
 
     def __init__(
@@ -109,20 +109,20 @@ class ProcessLink:
                 await self._wait_for_files(listener, fault, delay_s)
 
     async def _file_fault(self) -> str | None:
-        """What is wrong with the model's files, as far as a look tells; files may be slow to answer."""
+        """A visible fault of the model's files, or None. The check runs on a thread, as file systems may be slow."""
         return None if self._files is None else await asyncio.to_thread(self._files.fault)
 
     async def _fault(self, end: ChildEnd) -> str | None:
-        """Why another engine could not be started now: what is wrong with the files, or what loading them said."""
+        """The reason why another engine could not start now: a fault of the files, or the error of loading them."""
         found = await self._file_fault()
         if found is None and end.reported and end.ready_s is None:
             found = str(end.error) if self._files is None else self._files.shown(str(end.error))
         return found
 
     async def _wait_for_files(self, listener: LinkListener, fault: str, delay_s: float) -> None:
-        """Wait until nothing is seen to be wrong with the model's files, and they have changed or `delay_s` is over."""
+        """Wait until the model's files have no visible fault, and have changed or `delay_s` is over."""
         listener.blocked(fault)
-        _LOG.error("no engine is started while this holds: %s", fault)
+        _LOG.error("no engine is started while the model's files have this fault: %s", fault)
         if self._files is None:
             await asyncio.sleep(delay_s)
             return

@@ -1,4 +1,4 @@
-"""Frames on a socket: four bytes of length, big-endian, then one msgpack record of a known type. Never pickle."""
+"""Frames on a socket: four bytes of length, big-endian, then one msgpack record of a known type. Pickle is not used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Record = TypeVar("_Record")
 
 
 class FrameError(ValueError):
-    """Bytes that are no frame, or a record too large for one. The message is one line."""
+    """Received bytes are not a frame, or a record is too large for one. The message is one line."""
 
 
 def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """A record as a frame.
+    """Encode a record as a frame.
 
     Raises:
-        FrameError: it takes more than `max_bytes`, or holds what msgpack has no form for.
+        FrameError: the record takes more than `max_bytes`, or msgpack can't express it.
     """
     try:
         body = _ENCODER.encode(record)
@@ -33,11 +33,11 @@ def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
 
 
 class FrameReader(Generic[_Record]):
-    """Puts frames together from pieces of any size.
+    """Decodes frames from received bytes, which may be cut anywhere.
 
     Args:
-        record_type: of the records; anything else is malformed.
-        max_bytes: of one frame; a longer one is refused before it is waited for.
+        record_type: the type of the records; any other record is malformed.
+        max_bytes: size limit of a frame; a longer frame is refused at its header.
     """
 
     def __init__(self, record_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -47,14 +47,14 @@ class FrameReader(Generic[_Record]):
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has begun and not ended."""
+        """True if a frame has begun and is incomplete."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[_Record]:
-        """The records that these bytes complete.
+        """Decode the records that these bytes complete.
 
         Raises:
-            FrameError: a frame too long, or a record that is malformed, unknown or out of range. Nothing may be fed
+            FrameError: a frame is too long, or a record is malformed, unknown or out of range. The reader is unusable
                 after that.
         """
         buffer = self._buffer
