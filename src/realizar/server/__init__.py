@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API over an `AsyncEngine`. May import the engine and all below it, never a backend."""
+"""The HTTP server: OpenAI's API over an `AsyncEngine`. It may import the engine and layers below, but no backend."""

@@ -1,4 +1,4 @@
-"""`Api`: what every handler works with, and the few steps that several of them share."""
+"""`Api` holds the objects that every handler works with; the functions here are shared by several handlers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The engine, the model, the settings, the figures and the threads of one server.
+    """The engine, the model, the settings, the metrics and the worker threads of one server.
 
-    `fingerprint` is OpenAI's `system_fingerprint`: under another one, the same seed may give another answer.
+    `fingerprint` is OpenAI's `system_fingerprint`: after it changes, the same seed may give another answer.
     """
 
     engine: AsyncEngine
@@ -48,23 +48,23 @@ class Api:
         """Tokens of the longest request that can run, prompt and output.
 
         Raises:
-            EngineUnavailableError, EngineDeadError: nothing can run now.
+            EngineUnavailableError, EngineDeadError: no engine is ready.
         """
         return self.engine.info.max_request_tokens
 
     @property
     def max_model_len(self) -> int:
-        """The same, or the model's context while it is being loaded."""
+        """The same, or the model's context length while the model is being loaded."""
         try:
             return self.engine.info.max_request_tokens
         except EngineUnavailableError:
             return self.model.context_length
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served.
+        """Check that a request's model is served.
 
         Raises:
-            ApiError: 404 model_not_found.
+            ApiError: 404 model_not_found; the model is not served.
         """
         if name is None or name in self.model.names:
             return
@@ -74,7 +74,7 @@ class Api:
 
 
 def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Api:
-    """What the handlers of one server work with."""
+    """Make the `Api` of one server."""
     digest = hashlib.sha256(f"{__version__} {model.name}".encode()).hexdigest()
     return Api(engine, model, settings, Metrics(model.name), f"fp_{digest[:10]}")
 
@@ -85,13 +85,13 @@ def api_of(request: Request) -> Api:
 
 
 async def compute(request: Request, function: Callable[[Stop], T], size_bytes: int | None = None) -> T:
-    """The result of a function on a thread, in the turn of the request's client. The body must have been read.
+    """Run a function on a worker thread when it is the client's turn. The body must have been read.
 
     Args:
-        size_bytes: of what it works on, where that is not the body.
+        size_bytes: size of the function's input, if that is not the body.
 
     Raises:
-        ClientDisconnectedError: the client left first; the function is told to stop, or never called.
+        ClientDisconnectedError: the client disconnected first; the function was stopped, or never called.
     """
     lease = lease_of(request)
     size = lease.body_bytes if size_bytes is None else size_bytes
@@ -99,12 +99,12 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
 
 
 def note(request: Request, **notes: Any) -> None:
-    """Leave figures for the request's line in the log."""
+    """Add figures to the request's line in the log."""
     request.scope["state"]["notes"].update(notes)
 
 
 def timing_notes(output: RequestOutput | None) -> dict[str, float]:
-    """When a request passed its stations, for its line in the log; nothing where it did not end."""
+    """The times of a finished request, for its line in the log; empty if it has no output."""
     if output is None:
         return {}
     timings = output.timings
@@ -124,11 +124,11 @@ def now_s() -> int:
 async def deltas_of(
     stream: AsyncStream, metrics: Metrics, lease: RequestLease, top: int, enough: Callable[[], bool] = lambda: False
 ) -> AsyncGenerator[ChoiceDelta]:
-    """The pieces of an open request, counted; the request is closed when its reader stops.
+    """Iterate the deltas of an open request and count them. The request is closed when the consumer stops.
 
     Args:
         lease: counts the log-probabilities, which are kept until the end, each with `top` others.
-        enough: asked after each piece whether the rest is not wanted.
+        enough: called after each delta; True ends the request, since its rest is not wanted.
     """
     last_s: dict[int, float] = {}
     started_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The application: routes, and the layers around them."""
+"""The application: its routes and the middleware around them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPEN_PATHS = ("/health", "/ready")
 
 
 def create_app(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Starlette:
-    """The whole server but for sockets. The engine is started and closed by the caller; it may still be loading."""
+    """Make the server without its sockets. The caller starts and closes the engine, which may still be loading."""
     pages = web_routes() if settings.web_page else []
     open_paths = (*OPEN_PATHS, *(page.path for page in pages))
     app = Starlette(
@@ -71,14 +71,14 @@ def _route(path: str, handler: Callable[[Request], Awaitable[Response]], method:
 
 
 def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """The handler with its errors as answers."""
+    """Wrap a handler, so that its errors become answers."""
 
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
         except ClientDisconnectedError:
             raise
-        except Exception as error:  # noqa: BLE001 - every error is told in one form
+        except Exception as error:  # noqa: BLE001 - every error is answered in one form
             return await _error(request, error)
 
     return answer
@@ -91,7 +91,7 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own: a path or a method that no route has."""
+    """Answer Starlette's own errors: an unknown path, or a method that the route does not have."""
     if not isinstance(error, HTTPException):
         return await _error(request, error)
     place = f"{request.method} {ascii(request.scope['path'])[1:-1][:200]}"
@@ -105,7 +105,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middleware]:
-    """From the outside in. Preflight requests of allowed origins carry no key, so CORS stands before it."""
+    """The middleware from the outside in. CORS comes before authentication, as preflight requests carry no key."""
     layers = [
         Middleware(RequestLogMiddleware, enabled=settings.log_requests),
         Middleware(

@@ -1,7 +1,7 @@
-"""Errors as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}` and a status.
+"""Errors in the form of OpenAI's API: a status and `{"error": {"message", "type", "param", "code"}}`.
 
-The official client tries 408, 409, 429 and all 5xx again by itself, so a fault of the client's is always another 4xx.
-No message tells a path, a stack or an address in memory.
+The official client retries 408, 409, 429 and all 5xx by itself, so a client's mistake always gets another 4xx status.
+Messages contain no paths, stack traces or memory addresses.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _DIED = (
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error answer.
 
     Args:
-        status: of HTTP.
+        status: HTTP status.
         message: one line for the caller.
         kind: OpenAI's `type`.
-        param: path of the field at fault, as `messages[0].content`.
-        code: for programs.
-        headers: to send with it.
+        param: path of the field at fault, such as `messages[0].content`.
+        code: error code for programs.
+        headers: headers of the answer.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The object that clients read."""
+        """The JSON object of the answer."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The whole answer."""
+        """The whole HTTP answer."""
         return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the request is at fault."""
+    """The 400 error of a request that is at fault."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unsupported(param: str, reason: str) -> ApiError:
-    """400: a field that is known and can't be honoured, named."""
+    """The 400 error of a known field whose value is not supported; names the field."""
     return refused(f"{param}: {reason}", param, "unsupported_parameter")
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an exception. One that nobody foresaw is logged whole and told as nothing but 500."""
+    """The client's view of an exception. An unexpected exception is logged whole and answered with a plain 500."""
     known = _known(error)
     if known is not None:
         return known
@@ -94,11 +94,11 @@ def to_api_error(error: BaseException) -> ApiError:
 
 @contextmanager
 def renaming(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of requests raised inside name the request's own fields: `names` has those by the engine's."""
+    """Translate the field that errors raised inside name: `names` maps the engine's fields to the request's."""
     try:
         yield
     except InvalidRequestError as error:
-        # What is too long together is told of the prompt, as OpenAI tells it.
+        # When prompt and output are too long together, the error names the prompt, as OpenAI's does.
         known = "prompt" if isinstance(error, ContextLengthError) else error.param or ""
         if known not in names:
             raise
@@ -107,7 +107,7 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def about(param: str) -> Iterator[None]:
-    """Errors of requests raised inside that name no field name this one."""
+    """Add the field to errors raised inside that name none."""
     try:
         yield
     except InvalidRequestError as error:
@@ -122,7 +122,7 @@ def _known(error: BaseException) -> ApiError | None:
         case ApiError():
             return error
         case ContextLengthError():
-            # LangChain looks for the code in the text that the client makes of an error, which is the message alone.
+            # LangChain looks for the code in the exception's text, which the client makes of the message alone.
             return refused(f"{message} (context_length_exceeded)", error.param, "context_length_exceeded")
         case InvalidRequestError():
             return refused(message, error.param)
@@ -131,7 +131,7 @@ def _known(error: BaseException) -> ApiError | None:
         case StepMemoryError():
             return _later(503, message, "server_error", "out_of_memory", 1.0)
         case RequestFailedError():
-            # It would fail again: the official clients obey the header, and others know no better than the status.
+            # The request would fail again: the header keeps the official clients from retrying it.
             return ApiError(
                 500, message, kind="server_error", code="request_failed", headers={"x-should-retry": "false"}
             )
@@ -158,7 +158,7 @@ def _later(status: int, message: str, kind: str, code: str, retry_after_s: float
 
 
 def _cleaned(message: str) -> str:
-    """A message without addresses and paths of this machine, on one line, in characters that UTF-8 has."""
+    """A message as one line of valid UTF-8, without this machine's paths and memory addresses."""
     message = _INTERNAL_PATH.sub("a file", _ADDRESS.sub("", message))
     line = " ".join(message.split()).encode("utf-8", "replace").decode()
     return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "..."

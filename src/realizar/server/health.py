@@ -1,4 +1,4 @@
-"""Routes for those who watch: alive, ready, figures, version."""
+"""Routes for monitoring: health, readiness, metrics and version."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from realizar.server.metrics import CONTENT_TYPE
 
 
 async def health(request: Request) -> Response:
-    """200 while the server lives: also while it loads; 503 once its engine is gone for good."""
+    """Answer 200 while the server is alive, even while it loads; 503 once its engine is gone for good."""
     dead = api_of(request).engine.state == "dead"
     return _state("dead" if dead else "ok", 503 if dead else 200)
 
 
 async def ready(request: Request) -> Response:
-    """200 once requests are taken; 503 before, while draining, and after, with the reason where one is known."""
+    """Answer 200 while requests are accepted; otherwise 503, with the reason if one is known."""
     engine = api_of(request).engine
     return _state(engine.state, 200 if engine.state == "ready" else 503, engine.fault)
 
 
 async def metrics(request: Request) -> Response:
-    """Figures in Prometheus' text form."""
+    """Answer with the metrics in Prometheus' text format."""
     api = api_of(request)
     return Response(api.metrics.exposition(await api.engine.stats()), media_type=CONTENT_TYPE)
 
 
 async def version(request: Request) -> Response:
-    """The program's version."""
+    """Answer with the program's version."""
     return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, under vLLM's stems and bucket edges with our prefix, so that dashboards need one change."""
+"""Metrics for Prometheus, with vLLM's names and bucket edges under our prefix, so that dashboards need one change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _COUNTERS = (
 
 
 class _EngineCollector(Collector):
-    """The engine's own figures, as of the last scrape."""
+    """The engine's figures at the last scrape."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -68,10 +68,10 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """Counts of one server.
+    """The metrics of one server.
 
     Args:
-        model_name: the label of every figure.
+        model_name: the label of every metric.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -93,7 +93,7 @@ class Metrics:
         self._decode = self._histogram("request_decode_time_seconds", _OF_REQUESTS_S, "First token to last.")
 
     def ended(self, output: RequestOutput) -> None:
-        """Count a request that came to its end."""
+        """Count a completed request."""
         timings = output.timings
         for choice in output.outputs:
             self._success.labels(self._label, choice.finish_reason).inc()
@@ -104,23 +104,23 @@ class Metrics:
         self._decode.observe(timings.decode_s)
 
     def tokens_came(self, count: int, gap_s: float) -> None:
-        """Count the tokens of a piece of a stream, and the time since the piece before."""
+        """Count the tokens of a delta, and the time since the previous delta."""
         for _ in range(count):
             self._between.observe(gap_s / count)
 
     def stopped(self, num_choices: int, to_first_s: float, whole_s: float) -> None:
-        """Count a request that was ended because its answers were complete; how long it waited is not known."""
+        """Count a request that was ended because its answers were complete; its waiting time is not known."""
         self._success.labels(self._label, "stop").inc(num_choices)
         self._to_first.observe(to_first_s)
         self._whole.observe(whole_s)
         self._decode.observe(whole_s - to_first_s)
 
     def aborted(self) -> None:
-        """Count a request whose client left."""
+        """Count a request whose client disconnected."""
         self._success.labels(self._label, "abort").inc()
 
     def exposition(self, stats: EngineStats) -> bytes:
-        """All figures in Prometheus' text form."""
+        """All metrics in Prometheus' text format."""
         self._engine.stats = stats
         return generate_latest(self._registry)
 

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the description of the API, made from the records that check requests."""
+"""`GET /openapi.json`: the API's description, generated from the request records."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _ERROR_SCHEMA = {
 
 
 async def openapi(request: Request) -> Response:
-    """The description."""
+    """Answer with the description."""
     return Response(msgspec.json.encode(describe()), media_type="application/json")
 
 
 @functools.cache
 def describe() -> dict[str, Any]:
-    """The API in the form of OpenAPI 3.1."""
+    """Describe the API in the format of OpenAPI 3.1."""
     records = [record for record, _ in _BODIES.values()]
     schemas, components = msgspec.json.schema_components(records, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The life of a server process: the port opens, the engine loads, signals drain it, a dead engine ends it."""
+"""`run_server` runs the server process: it opens the port, starts the engine, drains on a signal, and shuts down."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from realizar.server.http.memory_return import keep_little_memory
 from realizar.server.settings import ServerSettings
 
 _POLL_S = 0.1
-_LAST_ANSWERS_S = 10  # for answers that are complete to leave, once no request is open
+_LAST_ANSWERS_S = 10  # for complete answers to be sent, once no request is open
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with signals left to `serve_app`."""
+    """uvicorn without its signal handlers; `_Signals` handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,7 +32,7 @@ class _Server(uvicorn.Server):
 
 
 class _Signals:
-    """SIGTERM and SIGINT as futures: the first drains, the second stops at once."""
+    """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -55,10 +55,10 @@ class _Signals:
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """A listening address, taken before anything slow begins; port 0 takes a free one.
+    """Open a listening socket, before the slow parts of the start; port 0 takes a free port.
 
     Raises:
-        RealizarError: it can't be had.
+        RealizarError: the port can't be opened.
     """
     if not 0 <= port <= 65535:  # the resolver would take the port modulo 65536
         raise RealizarError(f"--port must be between 0 and 65535, not {port}")
@@ -89,11 +89,12 @@ def run_server(
     ready: Callable[[EngineInfo], None],
     draining: Callable[[int], None],
 ) -> int:
-    """Serve until a signal; the exit status: 0 after draining, 128 and the signal's number after a second one.
+    """Serve until a signal. The exit status is 0 after draining, or 128 plus the number of a second signal.
 
     Args:
-        engine: not started; closed at the end.
-        loading: told how far loading has come. ready: told once it is done. draining: told how many requests are open.
+        engine: not started yet; closed at the end.
+        loading: callback for the progress of loading. ready: callback when the model is loaded. draining: callback with
+            the number of open requests.
 
     Raises:
         RealizarError: the engine could not load, or is gone for good.
@@ -143,7 +144,7 @@ async def _announce(
     engine: AsyncEngine, loading: Callable[[str, float], None], ready: Callable[[EngineInfo], None]
 ) -> None:
     waiting = asyncio.create_task(engine.wait_ready())
-    waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # told by `wait_dead` too
+    waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # `wait_dead` reports the error
     while not (await asyncio.wait((waiting,), timeout=_POLL_S))[0]:
         if engine.loading is not None:
             loading(engine.loading.what, engine.loading.share)

@@ -1,4 +1,4 @@
-"""`ServedModel`: what the API process knows of the model. Weights are the engine's."""
+"""`ServedModel`: the API process's view of the model. The engine has the weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from realizar.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as the API shows it.
+    """The served model.
 
     Attributes:
-        names: ids that requests may use; the first is the one that answers carry.
-        tokenizer: of the model.
-        template: None for a model without a chat template.
-        default_sampling: of requests that name none: the command line's, the files' advice, what is built in.
+        names: ids that requests may use; answers carry the first.
+        tokenizer: the model's tokenizer.
+        template: the chat template, or None.
+        default_sampling: sampling of requests without parameters: from the command line, the model's files or built in.
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
     """
@@ -51,22 +51,22 @@ def make_served_model(
     sampling: SamplingParams | None = None,
     chat_template: str | None = None,
 ) -> ServedModel:
-    """What the API needs of a checkpoint; reads the vocabulary and no weights.
+    """Make the served model from a checkpoint. This reads the vocabulary and no weights.
 
     Args:
-        names: ids that requests may use, the first foremost.
+        names: ids that requests may use; answers carry the first.
         context_length: tokens of a request, prompt and output.
-        sampling: defaults of requests; None takes the files' advice, then what is built in.
-        chat_template: text of a template to use in place of the model's own.
+        sampling: default sampling; None takes the values in the model's files, then the built-in ones.
+        chat_template: text of a template that replaces the model's own.
 
     Raises:
-        TokenizerError: no vocabulary, or one that can't be reproduced exactly.
-        CheckpointError: a malformed one.
+        TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
+        CheckpointError: a file is malformed.
     """
     tokenizer = load_tokenizer(checkpoint)
     template: ChatTemplate | None = None
     try:
         template = ChatTemplate(tokenizer, chat_template)
     except ChatTemplateError:
-        template = None  # `chat` says so when asked
+        template = None  # a chat request then gets an error
     return ServedModel(tuple(names), tokenizer, template, sampling or default_sampling(checkpoint), context_length)

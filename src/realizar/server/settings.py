@@ -1,4 +1,4 @@
-"""`ServerSettings`: how the server behaves at its door, said once. Standard library only."""
+"""`ServerSettings`: the settings of the HTTP server. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class ServerSettings:
     """Settings of one server. A value out of range raises `InvalidRequestError`.
 
     Attributes:
-        api_keys: any of them opens the API; none leaves it open to everyone who can reach the port.
-        cors_origins: origins whose pages may call the API from a browser; `*` is all; none by default.
-        allowed_hosts: names that a Host header may have, without port; none, or `*`, takes all.
-        embeddings: pooling of `/v1/embeddings`; None takes what the model was made for, and refuses others.
-        allow_request_templates: whether a request may bring a chat template of its own.
-        allow_request_priority: whether a request may have a priority other than 0, and so pass others.
-        max_body_bytes: of a request.
-        request_memory_bytes: that large requests, over 32 KiB, may hold together from their first byte to their
-            answer's last; a client may have half of it.
-        body_timeout_s: time for a request's body to arrive.
-        max_header_bytes: of a request line and its headers together.
-        header_timeout_s: time for them to arrive.
-        max_headers: headers and trailers of a request.
-        max_connections: that may be open at once; a peer other than this machine may have half of them.
-        keep_alive_s: time that a connection may wait for another request.
-        ping_interval_s: between comments that keep an idle stream's connection open.
-        write_timeout_s: time for a client to take some of what is sent to it.
-        max_prompts: in one request to `/v1/completions` or `/v1/embeddings`.
+        api_keys: accepted API keys; without keys the API is open to everyone who can reach the port.
+        cors_origins: origins whose pages may call the API from a browser; `*` is all; empty by default.
+        allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
+        embeddings: pooling of `/v1/embeddings`; None takes the pooling that the model was trained with, if any.
+        allow_request_templates: True if a request may bring its own chat template.
+        allow_request_priority: True if a request may have a priority other than 0, and so overtake others.
+        max_body_bytes: size of a request's body.
+        request_memory_bytes: memory that large requests (over 32 KiB) may hold together, from their first byte to the
+            end of their answer; a client may have half of it.
+        body_timeout_s: seconds for a request's body to arrive.
+        max_header_bytes: size of a request line and its headers together.
+        header_timeout_s: seconds for them to arrive.
+        max_headers: number of headers and trailers of a request.
+        max_connections: number of open connections; a peer other than this machine may have half of them.
+        keep_alive_s: seconds that a connection may wait for another request.
+        ping_interval_s: seconds between the comments that keep an idle stream open.
+        write_timeout_s: seconds for a client to read some of its answer.
+        max_prompts: prompts in one request to `/v1/completions` or `/v1/embeddings`.
         max_choices: prompts times `n` of one request.
-        web_page: whether the chat page is served at `/`.
-        log_requests: whether a line a request is logged.
-        traces_endpoint: where OpenTelemetry's traces go, such as `http://collector:4318/v1/traces`; None makes none.
+        web_page: True if the chat page is served at `/`.
+        log_requests: True if each request is logged with a line.
+        traces_endpoint: OpenTelemetry collector, such as `http://collector:4318/v1/traces`; None sends no traces.
     """
 
     api_keys: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as lm-eval's remote tokenizer and vLLM's clients call them."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, for lm-eval's remote tokenizer and vLLM's clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 MAX_BYTES = 1 << 19
-"""Of a text in UTF-8, where the context does not ask for more. Tokenizing takes some hundred times as much memory."""
+"""Limit of a text in UTF-8, unless the context needs more. Tokenizing takes about a hundred times as much memory."""
 _BYTES_PER_TOKEN = 8
 
 
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, or of messages as the chat template renders them."""
+    """Answer with the token ids of a text, or of messages as the chat template renders them."""
     api = api_of(request)
     record = await read_record(request, TokenizeRequest)
     api.check_model(record.model)
@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, control tokens spelled."""
+    """Answer with the text of token ids, with control tokens spelled out."""
     api = api_of(request)
     record = await read_record(request, DetokenizeRequest)
     api.check_model(record.model)
@@ -43,7 +43,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """What a client needs to render and count by itself."""
+    """Answer with the facts that a client needs to render prompts and count tokens by itself."""
     model = api_of(request).model
     answer: dict[str, Any] = {
         "tokenizer_class": type(model.tokenizer).__name__,
@@ -58,7 +58,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 def _tokenized(api: Api, record: TokenizeRequest) -> bytes:
-    """The answer, encoded where it is made: there may be a million tokens."""
+    """Make and encode the answer here, on the worker thread, since it may have a million tokens."""
     tokens = _tokens(api, record)
     answer: dict[str, Any] = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens}
     if record.return_token_strs:
@@ -67,7 +67,7 @@ def _tokenized(api: Api, record: TokenizeRequest) -> bytes:
 
 
 def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
-    # Not bounded by the context: counting tells how far a text is over it.
+    # Longer texts than the context are allowed, so that clients can count them.
     messages = check_messages(record.messages) if record.messages is not None else []
     text = record.prompt if record.prompt is not None else text_of(messages)
     size = len(text.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Several streams of one request as one; and admission of several to the engine, patiently."""
+"""Several streams of one request merged into one, and their admission to the engine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class Admission:
-    """Lets the parts of one request in: few enough at once, and again where the queue is full for a while.
+    """Admits the parts of one request: a limited number at a time, with retries while the queue is full.
 
-    The request as a whole is refused only if its first part is.
+    The request as a whole is refused only if its first part is refused.
 
     Args:
-        at_once: parts that may be open.
+        at_once: parts that may be open at a time.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -28,10 +28,10 @@ class Admission:
         self._any_in = False
 
     async def enter(self, submit: Callable[[], Awaitable[T]]) -> T:
-        """What `submit` gives, once the queue takes it.
+        """Call `submit` until the queue accepts it, and return its result.
 
         Raises:
-            QueueFullError: no part has been taken yet.
+            QueueFullError: the queue is full and no part has been accepted yet.
         """
         while True:
             try:
@@ -46,7 +46,7 @@ class Admission:
 
 
 async def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[T]:
-    """Items of all streams as they come; the first error ends all of them, and so does the reader's leaving."""
+    """Iterate the items of all streams as they arrive. The first error, or the consumer's end, ends all of them."""
     if len(streams) == 1:
         async with aclosing(streams[0]()) as only:
             async for item in only:
@@ -60,7 +60,7 @@ async def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGen
             async with aclosing(make()) as stream:
                 async for item in stream:
                     await queue.put(item)
-        except Exception as raised:  # noqa: BLE001 - raised again by the reader
+        except Exception as raised:  # noqa: BLE001 - raised again in the consumer
             error = raised
         await queue.put(_End(error))
 
@@ -83,6 +83,6 @@ async def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGen
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A stream has ended, or failed."""
+    """Marks the end of a stream, with its error if it failed."""
 
     error: Exception | None

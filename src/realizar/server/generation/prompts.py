@@ -1,4 +1,4 @@
-"""Prompts of a request as token ids: texts tokenized off the event loop, ids checked, nothing cut unless asked."""
+"""Prompts of a request as token ids. Prompts are cut only if the request asks for it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from realizar.server.generation.work import Stop
 from realizar.tokenizer.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 19
-"""Of all prompts of one request, where the context is not more."""
+"""Limit for all prompts of one request together, unless the context is longer."""
 _GROWTH = 4
-_SLACK_TOKENS = 64  # what cutting a text may add to its beginning
+_SLACK_TOKENS = 64  # tokens that cutting a text may add to its beginning
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of one prompt, and its text where it came as text."""
+    """Token ids of one prompt, and its text if it came as text."""
 
     token_ids: tuple[int, ...]
     text: str | None
@@ -35,17 +35,17 @@ def tokenize_prompts(
     add_special: bool,
     bounded: bool = True,
 ) -> list[Prompt]:
-    """The prompts of a request, in order.
+    """Tokenize the prompts of a request, in order.
 
     Args:
         given: a text, token ids, a list of texts or of lists of ids; None is BOS alone.
-        stop: asked before each prompt.
-        param: name of the field.
-        max_tokens: of the context: texts that can't fit are not tokenized to their end.
-        bounded: whether each text has to fit; otherwise they will be cut, and have to keep to `MAX_TOKENS` alone.
+        stop: checked before each prompt.
+        param: the name of the field.
+        max_tokens: length of the context; texts that can't fit are not tokenized to their end.
+        bounded: True if each text must fit the context; otherwise it will be cut, and only `MAX_TOKENS` bounds it.
 
     Raises:
-        ApiError, InvalidRequestError: 400; empty, mixed, too many, or an id outside the vocabulary.
+        ApiError, InvalidRequestError: 400; the prompts are empty, mixed or too many, or an id is out of range.
     """
     if given is None:
         if tokenizer.bos_id is None:
@@ -69,10 +69,10 @@ def tokenize_prompts(
 
 
 def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:
-    """The end of a prompt, where the request asked to cut it (`truncate_prompt_tokens`; -1 is the context).
+    """Cut a prompt to its last `count` tokens if the request asks for it (`truncate_prompt_tokens`; -1 is the context).
 
     Raises:
-        ApiError: 400, out of range.
+        ApiError: 400; `count` is out of range.
     """
     if count is None:
         return tuple(token_ids)
@@ -84,13 +84,13 @@ def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> t
 
 
 def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Refuse a text over a number of tokens without tokenizing all of it: what refusing costs hangs on the number.
+    """Refuse a text with more tokens than a limit, at a cost that depends on the limit and not on the text.
 
-    A text that has more characters than so many of the longest tokens is not tokenized at all. Of others, beginnings
-    are, each some times as long as the one before.
+    A text with more characters than the limit times the longest token is refused without tokenizing. Of other texts,
+    growing prefixes are tokenized until the limit is passed.
 
     Raises:
-        ContextLengthError: it has more tokens.
+        ContextLengthError: the text has more tokens.
     """
     if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
         raise ContextLengthError(

@@ -1,4 +1,4 @@
-"""A request's sampling fields, on top of the model's defaults, as `SamplingParams`."""
+"""`build_sampling` makes `SamplingParams` from a request's fields and the model's defaults."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from realizar.tokenizer.tokenizer import Tokenizer
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-"""Every piece of text is searched for every stop string; OpenAI allows 4 of them."""
+"""Each new text is searched for every stop string. OpenAI allows 4 of them."""
 MAX_LOGPROBS = 20
 MAX_DRY_BREAKERS = 64
 MAX_PRIORITY = 100
 MAX_LISTED_IDS = 1 << 16
-"""Entries of stop_token_ids, and of logit_bias, times the prompts that they are told to the engine with."""
-_DRY_BREAKERS = ("\n", ":", '"', "*")  # what DRY's author recommends, where a request turns it on and names none
+"""Entries of stop_token_ids, and of logit_bias, times the number of prompts: each prompt sends them to the engine."""
+_DRY_BREAKERS = ("\n", ":", '"', "*")  # recommended by DRY's author, for requests that turn DRY on without breakers
 SAMPLER_FIELDS = (
     "temperature",
     "top_k",
@@ -42,7 +42,7 @@ SAMPLER_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""Fields of a request that shape its choices, named as those of `SamplingParams`."""
+"""Fields of a request that have the same name in `SamplingParams`."""
 
 _SAME_NAME = ("n", "seed", *SAMPLER_FIELDS, "min_tokens", "ignore_eos")
 
@@ -57,13 +57,13 @@ def build_sampling(
     prompt_logprobs: int | None = None,
     structured: StructuredOutput | None = None,
 ) -> SamplingParams:
-    """What the engine is asked to do.
+    """Make the sampling parameters of a request.
 
     Args:
-        max_tokens: None is the rest of the context; named `max_tokens_field` in the request.
+        max_tokens: None is the rest of the context; its field in the request is `max_tokens_field`.
 
     Raises:
-        InvalidRequestError, ApiError: a value out of range, named.
+        InvalidRequestError, ApiError: a value is out of range; names the field.
     """
     changes: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
     _check_best_of(fields)
@@ -94,10 +94,10 @@ def build_sampling(
 
 
 def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
-    """Refuse long lists of ids beside many prompts: the engine is told them with each.
+    """Bound the lists of ids times the number of prompts, as each prompt sends the lists to the engine.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400; the lists are too long.
     """
     for name in ("stop_token_ids", "logit_bias"):
         size = len(getattr(sampling, name) or ())
@@ -111,10 +111,10 @@ def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
 
 
 def check_top(value: int | None, param: str) -> int | None:
-    """A number of top log-probabilities.
+    """Check a number of top log-probabilities.
 
     Raises:
-        ApiError: 400, out of range.
+        ApiError: 400; it is out of range.
     """
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
         raise refused(f"{param} must be between 0 and {MAX_LOGPROBS}, not {value}", param, "invalid_value")
@@ -127,13 +127,13 @@ def _check_best_of(fields: GenerationFields) -> None:
 
 
 def check_priority(priority: int | None, *, allowed: bool) -> int:
-    """The priority of a request.
+    """Check a request's priority; None is 0.
 
     Args:
-        allowed: whether requests may have another than 0.
+        allowed: True if requests may have a priority other than 0.
 
     Raises:
-        ApiError: 400, out of range, or turned off.
+        ApiError: 400; it is out of range, or priorities are turned off.
     """
     if priority is not None and abs(priority) > MAX_PRIORITY:
         raise refused(
@@ -158,7 +158,9 @@ def _stops(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _bias_id(key: str, tokenizer: Tokenizer) -> int:
     token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
-    if str(token_id) != key or not 0 <= token_id < tokenizer.vocab_size:  # "07" would be a second name of 7
+    if (
+        str(token_id) != key or not 0 <= token_id < tokenizer.vocab_size
+    ):  # refuses "07", which would be a second name of 7
         raise refused(
             f"logit_bias: {key[:40]!a} is no token id; the vocabulary has 0 to {tokenizer.vocab_size - 1}",
             "logit_bias",
@@ -168,7 +170,7 @@ def _bias_id(key: str, tokenizer: Tokenizer) -> int:
 
 
 def _breaker_ids(breakers: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The token that each string ends with after a letter, as a sentence would have it."""
+    """The last token of each string when it follows a letter, as in a sentence."""
     if len(breakers) > MAX_DRY_BREAKERS or any(not 0 < len(text) <= MAX_STOP_CHARACTERS for text in breakers):
         raise refused(
             f"dry_sequence_breakers takes {MAX_DRY_BREAKERS} strings of 1 to {MAX_STOP_CHARACTERS} characters",

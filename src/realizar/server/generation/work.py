@@ -1,7 +1,7 @@
-"""`WorkPool`: computing for clients off the event loop, in lanes by size, one client after the other in each.
+"""`WorkPool` runs computing for clients off the event loop, in lanes by size, in which clients take turns.
 
-Parsing, rendering and tokenizing go through here, so that a short text waits for no long one, no client for the many
-texts of another, and what nobody waits for any more is not begun.
+Parsing, rendering and tokenizing run here, so that a short text does not wait for a long one, and a client does not
+wait for the many texts of another. Work that nobody waits for any more is not begun.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ T = TypeVar("T")
 
 LARGE_BYTES = 64 << 10
 _SMALL_THREADS = 2
-_LARGE_THREADS = 1  # also bounds the memory: one large text at a time is taken apart
+_LARGE_THREADS = 1  # also bounds the memory: one large text is parsed at a time
 
 
 class WorkCancelledError(Exception):
-    """Nobody waits for the result any more."""
+    """The work was cancelled, as nobody waits for its result any more."""
 
 
 class Stop:
-    """Tells a piece of work on a thread whether it is still wanted."""
+    """A flag by which work on a thread learns that it is not wanted any more."""
 
     def __init__(self) -> None:
         self._wanted = True
 
     def set(self) -> None:
-        """The work is not wanted any more."""
+        """Mark the work as not wanted."""
         self._wanted = False
 
     def check(self) -> None:
-        """For the work, to call between its parts.
+        """Check the flag. The work calls this between its parts.
 
         Raises:
-            WorkCancelledError: it is not wanted any more.
+            WorkCancelledError: the work is not wanted any more.
         """
         if not self._wanted:
             raise WorkCancelledError
 
 
 class WorkPool:
-    """Two lanes: one for what is small, one for what is large. Belongs to the event loop that first uses it."""
+    """Two lanes, for small and for large work. The pool belongs to the event loop that first uses it."""
 
     def __init__(self) -> None:
         self._small = _Lane(_SMALL_THREADS, "small-work")
         self._large = _Lane(_LARGE_THREADS, "large-work", after=return_memory)
 
     async def run(self, client: str, size_bytes: int, function: Callable[[Stop], T]) -> T:
-        """The result of `function` on a thread. If the caller is cancelled it is not begun, or told to stop.
+        """Run `function` on a thread and return its result. If the caller is cancelled, it is stopped or not begun.
 
         Args:
-            client: whose turn it takes.
-            size_bytes: of what it works on; chooses the lane.
+            client: the client whose turn the work takes.
+            size_bytes: size of the work's input, which chooses the lane.
         """
         lane = self._small if size_bytes <= LARGE_BYTES else self._large
         return await lane.run(client, function)
 
 
 class _Job(Generic[T]):
-    """A function that waits for its turn, and the future of its result."""
+    """A function that waits for its turn, with the future of its result."""
 
     def __init__(self, function: Callable[[Stop], T], loop: asyncio.AbstractEventLoop) -> None:
         self.function, self.loop = function, loop
@@ -85,13 +85,13 @@ class _Job(Generic[T]):
         if error is None:
             self.result.set_result(done.result())
             return
-        if isinstance(error, ApiError | RealizarError):  # foreseen: nobody reads where it came from
-            error.__traceback__ = error.__context__ = None  # whose frames hold the text until the next collection
+        if isinstance(error, ApiError | RealizarError):  # an expected error, whose traceback nobody reads
+            error.__traceback__ = error.__context__ = None  # its frames would hold the text until the next collection
         self.result.set_exception(error)
 
 
 class _Lane:
-    """A few threads, and what waits for them by client: each client in turn, its own work in order."""
+    """A few threads and the work that waits for them: clients take turns, and each client's work runs in order."""
 
     def __init__(self, num_threads: int, name: str, after: Callable[[], None] = lambda: None) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
@@ -109,7 +109,7 @@ class _Lane:
             if not job.result.done() or job.result.cancelled():
                 job.stop.set()
                 self._forget(client, job)  # type: ignore[arg-type]
-            del job  # or an error, its traceback and this frame would hold each other
+            del job  # otherwise an error, its traceback and this frame would keep each other alive
 
     def _forget(self, client: str, job: _Job[object]) -> None:
         queue = self._waiting.get(client)
@@ -135,7 +135,7 @@ class _Lane:
             self._after()
 
     def _ended(self, job: _Job[object], done: Future[object]) -> None:
-        """On the thread that did the work."""
+        """Hand the result to the event loop. This runs on the thread that did the work."""
         if not job.loop.is_closed():
             job.loop.call_soon_threadsafe(self._take_back, job, done)
 

@@ -1,4 +1,4 @@
-"""Who may call: keys, compared as digests in constant time. Only what is named here is open to everyone."""
+"""Authentication by API keys, compared as digests in constant time. Only the listed open paths need no key."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from realizar.server.errors import ApiError
 
 
 class KeyRing:
-    """Args: keys: any of them opens; none opens to all. Only their digests are kept."""
+    """The server's API keys, kept as digests. Args: keys: each is accepted; without keys every request is accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     def opens(self, header_values: Iterable[bytes]) -> bool:
-        """Whether a request's `Authorization` headers hold a key: exactly one header, of the scheme Bearer."""
+        """True if a request has exactly one `Authorization` header, of scheme Bearer, with an accepted key."""
         if not self._digests:
             return True
         values = list(header_values)
         scheme, _, key = (values[0] if len(values) == 1 else b"").partition(b" ")
         offered = _digest(key.strip(b" "))
         found = False
-        for digest in self._digests:  # all of them, so that the time tells nothing
+        for digest in self._digests:  # all are compared, so that the time reveals nothing
             found |= hmac.compare_digest(digest, offered)
         return found and scheme.lower() == b"bearer"
 
 
 class AuthMiddleware:
-    """Refuses what has no key, before routing.
+    """Refuses requests without a valid key, before routing.
 
-    Compares the path as the router will see it, whole: neither `Host` nor an encoded path can make a guarded route look
-    open.
+    It compares the whole path as the router will see it, so that neither `Host` nor an encoded path can make a guarded
+    route look open.
 
     Args:
-        keys: of the server.
+        keys: the server's keys.
         open_paths: paths that need no key.
     """
 

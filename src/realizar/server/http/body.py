@@ -1,4 +1,4 @@
-"""A request's body: read within bounds of size and time, and turned into the record of its endpoint."""
+"""Request bodies: read within bounds of size and time, and decoded into the record of the endpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_
 from realizar.server.http.strict_json import parse_json, parsed_size
 from realizar.server.settings import ServerSettings
 
-_DISCARDED = 4  # bodies up to so many times their limit are read to their end before they are refused
+_DISCARDED = 4  # bodies up to so many times the limit are read to their end before they are refused
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
@@ -25,10 +25,10 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 async def read_record(request: Request, record: type[R]) -> R:
-    """The record that a request carries.
+    """Read and decode a request's body.
 
     Raises:
-        ApiError: 400 for what is wrong in it, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight.
+        ApiError: 400 malformed, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight.
     """
     lease = lease_of(request)
     body = await read_body(request, api_of(request).settings, lease)
@@ -40,10 +40,10 @@ async def read_record(request: Request, record: type[R]) -> R:
 
 
 async def read_body(request: Request, settings: ServerSettings, lease: RequestLease) -> bytes:
-    """All bytes of a body. Errors as of `read_record`.
+    """Read all bytes of a body. Errors are those of `read_record`.
 
-    A body that is too large is read on and dropped within a bound: a connection that is closed while its client still
-    writes is reset, and the client may lose the answer.
+    A body that is too large is still read, up to a bound, and dropped: closing a connection while its client writes
+    resets it, and the client may lose the answer.
     """
     _check_headers(request)
     size = _declared_size(request)
@@ -82,10 +82,10 @@ async def read_body(request: Request, settings: ServerSettings, lease: RequestLe
 
 
 def convert(data: Any, record: type[R]) -> R:
-    """A parsed body as its record.
+    """Convert a parsed body to its record.
 
     Raises:
-        ApiError: 400, `param` being the path of the field.
+        ApiError: 400; `param` is the path of the field.
     """
     if not isinstance(data, dict):
         raise refused("the body must be a JSON object", code="invalid_type")
@@ -98,7 +98,7 @@ def convert(data: Any, record: type[R]) -> R:
 
 
 def unknown_field(path: str, name: str, known: tuple[str, ...]) -> ApiError:
-    """400 for a field that no record has, with the nearest name that one has."""
+    """The 400 error of an unknown field, with the nearest known name."""
     full = f"{path}.{name}" if path else name
     full = ascii(full)[1:-1][:200]
     near = difflib.get_close_matches(name[:80], known, 1)
@@ -125,7 +125,7 @@ def _translated(message: str, record: type[msgspec.Struct]) -> ApiError:
 
 
 def _fields_at(record: type[msgspec.Struct], path: str) -> tuple[str, ...]:
-    """The names that the record at a path has; none where there is no record."""
+    """The field names of the record at a path; empty if there is no record."""
     found: type[msgspec.Struct] | None = record
     for name in re.findall(r"[A-Za-z_]\w*", path):
         kinds = {field.encode_name: field.type for field in msgspec.structs.fields(found)} if found else {}
@@ -140,7 +140,7 @@ def _record_in(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def _declared_size(request: Request) -> int:
-    """The length that the headers give, 0 where they give none."""
+    """The length in the headers, or 0 if they have none."""
     length = request.headers.get("content-length", "")
     return int(length[:20]) if length.isdigit() else 0
 
@@ -151,7 +151,7 @@ def _check_headers(request: Request) -> None:
         raise ApiError(415, "compressed bodies are not accepted: send JSON as it is", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        # A page of another origin can send other types, and none, without asking first.
+        # A page of another origin can send other content types, or none, without a preflight request.
         raise ApiError(
             415, "the header 'Content-Type: application/json' is needed for a body", code="unsupported_media_type"
         )

@@ -1,7 +1,7 @@
-"""Keeps pages of other origins out: by Host, by Origin, and by what browsers say of where a request comes from.
+"""Refuses browsers' requests from pages of other origins, by the headers Host, Origin and Sec-Fetch-*.
 
-A page that its user has open elsewhere can have the browser send requests here; one whose name is made to resolve to
-this machine (DNS rebinding) could read the answers too. Programs that are no browsers send neither Origin nor
+Any page that a user has open can make the browser send requests to this server. A page whose name resolves to this
+machine (DNS rebinding) could read the answers too. Programs other than browsers send neither Origin nor
 Sec-Fetch-Site.
 """
 
@@ -18,12 +18,12 @@ _ANY = "*"
 
 
 class BrowserGuardMiddleware:
-    """Refuses with 403 what no page of this server or of an allowed origin can have sent.
+    """Refuses a browser's request with 403 unless a page of this server or of an allowed origin sent it.
 
     Args:
-        allowed_hosts: names that a Host header may have, without port; none or `*` among them takes all.
+        allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
         cors_origins: origins whose pages may call; `*` is all.
-        open_paths: paths that are not guarded: they tell nothing, and probes have names of their own.
+        open_paths: paths that are not guarded: they reveal nothing, and health probes use host names of their own.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class BrowserGuardMiddleware:
         return self._foreign(scope["method"], headers, host)
 
     def _foreign(self, method: str, headers: dict[bytes, bytes], host: str) -> ApiError | None:
-        # No page can set Sec-Fetch-Site, and it holds where a proxy gives Host another name or drops its port. Browsers
-        # send it only over HTTPS and to localhost: a name that is rebound to this machine, or to its proxy, gets none.
+        # A page can't set Sec-Fetch-Site, and the header is valid even if a proxy changes Host or drops its port.
+        # Browsers send it only over HTTPS and to localhost, so requests to a rebound name do not have it.
         site = headers.get(b"sec-fetch-site")
         if site == b"same-origin":
             return None
@@ -94,7 +94,7 @@ def _refused(message: str, code: str) -> ApiError:
 
 
 def _bare(host: str) -> str:
-    """A host without its port and trailing dot, an IPv6 address in brackets."""
+    """A host name without port and trailing dot; an IPv6 address gets brackets."""
     host = host.strip().lower()
     if host.startswith("["):
         return host.partition("]")[0] + "]"
@@ -104,7 +104,7 @@ def _bare(host: str) -> str:
 
 
 def _is_of(origin: str, host: str) -> bool:
-    """Whether an origin is the server itself, as the Host header names it; whatever proxy speaks TLS before it."""
+    """True if an origin is the server itself, as the Host header names it; a proxy may terminate TLS before it."""
     try:
         theirs, own = urlsplit(origin), urlsplit(f"//{host}")
         default = {"http": 80, "https": 443}.get(theirs.scheme)
@@ -116,5 +116,5 @@ def _is_of(origin: str, host: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """A name as it may stand in a message."""
+    """A name made safe for a message."""
     return ascii(text[:100])[1:-1] or "NAME"

@@ -1,4 +1,4 @@
-"""Identity of a client: what shares of connections, bodies and computing are counted by. Standard library only."""
+"""Identity of a client, by which shares of connections, bodies and computing are counted. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 _DIGEST_CHARACTERS = 16
-_NETWORK_BITS = 64  # of an IPv6 address; the rest a host chooses as it likes
+_NETWORK_BITS = 64  # of an IPv6 address; a host chooses the rest freely
 
 
 def client_of(scope: Mapping[str, Any], *, has_keys: bool) -> str:
-    """A request's client: by the digest of its API key where keys are used, else by its peer.
+    """Identify a request's client by the digest of its API key if the server uses keys, otherwise by its address.
 
     Args:
-        scope: of ASGI.
-        has_keys: whether the server asks for keys; a header that nobody asked for would let a peer be many clients.
+        scope: the ASGI scope.
+        has_keys: True if the server uses keys. Otherwise the header is ignored, as a peer could pose as many clients.
     """
     if has_keys:
         for name, value in scope["headers"]:
@@ -28,7 +28,7 @@ def client_of(scope: Mapping[str, Any], *, has_keys: bool) -> str:
 
 
 def peer_of(address: str) -> str:
-    """An IP address as one peer: of IPv6 the network of 64 bits. What is no address stays as it is."""
+    """The peer of an IP address: an IPv4 address, or the /64 network of an IPv6 address. Other texts are kept as is."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -41,7 +41,7 @@ def peer_of(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, or a name such as `localhost`, is this machine's own. An empty one is a Unix socket."""
+    """True if an address or name is this machine's own. An empty address is a Unix socket."""
     try:
         return ipaddress.ip_address(address.strip("[]").partition("%")[0]).is_loopback
     except ValueError:

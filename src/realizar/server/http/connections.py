@@ -1,4 +1,4 @@
-"""`Connections`: how many are open, whose they are, and which of them gives way when all places are taken."""
+"""`Connections` counts open connections by peer, and chooses an idle one to close when all places are taken."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _MAX_REFUSED = 32
 
 
 class Closable(Protocol):
-    """A connection, as far as it can be told to give way."""
+    """A connection that can be asked to close."""
 
     def give_way(self) -> None:
-        """Close, as no request is open."""
+        """Close the connection, which has no open request."""
 
 
 class Connections:
-    """Counts open connections.
+    """The table of open connections.
 
-    When all places are taken, the connection that has waited longest for a request gives way to a new one, so that idle
-    connections keep nobody out. A peer other than this machine may have half of the places.
+    When all places are taken, a new connection replaces the one that has been idle longest, so that idle connections
+    keep nobody out. A peer other than this machine may have half of the places.
 
     Args:
-        most: that may be open.
+        most: the number of connections that may be open.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,7 @@ class Connections:
         return len(self._open)
 
     def enter(self, connection: Closable, address: str) -> bool:
-        """Take in a connection, which is idle at first; False where there is no place for it."""
+        """Add a connection, which is idle at first; False if there is no place for it."""
         peer = peer_of(address)
         if not is_loopback(address) and self._peers[peer] >= max(1, self._most // 2):
             return False
@@ -54,14 +54,14 @@ class Connections:
         return True
 
     def may_be_refused(self, connection: Closable) -> bool:
-        """Whether a connection that was not taken in may stay for the moment that being told so takes; few may."""
+        """True if a connection without a place may stay until it has its error answer; only a few may."""
         if len(self._refused) >= _MAX_REFUSED:
             return False
         self._refused.add(connection)
         return True
 
     def leave(self, connection: Closable) -> None:
-        """A connection is closed. One that was never taken in, or left before, passes."""
+        """Remove a closed connection; unknown ones are ignored."""
         peer = self._open.pop(connection, None)
         self._idle.pop(connection, None)
         self._refused.discard(connection)
@@ -71,10 +71,10 @@ class Connections:
                 del self._peers[peer]
 
     def busy(self, connection: Closable) -> None:
-        """A request has come."""
+        """Note that a request has arrived on a connection."""
         self._idle.pop(connection, None)
 
     def idle(self, connection: Closable) -> None:
-        """The answer has gone, and no request is open."""
+        """Note that a connection has no open request any more."""
         if connection in self._open:
             self._idle.setdefault(connection)

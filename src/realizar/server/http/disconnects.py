@@ -1,4 +1,4 @@
-"""A client that leaves: whatever runs for it is cancelled, so that the engine frees its blocks."""
+"""Client disconnects: the work for a disconnected client is cancelled, so that the engine frees its blocks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ T = TypeVar("T")
 
 
 class ClientDisconnectedError(Exception):
-    """The client closed the connection before its answer was ready; nobody reads what is sent."""
+    """The client closed the connection before its answer was ready."""
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return once the client has gone. The request's body must have been read."""
+    """Wait until the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result.
+    """Wait for the work's result.
 
     Raises:
-        ClientDisconnectedError: the client left first; the work has been cancelled, and has ended.
+        ClientDisconnectedError: the client disconnected first; the work was cancelled and has ended.
     """
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -38,4 +38,4 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         disconnect.cancel()
         await asyncio.gather(task, disconnect, return_exceptions=True)
-        del task  # or an error, its traceback and this frame would hold each other, and the request
+        del task  # otherwise an error, its traceback and this frame would keep each other and the request alive

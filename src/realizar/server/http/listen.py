@@ -1,4 +1,4 @@
-"""How uvicorn is set up: connections bounded in number, size and time, nothing told of the machine."""
+"""uvicorn's configuration: bounded connections, and no headers that describe the machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from realizar.server.settings import ServerSettings
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings, **options: Any) -> uvicorn.Config:
-    """A configuration for `uvicorn.Server`.
+    """Make a configuration for `uvicorn.Server`.
 
     Args:
-        options: of `uvicorn.Config`, such as host, port or fd.
+        options: options of `uvicorn.Config`, such as host, port or fd.
     """
     defaults: dict[str, Any] = {
         "http": bounded_protocol(settings),

@@ -1,4 +1,4 @@
-"""Gives memory back to the machine: glibc keeps what large texts took, for each thread, unless it is told otherwise."""
+"""Returns memory to the system. By default glibc keeps the memory of large texts, for each thread."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ARENAS = 2
 
 
 def keep_little_memory() -> None:
-    """For the start of a process: large blocks come from the system and go back to it. Does nothing without glibc."""
+    """Configure glibc, at the start of a process, to return large blocks to the system. No effect without glibc."""
     library = _glibc()
     if library is not None:
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)  # also ends its growing with what is freed
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)  # also stops glibc from raising the threshold
         library.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def return_memory() -> None:
-    """Give back what is free; some milliseconds. Does nothing without glibc."""
+    """Return free memory to the system, which takes some milliseconds. No effect without glibc."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""uvicorn's protocol with bounds: what a peer may send and hold open before, during and after a request."""
+"""uvicorn's HTTP protocol with bounds on headers, bodies, pipelining, and the time that a peer takes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from realizar.server.http.connections import Connections
 from realizar.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8
-_MAX_DROPPED = 4  # times the largest body, of what comes behind an answer
-_LINGER_S = 1.0  # a connection closed while its peer writes is reset, and the peer may lose the answer
+_MAX_DROPPED = 4  # bytes that are dropped after an answer, as a multiple of the largest body
+_LINGER_S = 1.0  # closing a connection while its peer writes resets it, and the peer may lose the answer
 _HEADER_COST = 4  # colon, space and end of line
 
 
 def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol with the bounds of these settings, and a table of connections of its own."""
+    """Make a protocol class with the bounds of these settings and its own table of connections."""
     own = {"settings": settings, "table": Connections(settings.max_connections)}
     return type("BoundedProtocol", (_BoundedProtocol,), own)
 
@@ -28,9 +28,9 @@ def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
 class _BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
-    Headers and trailers together are bounded in number and bytes, and so is all else between two bytes of a body.
-    Headers must come in time, and what follows an answer that did not wait for its request's end is dropped within a
-    bound. Trailers are read by nobody. A peer that takes nothing of what is written to it is cut off.
+    Headers and trailers together are bounded in number and bytes, as is everything between two bytes of a body. Headers
+    must arrive in time. After an early answer, the rest of the request is dropped up to a bound. Trailers are ignored.
+    A peer that reads nothing of its answer is disconnected.
     """
 
     settings: ServerSettings
@@ -69,7 +69,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def give_way(self) -> None:
-        """For the table: close, as another connection needs the place."""
+        """Close the connection, because another one needs its place. The table calls this."""
         self.transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -106,7 +106,7 @@ class _BoundedProtocol(HttpToolsProtocol):
                 ApiError(431, f"more than {self.settings.max_headers} headers in one request", code="headers_too_large")
             )
         if self._in_headers:
-            super().on_header(name, value)  # else a trailer: it must not pass for a header that was checked
+            super().on_header(name, value)  # otherwise a trailer, which must not look like a checked header
 
     def on_headers_complete(self) -> None:
         self._progress = True
@@ -117,7 +117,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
             self._fail(ApiError(400, f"a request needs one Host header, not {hosts}", code="invalid_host"))
         self.table.busy(self)
-        super().on_headers_complete()  # raises where the target is no address: the request has no cycle then
+        super().on_headers_complete()  # raises if the target is not a valid address: the request has no cycle then
         self._in_headers = False
         self.cycle.transport = cast(
             "asyncio.Transport", _AnswerTransport(self.transport, self._write, self._close_gently)
@@ -145,7 +145,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._start_timer(self.settings.body_timeout_s, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn when the parser stops, on invalid bytes or at one of the bounds."""
+        """Answer when the parser stops, at invalid bytes or at one of the bounds. uvicorn calls this."""
         self._refuse(self._fault or ApiError(400, "this is not a valid HTTP request", code="invalid_http"))
 
     def pause_writing(self) -> None:
@@ -158,12 +158,12 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._fail(self._too_large())
 
     def _fail(self, fault: ApiError) -> None:
-        """Have the parser stop; uvicorn calls `send_400_response` then."""
+        """Stop the parser; uvicorn then calls `send_400_response`."""
         self._fault = fault
         raise ValueError(fault.message)
 
     def _refuse(self, fault: ApiError) -> None:
-        """Answer with an error where an answer is due, and close; what the peer still writes is dropped."""
+        """Answer with an error if an answer is due, and close; further bytes of the peer are dropped."""
         if self._is_over():
             return
         answerable = self._may_answer()
@@ -178,14 +178,14 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._linger(_LINGER_S)
 
     def _close_gently(self) -> None:
-        """Close after an answer, once the peer has written what it is writing or has had time to."""
+        """Close after an answer, once the peer has finished writing or its time is over."""
         if self._in_message and not self._is_over():
             self._linger(self.settings.body_timeout_s)
         elif not self._discarding:
             self.transport.close()
 
     def _linger(self, seconds: float) -> None:
-        """Write nothing any more, and drop what comes until the peer closes, for a while."""
+        """Write nothing more, and drop received bytes until the peer closes or the time is over."""
         self._discarding, self._dropped = True, 0
         self.flow.resume_reading()
         self.transport.write_eof()
@@ -199,7 +199,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _may_answer(self) -> bool:
-        """Whether an answer that is written now would be taken for that of the request at fault."""
+        """True if the peer would take an answer that is written now for the answer of the faulty request."""
         if not self._in_message:
             return self._owed == 0
         return self._owed == 1 and (self._in_headers or not self.cycle.response_started)
@@ -227,19 +227,19 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _write(self, data: bytes) -> None:
-        """Write to the peer: the only way by which anything is written, so that it is counted."""
+        """Write to the peer and count the bytes. All writes go through this method."""
         self._written += len(data)
         self.transport.write(data)
 
     def _watch_writing(self) -> None:
-        """See to it that the peer takes what waits to be written."""
+        """Start the timer that checks whether the peer reads its answer."""
         waiting = self.transport.get_write_buffer_size()
         if waiting and self._stall_timer is None:
             seconds = self.settings.write_timeout_s
             self._stall_timer = self.loop.call_later(seconds, self._check_writing, self._written - waiting)
 
     def _check_writing(self, taken_before: int) -> None:
-        """Cut off a peer that took nothing. How much waits says nothing: a stream refills what its reader takes."""
+        """Disconnect a peer that read nothing. The buffer's size alone does not show this, as a stream refills it."""
         self._stall_timer = None
         if self._written - self.transport.get_write_buffer_size() == taken_before:
             self.transport.abort()
@@ -253,11 +253,11 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """A connection as uvicorn writes an answer to it: closing lets the peer read the answer.
+    """The transport that uvicorn writes an answer to. Closing it lets the peer read the answer first.
 
     Args:
-        write: counts what is written.
-        close: closes so.
+        write: writes and counts bytes.
+        close: closes gently.
     """
 
     def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None], close: Callable[[], None]) -> None:

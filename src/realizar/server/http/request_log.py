@@ -1,4 +1,4 @@
-"""The outermost layer: an id for every request, one line in the log, and an answer whatever happens."""
+"""The outermost middleware: it gives every request an id, a line in the log, and an answer even after a failure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _QUIET = ("/health", "/ready", "/metrics")
 
 
 class RequestLogMiddleware:
-    """Gives every request an id, the client's own where it is tame, and logs its end.
+    """Gives every request an id, or keeps the client's own if it is well-formed, and logs the request's end.
 
-    Handlers leave what belongs in the line in `scope["state"]["notes"]`.
+    Handlers put further figures for the line into `scope["state"]["notes"]`.
     """
 
     def __init__(self, app: ASGIApp, enabled: bool = True) -> None:
@@ -48,7 +48,7 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send_noting)
         except ClientDisconnectedError:
             state["disconnected"] = True
-        except Exception as error:  # noqa: BLE001 - the last door: nothing of it may reach the client
+        except Exception as error:  # noqa: BLE001 - the last barrier: no exception may reach the client
             api_error = to_api_error(error)
             state["error_code"] = api_error.code
             if not status:
@@ -74,7 +74,7 @@ def _write_line(scope: Scope, status: int, duration_s: float) -> None:
         if name != "model"
     )
     code = state.get("error_code")
-    quiet = scope["path"] in _QUIET and status in (200, 503)  # 503 tells those who ask for readiness to ask again
+    quiet = scope["path"] in _QUIET and status in (200, 503)  # 503 is the normal answer of /ready during loading
     _LOG.log(
         logging.DEBUG if quiet else logging.INFO,
         "%s %s %s %.3fs id=%s%s%s",

@@ -1,4 +1,4 @@
-"""Memory of requests that are being read and answered: a total for all, and a share for each client."""
+"""Memory of open requests and their answers: a total for all clients, and a share for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from realizar.server.http.clients import client_of
 from realizar.server.http.memory_return import return_memory
 
 FREE_BYTES = 32 << 10
-"""A body up to this size costs nothing: connections are bounded too."""
+"""Bodies up to this size are not counted, as the number of connections bounds them."""
 _RETRY_AFTER_S = 1
 _WORTH_RETURNING_BYTES = 1 << 20
 _BYTES_PER_LOGPROB = 500  # measured: records, names and the answer's objects
@@ -22,7 +22,7 @@ _BYTES_PER_BASE64_VALUE = 12
 
 
 class RequestMemory:
-    """Counts what large bodies hold. A client may have as much as is left then, so one alone has half of the total.
+    """Counts the memory of large requests. A client may hold as much as is left free, so a single one gets half.
 
     Args:
         total_bytes: for all clients together.
@@ -33,17 +33,17 @@ class RequestMemory:
         self._held: Counter[str] = Counter()
 
     def lease(self, client: str) -> RequestLease:
-        """What one request holds; to be released when it has been answered."""
+        """Make the lease of one request; the caller releases it after the answer."""
         return RequestLease(self, client)
 
     def take(self, client: str, num_bytes: int, held_bytes: int = 0) -> None:
-        """Count more bytes as a client's.
+        """Take more bytes for a client.
 
         Args:
-            held_bytes: that the same request holds already.
+            held_bytes: bytes that the same request already holds.
 
         Raises:
-            ApiError: 429, its requests hold its share already; 413, even an idle server would not let it have so many.
+            ApiError: 429, above the client's current share; 413, above its share on an idle server.
         """
         held = self._held[client]
         self._check_most(num_bytes, held_bytes)
@@ -59,7 +59,7 @@ class RequestMemory:
         self._count(client, num_bytes)
 
     def add(self, client: str, num_bytes: int, held_bytes: int) -> None:
-        """Count what a request that runs has come to hold, whatever else is held: new ones find less.
+        """Count bytes of a running request regardless of other requests; less is left for new ones.
 
         Raises:
             ApiError: 413, as `take`.
@@ -83,7 +83,7 @@ class RequestMemory:
         self._free -= num_bytes
 
     def give(self, client: str, num_bytes: int) -> None:
-        """Give back what was taken."""
+        """Return bytes that were taken."""
         self._free += num_bytes
         self._held[client] -= num_bytes
         if not self._held[client]:
@@ -91,7 +91,7 @@ class RequestMemory:
 
 
 class RequestLease:
-    """The memory of one request. Attributes: client: whose it is. body_bytes: size of its body, once it is read."""
+    """The memory of one request. Attributes: client: its client. body_bytes: size of its body, once it is read."""
 
     def __init__(self, memory: RequestMemory, client: str) -> None:
         self._memory, self.client = memory, client
@@ -99,7 +99,7 @@ class RequestLease:
         self.body_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
-        """Hold so many bytes in all, or more if more are held.
+        """Raise the total to `num_bytes`, unless more is already held.
 
         Raises:
             ApiError: 429, above the client's share; 413, above any share.
@@ -109,30 +109,30 @@ class RequestLease:
             self.take(wanted)
 
     def hold_logprobs(self, num_tokens: int, num_top: int) -> None:
-        """Before a request runs: hold its prompt's log-probabilities, beside what is held. Raises what `hold` does.
+        """Hold the memory of a prompt's log-probabilities, before the request runs. Raises the errors of `hold`.
 
         Args:
-            num_top: of the most probable tokens, listed for each.
+            num_top: most probable tokens that are listed for each token.
         """
         if num_bytes := self._due(num_tokens, num_top):
             self.take(num_bytes)
 
     def begin_logprobs(self) -> None:
-        """Before a request runs: hold its answer's first log-probabilities. Raises what `hold` does."""
+        """Hold the memory of the answer's first log-probabilities, before the request runs. Errors as for `hold`."""
         self.take(FREE_BYTES)
 
     def add_logprobs(self, num_tokens: int, num_top: int) -> None:
-        """While a request runs: count log-probabilities of its answer. It is not ended for what others hold.
+        """Count log-probabilities of a running request's answer. Memory of other requests does not end it.
 
         Raises:
-            ApiError: 413, it alone holds more than any share.
+            ApiError: 413, the request alone holds more than any share.
         """
         if num_bytes := self._due(num_tokens, num_top):
             self._memory.add(self.client, num_bytes, self._held)
             self._held += num_bytes
 
     def _due(self, num_tokens: int, num_top: int) -> int:
-        """Bytes to count now, as small amounts are gathered first."""
+        """The bytes to count now; small amounts are collected first."""
         self._logprobs += num_tokens * (_BYTES_PER_LOGPROB + num_top * _BYTES_PER_TOP_LOGPROB)
         if self._logprobs <= FREE_BYTES:
             return 0
@@ -140,19 +140,19 @@ class RequestLease:
         return due
 
     def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> int:
-        """Hold an answer of so many vectors beside what is held; return its bytes. Raises what `hold` does."""
+        """Hold the memory of an answer with so many vectors, and return its bytes. Raises the errors of `hold`."""
         size = num_vectors * width * (_BYTES_PER_BASE64_VALUE if as_base64 else _BYTES_PER_VALUE)
         if size > FREE_BYTES:
             self.take(size)
         return size
 
     def take(self, num_bytes: int) -> None:
-        """Hold so many bytes more. Raises what `hold` does."""
+        """Hold so many more bytes. Raises the errors of `hold`."""
         self._memory.take(self.client, num_bytes, self._held)
         self._held += num_bytes
 
     def release(self) -> None:
-        """Give all back."""
+        """Return everything that is held."""
         if self._held:
             self._memory.give(self.client, self._held)
             if self._held >= _WORTH_RETURNING_BYTES:
@@ -161,11 +161,11 @@ class RequestLease:
 
 
 class RequestMemoryMiddleware:
-    """Gives every request its lease, in `scope["state"]["lease"]`, and takes it back.
+    """Gives every request a lease, in `scope["state"]["lease"]`, and releases it at the end.
 
     Args:
         total_bytes: for all clients together.
-        has_keys: whether clients are known by keys.
+        has_keys: True if clients are identified by keys.
     """
 
     def __init__(self, app: ASGIApp, total_bytes: int, *, has_keys: bool) -> None:
@@ -185,7 +185,7 @@ class RequestMemoryMiddleware:
 
 
 def lease_of(request: Request) -> RequestLease:
-    """The lease of a request."""
+    """The memory lease of a request."""
     lease = request.scope["state"]["lease"]
     if not isinstance(lease, RequestLease):
         raise TypeError("the request has no lease")

@@ -1,4 +1,4 @@
-"""Server-sent events: records as `data:` lines, comments while nothing comes, `[DONE]` at the end."""
+"""Server-sent events: records as `data:` lines, comments during pauses, and `[DONE]` at the end."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _encoder = msgspec.json.Encoder()
 
 
 class EventStream(Response):
-    """Sends records as they come.
+    """Sends records as they arrive.
 
-    An error before the first record is an ordinary error answer; after it, an object with a top-level `error`, and the
-    stream ends without `[DONE]`. When the client leaves, or reads nothing for too long, `records` is closed.
+    An error before the first record becomes an ordinary error answer. A later error becomes an object with a top-level
+    `error`, and the stream ends without `[DONE]`. `records` is closed when the client disconnects, or reads nothing for
+    too long.
 
     Args:
-        records: what to send, encoded by msgspec; its `aclose` frees what it holds.
-        ping_interval_s: between comments while no record comes.
-        write_timeout_s: for the client to take what is sent.
+        records: the records to send, encoded by msgspec; its `aclose` frees its resources.
+        ping_interval_s: seconds between comments while no record comes.
+        write_timeout_s: seconds for the client to read a record.
     """
 
     def __init__(self, records: AsyncGenerator[Any], ping_interval_s: float, write_timeout_s: float) -> None:
@@ -54,14 +55,14 @@ class EventStream(Response):
             for task in (sending, disconnect, pinging):
                 task.cancel()
             await asyncio.gather(sending, disconnect, pinging, return_exceptions=True)
-            del sending  # or an error, its traceback and this frame would hold each other
+            del sending  # otherwise an error, its traceback and this frame would keep each other alive
 
     async def _send_all(self, scope: Scope, receive: Receive) -> None:
         try:
             async for record in self._records:
                 await self._write(b"data: " + _encoder.encode(record) + b"\n\n")
             await self._write(_DONE, more=False)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told, in the form that fits
+        except Exception as error:  # noqa: BLE001 - the client gets every error, in the fitting form
             api_error = to_api_error(error)
             scope["state"]["error_code"] = api_error.code
             if self._started:
@@ -73,7 +74,7 @@ class EventStream(Response):
             await self._records.aclose()
 
     async def _ping(self) -> None:
-        """Keep an idle connection open; returns when the client takes nothing any more."""
+        """Keep an idle connection open; returns when the client has stopped reading."""
         while True:
             self._idle = True
             await asyncio.sleep(self._ping_interval_s)

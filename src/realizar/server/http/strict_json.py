@@ -1,4 +1,4 @@
-"""JSON from strangers: as strict as that of files, without lone surrogates, and bounded in what parsing it takes."""
+"""JSON of request bodies: as strict as that of files, without lone surrogates, and with a bounded cost of parsing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 MAX_CONTAINERS = 1 << 16
 MAX_VALUES = 1 << 20
 MAX_KEYS = 100_000
-"""Brackets, commas, and keys of objects that a body may hold. Parsing holds the interpreter's lock, and so all other
-requests up: a hundred thousand keys are about a tenth of a second.
+"""Bounds on the brackets, commas and object keys of a body. Parsing holds the interpreter's lock and so delays all
+other requests: a hundred thousand keys take about a tenth of a second.
 """
 _BYTES_PER_VALUE = 48
 _BYTES_PER_CONTAINER = 160
@@ -26,10 +26,10 @@ _KEY_END = re.compile(rb'"\s*:')
 
 
 def parse_json(body: bytes) -> Any:
-    """The value of a body.
+    """Parse a body.
 
     Raises:
-        ApiError: 400; the message says what is wrong and where.
+        ApiError: 400; the message states the fault and its place.
     """
     if is_too_large(body, MAX_CONTAINERS, MAX_VALUES) or _has_too_many_keys(body):
         raise _bad("too many values")
@@ -48,7 +48,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def parsed_size(body: bytes) -> int:
-    """An upper bound of the bytes that the value of a body takes."""
+    """An upper bound of the bytes that a body's parsed value takes."""
     text = len(body) * (1 if body.isascii() else _WIDEST_CHARACTER)
     values = _BYTES_PER_VALUE * min(body.count(b","), MAX_VALUES)
     values += _BYTES_PER_KEY * min(body.count(b":"), MAX_KEYS)

@@ -1,6 +1,6 @@
-"""Optional traces by OpenTelemetry: a span per request, part of the caller's trace, named by its conventions.
+"""Optional OpenTelemetry traces: a span for each request, as part of the caller's trace, with OpenTelemetry's names.
 
-Nothing of OpenTelemetry is imported unless traces are asked for; the extra `otel` brings it.
+OpenTelemetry is imported only if traces are turned on; the extra `otel` installs it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ATTRIBUTES: Mapping[str, str] = {
     "queue_s": "gen_ai.latency.time_in_queue",
     "first_token_s": "gen_ai.latency.time_to_first_token",
 }
-"""Attributes of a span by the names of a request's notes; the latencies are named as vLLM's."""
+"""Attributes of a span by the names of a request's notes; the latencies have vLLM's names."""
 
 
 def make_tracer(endpoint: str) -> Any:
-    """An OpenTelemetry tracer whose spans go to a collector over HTTP.
+    """Make an OpenTelemetry tracer that sends its spans to a collector over HTTP.
 
     Args:
-        endpoint: such as `http://collector:4318/v1/traces`.
+        endpoint: an address such as `http://collector:4318/v1/traces`.
 
     Raises:
         RealizarError: OpenTelemetry is not installed.
@@ -47,7 +47,7 @@ def make_tracer(endpoint: str) -> Any:
 
 
 class TraceMiddleware:
-    """Wraps requests that change something, or cost something, in spans. Args: tracer: of OpenTelemetry."""
+    """Wraps POST requests in spans. Args: tracer: OpenTelemetry's tracer."""
 
     def __init__(self, app: ASGIApp, tracer: Any) -> None:
         self._app, self._tracer = app, tracer

@@ -1,1 +1,1 @@
-"""Handlers of OpenAI's endpoints: a request record in, pieces or a whole answer out."""
+"""Handlers of OpenAI's endpoints: each turns a request record into chunks or a whole answer."""

@@ -52,7 +52,7 @@ async def chat_completions(request: Request) -> Response:
 
 @dataclass(slots=True)
 class _Choice:
-    """One answer while it is put together."""
+    """One choice of the answer while it is assembled."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)

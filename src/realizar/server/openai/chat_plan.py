@@ -1,4 +1,4 @@
-"""A chat request made ready: prompt, sampling, and how its answers will be taken apart. Nothing has run yet."""
+"""`plan_chat` prepares a chat request: its prompt, its sampling, and the parser of its answers. It runs nothing."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "self")  # the last i
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """One request, ready.
+    """A prepared chat request.
 
     Attributes:
-        token_ids: of the prompt.
-        sampling: for the engine.
-        tools: what may be called.
+        token_ids: the prompt's token ids.
+        sampling: the engine's sampling parameters.
+        tools: the tools that may be called.
         template: source of the template that rendered the prompt.
-        prompt_end: the prompt's last words, control tokens spelled.
-        top_logprobs: to list per token; None without log-probabilities.
+        prompt_end: the prompt's last words, with control tokens spelled out.
+        top_logprobs: log-probabilities to list for each token; None without log-probabilities.
         structured_field: the request's field that constrains the answer.
-        priority: of the request.
+        priority: the request's priority.
     """
 
     token_ids: tuple[int, ...]
@@ -55,20 +55,20 @@ class ChatPlan:
     priority: int
 
     def new_parser(self) -> OutputParser:
-        """What takes one answer apart."""
+        """Make the parser of one answer."""
         if self.sampling.structured is not None and not self.tools.tools:
             return AnswerParser(None, None)  # the grammar leaves no room for reasoning
         return choose_parser(self.template, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end)
 
 
 def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
-    """Check a request and render its prompt; not for the event loop, as it may take a second.
+    """Check a request and render its prompt. This may take a second, so it must not run on the event loop.
 
     Args:
-        stop: asked between its parts.
+        stop: checked between the parts of the work.
 
     Raises:
-        ApiError, RealizarError: it can't be honoured.
+        ApiError, RealizarError: the request is refused.
     """
     api.check_model(request.model)
     check_neutral(request)
@@ -89,7 +89,7 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     check_fits(text_of(messages), tokenizer, most, "messages")
     check_fits(json.dumps([shown, request.documents], ensure_ascii=False), tokenizer, most, "tools")
     stop.check()
-    find_format(template.source(shown))  # tries the template out
+    find_format(template.source(shown))  # renders the template once, so that its errors come first
     with about("messages"):
         token_ids = template.encode(messages, shown, add_prompt, **variables)
     source = template.source(shown)
@@ -112,7 +112,7 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The variables that `chat_template_kwargs` of a request set.
 
     Raises:
-        ApiError: 400; a name that is taken or can't be one, or too much text.
+        ApiError: 400; a name is reserved or invalid, or the text is too long.
     """
     for name in given or ():
         if name in _RESERVED or not name.isidentifier():
@@ -124,7 +124,7 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _tool_grammar(api: Api, tools: ToolPlan, template: str, prompt_end: str) -> StructuredOutput | None:
-    """What forces a call, or keeps the calls of strict tools to their schemas."""
+    """The grammar that forces a call, or keeps the calls of strict tools to their schemas; None if none is needed."""
     form = find_format(template)
     return call_grammar(
         form,
@@ -177,7 +177,7 @@ def _template(api: Api, request: ChatCompletionRequest) -> ChatTemplate:
 
 
 def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[str, Any]:
-    """What a template is given besides messages and tools."""
+    """The variables of a template besides messages and tools."""
     variables = template_variables(request.chat_template_kwargs)
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "the chat template writes them")

@@ -1,4 +1,4 @@
-"""A chat request while it runs: text taken apart piece by piece, the same way for streams and whole answers."""
+"""`ChatRun`: a running chat request. It parses the text delta by delta, for streams and whole answers alike."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class AnswerDelta:
 
 
 class ChatRun:
-    """One request in the engine.
+    """A chat request in the engine.
 
     Args:
-        request_id: of the answer, and in the engine.
-        lease: of the request.
+        request_id: id of the answer and of the request in the engine.
+        lease: the request's memory lease.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ChatRun:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far; those found in the cache once the engine has told, which it does with the first piece."""
+        """The token counts so far. The count of cached tokens is known from the first delta on."""
         return make_usage(len(self._plan.token_ids), self.num_completion_tokens, self._num_cached_tokens)
 
     @property
@@ -63,7 +63,7 @@ class ChatRun:
         """The deltas of all choices, as they come. The request ends when its consumer stops.
 
         Raises:
-            RealizarError: the engine refused it, or stopped.
+            RealizarError: the engine refused the request, or stopped.
         """
         with renaming({"prompt": "messages", "structured": self._plan.structured_field}):
             if (scored := self._plan.sampling.prompt_logprobs) is not None:
@@ -82,7 +82,7 @@ class ChatRun:
                 async for delta in deltas:
                     if delta.choice in self._open:
                         yield self._take_in(delta)
-        with suppress(RealizarError):  # closed before its end: the answers were complete
+        with suppress(RealizarError):  # the stream was closed before its end, as the answers were complete
             self.output = await stream.result()
 
     def _counted(self, stream: AsyncStream) -> AsyncGenerator[ChoiceDelta]:

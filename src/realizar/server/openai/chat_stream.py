@@ -1,4 +1,4 @@
-"""A chat answer as chunks: a role first, pieces as they come, the reason of the end last, then the usage if wanted."""
+"""`ChatStreamer` makes the chunks of a chat answer: the role, deltas, the finish reason, and the usage if wanted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, Reasoning
 
 
 class ChatStreamer:
-    """Makes the chunks of one request."""
+    """Makes the chunks of one chat request."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ChatStreamer:
         self._started: set[int] = set()
 
     async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
-        """All chunks. Args: note: leaves figures for the log."""
+        """Iterate all chunks. Args: note: adds figures to the request's line in the log."""
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:

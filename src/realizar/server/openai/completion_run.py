@@ -1,4 +1,4 @@
-"""A completion request while it runs: one part per prompt, the prompt echoed first where that is asked."""
+"""`CompletionRun`: a running completion request, with one part for each prompt and its echo."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from realizar.server.protocol.answers import Usage, make_usage
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """A request, ready.
+    """A prepared completion request.
 
     Attributes:
-        sampling: for the engine, of every prompt; its `prompt_logprobs` are also what `echo` needs.
+        sampling: the engine's sampling parameters for every prompt; `echo` uses its `prompt_logprobs` too.
         score_only: generate nothing.
-        echo: give the prompt out before what follows.
+        echo: return the prompt before the generated text.
         logprobs: most probable tokens to list; None without log-probabilities.
-        prompt_logprobs: the same, of vLLM's field.
-        stream: whether pieces are wanted as they come.
+        prompt_logprobs: the same for vLLM's field.
+        stream: True if the answer is streamed.
     """
 
     prompts: Sequence[Prompt]
@@ -46,7 +46,7 @@ class CompletionPlan:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What one choice gained; `echoed`: it is the prompt."""
+    """The output that one choice gained; `echoed` marks the echo of the prompt."""
 
     index: int
     text: str
@@ -58,7 +58,7 @@ class CompletionDelta:
 
 
 class CompletionRun:
-    """One request in the engine; `outputs` holds what ended, by prompt."""
+    """A completion request in the engine; `outputs` holds the finished parts, by prompt."""
 
     def __init__(self, api: Api, plan: CompletionPlan, request_id: str, lease: RequestLease) -> None:
         self._api, self._plan, self._request_id, self._lease = api, plan, request_id, lease
@@ -69,7 +69,7 @@ class CompletionRun:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """The token counts so far."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
         found = self._num_cached_tokens
         cached = sum(found.values()) if len(found) == len(self._plan.prompts) else None
@@ -77,14 +77,14 @@ class CompletionRun:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Figures for the request's line in the log; times of one prompt alone."""
+        """Figures for the request's line in the log; times are included for a single prompt."""
         only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
         cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
 
     async def deltas(self) -> AsyncGenerator[CompletionDelta]:
-        """The pieces of all choices, as they come; of one choice in order, but for an echo with log-probabilities,
-        which comes last unless the answer is streamed.
+        """Iterate the deltas of all choices as they arrive. The deltas of one choice come in order, except that an echo
+        with log-probabilities comes last unless the answer is streamed.
 
         Raises:
             RealizarError: the engine refused a prompt, or stopped.
@@ -114,7 +114,9 @@ class CompletionRun:
                     yield echoed
             if echo_scored and plan.stream and not plan.score_only:
                 scored = await self._score(place)
-                self._num_cached_tokens[place] = scored.num_cached_tokens  # what follows finds what this computed
+                self._num_cached_tokens[place] = (
+                    scored.num_cached_tokens
+                )  # the generation finds these tokens in the cache
                 for echoed in self._echo(place, scored):
                     yield echoed
             sampling = plan.sampling
@@ -139,7 +141,7 @@ class CompletionRun:
                     yield echoed
 
     async def _score(self, place: int) -> RequestOutput:
-        """Read a prompt alone, so that its log-probabilities can go out before the first token."""
+        """Score a prompt by itself, so that its log-probabilities can be sent before the first token."""
         sampling = replace(self._plan.sampling, n=1, structured=None, max_tokens=None, min_tokens=0)
         stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=True))
         async with stream:

@@ -27,7 +27,7 @@ from realizar.server.protocol.completion import CompletionRequest
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.protocol.sampling import StreamOptions
 
-DEFAULT_MAX_TOKENS = 16  # of this endpoint, as OpenAI's has it
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
 
 
 async def completions(request: Request) -> Response:
@@ -49,13 +49,13 @@ async def completions(request: Request) -> Response:
 
 
 def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> CompletionPlan:
-    """Check a request and tokenize its prompts; not for the event loop, as it may take a second.
+    """Check a request and tokenize its prompts. This may take a second, so it must not run on the event loop.
 
     Args:
-        stop: asked between its parts.
+        stop: checked between the parts of the work.
 
     Raises:
-        ApiError, RealizarError: it can't be honoured.
+        ApiError, RealizarError: the request is refused.
     """
     api.check_model(record.model)
     check_neutral(record)
@@ -115,13 +115,13 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
 
 
 def _shortened(prompt: Prompt, asked: int, most: int) -> Prompt:
-    """The prompt's last tokens; without its text where any are left out."""
+    """The prompt's last tokens; its text is dropped if any tokens are cut."""
     ids = keep_last(prompt.token_ids, asked, most)
     return prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
 
 
 class _AnswerMaker:
-    """Puts the answer of one request together, whole or in chunks."""
+    """Assembles the answer of one request, whole or in chunks."""
 
     def __init__(
         self, api: Api, record: CompletionRequest, plan: CompletionPlan, run: CompletionRun, request_id: str
@@ -134,7 +134,7 @@ class _AnswerMaker:
         self._created = now_s()
 
     async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
-        """All chunks. Args: note: leaves figures for the log."""
+        """Iterate all chunks. Args: note: adds figures to the request's line in the log."""
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:

@@ -48,7 +48,7 @@ async def embeddings(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and what it took."""
+    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and its token counts."""
 
     vector: NDArray[np.float32]
     num_prompt_tokens: int
@@ -56,7 +56,7 @@ class _Unit:
 
     @classmethod
     def of(cls, embedding: Embedding) -> _Unit:
-        """The vector, unless all of it is 0, over its length."""
+        """Normalise an embedding; a zero vector stays as it is."""
         values = np.asarray(embedding.vector, np.float64)
         norm = float(np.linalg.norm(values))
         unit = (values / norm if norm > 0 else values).astype("<f4")
@@ -64,11 +64,11 @@ class _Unit:
 
 
 def _encoded(units: Sequence[_Unit], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
-    """The answer, of which only one vector at a time is there as Python's numbers.
+    """Encode the answer. Only one vector at a time is converted to Python's numbers.
 
     Args:
         end: the JSON after the vectors.
-        as_base64: write little-endian float32 as base64, instead of numbers.
+        as_base64: write little-endian float32 as base64 instead of numbers.
     """
     body = bytearray(b'{"object":"list","data":[')
     for index, unit in enumerate(units):

@@ -1,7 +1,7 @@
-"""Log-probabilities in the forms of the two endpoints.
+"""Log-probabilities in the formats of the two endpoints.
 
-A token whose bytes are no text by themselves is spelled `bytes:\\xe2\\x80`, so that different tokens have different
-names; `token_id:N` where a request asks for ids.
+A token whose bytes are not valid UTF-8 is named `bytes:\\xe2\\x80`, so that different tokens have different names. A
+request may ask for `token_id:N` instead.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from realizar.server.protocol.answers import ChatLogprob, ChatLogprobs, ChatTopL
 from realizar.tokenizer.tokenizer import Tokenizer
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
-_LOWEST = -9999.0  # JSON has no infinity: a token that can't come
+_LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
 
 
 class TokenNames:
-    """How tokens are spelled. Args: as_ids: as `token_id:N`."""
+    """Names of tokens in answers. Args: as_ids: names are `token_id:N`."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer, self._as_ids = tokenizer, as_ids
@@ -35,17 +35,17 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def bytes_of(self, token_id: int) -> list[int]:
-        """A token's bytes, as numbers."""
+        """A token's bytes as numbers."""
         return list(self._tokenizer.token_bytes(token_id))
 
     def text_bytes(self, token_id: int, *, spelled: bool) -> bytes:
-        """What a token adds to a text; `spelled`: control tokens add their names."""
+        """The bytes that a token adds to a text; with `spelled`, control tokens add their names."""
         hidden = not spelled and self._tokenizer.is_special(token_id)
         return b"" if hidden else self._tokenizer.token_bytes(token_id)
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames, top_n: int) -> ChatLogprobs:
-    """The form of `/v1/chat/completions`."""
+    """Log-probabilities in the format of `/v1/chat/completions`."""
     return ChatLogprobs(
         [
             ChatLogprob(
@@ -63,7 +63,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames, top_n: in
 
 
 class CompletionLogprobsMaker:
-    """The form of `/v1/completions`, piece after piece of one choice.
+    """Makes log-probabilities in the format of `/v1/completions`, delta by delta of one choice.
 
     Args:
         top_n: most probable tokens to list; the token itself is listed with them.
@@ -77,11 +77,11 @@ class CompletionLogprobsMaker:
     def make(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, spelled: bool = False
     ) -> CompletionLogprobs:
-        """The next tokens.
+        """Convert the next tokens.
 
         Args:
             entries: one per token; None for the first token of a prompt.
-            spelled: whether the text holds the names of control tokens.
+            spelled: True if the text contains the names of control tokens.
         """
         made = CompletionLogprobs([], [], [], [])
         for token_id, entry in zip(token_ids, entries, strict=True):
@@ -102,7 +102,7 @@ class CompletionLogprobsMaker:
 def prompt_logprobs(
     entries: Sequence[TokenLogprobs | None] | None, names: TokenNames, top_n: int
 ) -> list[dict[str, Any] | None]:
-    """vLLM's form of a prompt's: per token null or an object by token id."""
+    """A prompt's log-probabilities in vLLM's format: for each token null, or an object by token id."""
     listed: list[dict[str, Any] | None] = []
     for entry in entries or ():
         if entry is None:
@@ -120,5 +120,5 @@ def prompt_logprobs(
 
 
 def finite(logprob: float) -> float:
-    """A number that JSON has."""
+    """A log-probability as a number that JSON can express."""
     return max(logprob, _LOWEST)

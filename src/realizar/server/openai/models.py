@@ -12,18 +12,18 @@ from realizar.server.api import Api, api_of
 from realizar.server.generation.sampling import SAMPLER_FIELDS
 
 _SHOWN = (*SAMPLER_FIELDS, "max_tokens", "seed")
-"""Fields that a request may name, with their values where it does not; `max_tokens` null is the rest of the context."""
+"""Sampling fields whose defaults are shown; a `max_tokens` of null is the rest of the context."""
 
 
 async def list_models(request: Request) -> Response:
-    """All names that the model is served under."""
+    """List all names of the served model."""
     api = api_of(request)
     answer = {"object": "list", "data": [_card(api, name) for name in api.model.names]}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def show_model(request: Request) -> Response:
-    """One of them; its name may hold slashes."""
+    """Show one of the names, which may contain slashes."""
     api = api_of(request)
     name = request.path_params["name"]
     api.check_model(name)

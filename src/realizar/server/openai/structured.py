@@ -1,4 +1,4 @@
-"""`response_format`, and vLLM's ways to constrain an answer, as a `StructuredOutput`. One at most."""
+"""`find_structured` reads `response_format`, or vLLM's fields for constrained output, as a `StructuredOutput`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from realizar.server.protocol.sampling import GenerationFields
 def find_structured(
     fields: GenerationFields, response_format: ResponseFormat | None
 ) -> tuple[str, StructuredOutput] | None:
-    """What a request wants its answer to be, and the field that says so; None where it is free.
+    """Find the constraint on a request's answer, and the field that states it; None if the answer is free.
 
     Raises:
-        ApiError, InvalidRequestError: 400; several at once, or one that is malformed.
+        ApiError, InvalidRequestError: 400; there are several constraints, or one is malformed.
     """
     found: list[tuple[str, StructuredOutput]] = []
     if response_format is not None and (wanted := _of_format(response_format)) is not None:
@@ -49,7 +49,7 @@ def _of_format(given: ResponseFormat) -> StructuredOutput | None:
     if given.json_schema is None:
         raise refused(f"{path} is missing", path, "missing_required_parameter")
     if given.json_schema.schema is None:
-        return StructuredOutput("json_object", "")  # as OpenAI has it: no schema, any object
+        return StructuredOutput("json_object", "")  # as in OpenAI's API, a missing schema allows any object
     return StructuredOutput("json_schema", json.dumps(given.json_schema.schema))
 
 

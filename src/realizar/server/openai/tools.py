@@ -1,4 +1,4 @@
-"""Tools of a chat request: checked, and narrowed to those that may be called."""
+"""Tools of a chat request: their checks, and the choice of the tools that may be called."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """What a request allows.
+    """The tool calls that a request allows.
 
     Attributes:
-        tools: that may be called, as OpenAI's API has them; empty where no call is wanted.
-        required: whether one of them must be called.
-        name: of the one that must be called.
-        parallel: whether there may be several calls.
+        tools: tools that may be called, in the format of OpenAI's API; empty if no call is wanted.
+        required: True if one of them must be called.
+        name: the name of the one that must be called.
+        parallel: True if several calls are allowed.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -35,17 +35,17 @@ class ToolPlan:
 
     @property
     def shown(self) -> list[dict[str, Any]] | None:
-        """The tools as the template shows them: `strict` is ours to know, not the model's."""
+        """The tools in the form that the template shows, without the field `strict`, which the model does not need."""
         return shown_tools(self.tools)
 
 
 def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Checked tools as the template shows them; None where there are none."""
+    """Checked tools in the form that the template shows; None if there are none."""
     return [_without_strict(tool) for tool in tools] or None
 
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a request as the template takes them.
+    """Check the tools of a request and convert them for the template.
 
     Raises:
         ApiError: 400; `param` is the path.
@@ -79,7 +79,7 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
 
 
 def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` of a request come to.
+    """Make the plan from a request's `tools`, `tool_choice` and `parallel_tool_calls`.
 
     Raises:
         ApiError: 400; `param` is the path.

@@ -1,1 +1,1 @@
-"""What travels over HTTP: a record per endpoint, checked before anything runs. msgspec and the nouns."""
+"""Records of the HTTP API, one for each endpoint's request and answer. msgspec and the nouns."""

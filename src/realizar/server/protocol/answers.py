@@ -1,4 +1,4 @@
-"""What answers are made of: OpenAI's objects, in the order and with the nulls that its clients expect."""
+"""Records of answers: OpenAI's objects, with the order of fields and the nulls that its clients expect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """`cached_tokens`: of the prompt, found computed."""
+    """`cached_tokens`: prompt tokens that were found in the cache."""
 
     cached_tokens: int
 
@@ -26,13 +26,13 @@ class Usage(msgspec.Struct):
 
 
 def make_usage(num_prompt: int, num_completion: int, num_cached: int | None = None) -> Usage:
-    """The usage of these counts; `num_cached` is None where it is not known yet."""
+    """Make the usage from counts; `num_cached` is None while it is not known."""
     details = UNSET if num_cached is None else PromptTokensDetails(num_cached)
     return Usage(num_prompt, num_completion, num_prompt + num_completion, details)
 
 
 class FunctionCall(msgspec.Struct):
-    """A called function; in a stream, a piece of one."""
+    """A called function; in a stream, a delta of one."""
 
     name: str | UnsetType
     arguments: str
@@ -47,7 +47,7 @@ class ToolCall(msgspec.Struct):
 
 
 class ChatToolCallDelta(msgspec.Struct):
-    """A piece of a call; only a call's first piece has `id` and `type`."""
+    """A delta of a call; only a call's first delta has `id` and `type`."""
 
     index: int
     function: FunctionCall
@@ -66,7 +66,7 @@ class ChatMessage(msgspec.Struct):
 
 
 class ChatDelta(msgspec.Struct):
-    """What one choice gained."""
+    """The message fields that one choice gained."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -93,7 +93,7 @@ class ChatLogprob(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Log-probabilities of a choice or of a piece of it."""
+    """Log-probabilities of a choice or of a delta."""
 
     content: list[ChatLogprob]
     refusal: None = None
@@ -110,7 +110,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatChunkChoice(msgspec.Struct):
-    """A piece of one choice."""
+    """A delta of one choice."""
 
     index: int
     delta: ChatDelta
@@ -120,7 +120,7 @@ class ChatChunkChoice(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What all answers and all chunks have; a chunk's `usage` is null but in the last, where it was asked for."""
+    """An answer or a chunk. A chunk's `usage` is null except in the last chunk, if it was asked for."""
 
     id: str
     object: str
@@ -142,7 +142,7 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class CompletionChoice(msgspec.Struct):
-    """One choice, or a piece of it."""
+    """One choice, or a delta of it."""
 
     index: int
     text: str

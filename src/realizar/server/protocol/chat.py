@@ -1,4 +1,4 @@
-"""The record of `/v1/chat/completions`: every field of OpenAI's, and those of vLLM's that mean something here."""
+"""The record of `/v1/chat/completions`: every field of OpenAI's API, and the fields of vLLM's that apply here."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The form that an answer must have: `text`, `json_object` or `json_schema`."""
+    """The format of the answer: `text`, `json_object` or `json_schema`."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
 
 
 class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request. What `messages`, `tools` and `tool_choice` hold is checked where it is used."""
+    """The body of a request. The contents of `messages`, `tools` and `tool_choice` are checked later, at their use."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""Messages of a conversation, checked field by field; what is wrong is named by its path."""
+"""Checks of a conversation's messages, field by field; errors name the path of the field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEDIA = frozenset({"image_url", "input_audio", "file", "input_image", "video_ur
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the template takes them: fields of null left out, but for an assistant's content.
+    """Check messages and convert them for the template: null fields are dropped, except an assistant's content.
 
     Raises:
         ApiError: 400; `param` is the path.
@@ -41,7 +41,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """All text of checked messages, one after the other."""
+    """All text of checked messages, joined by line breaks."""
     texts: list[str] = []
     for message in messages:
         content = message["content"]

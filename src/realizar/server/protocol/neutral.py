@@ -1,4 +1,4 @@
-"""Fields that are known and not honoured: null and neutral values pass, others are refused by name."""
+"""Known fields that have no effect here: null and neutral values are accepted, other values are refused by name."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ NEUTRAL: Mapping[str, tuple[_Check, str]] = {
 
 
 def check_neutral(record: msgspec.Struct) -> None:
-    """Refuse what can't be honoured.
+    """Check the fields that have no effect here.
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400; a field has a value that is not neutral.
     """
     options = getattr(record, "stream_options", None)
     if options is not None and options.include_obfuscation:

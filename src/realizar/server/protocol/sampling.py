@@ -1,4 +1,4 @@
-"""Fields that chat and completion requests share. Those that OpenAI lacks are named as vLLM names them."""
+"""Fields of both chat and completion requests. Fields that OpenAI's API lacks have vLLM's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's way to constrain an answer; at most one of them."""
+    """vLLM's fields for constrained output; at most one is given."""
 
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -26,9 +26,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What both kinds of generation take. None is not given; fields typed Any are checked in `neutral.py`.
+    """Fields of both kinds of generation. None means not given; fields typed Any are checked in `neutral.py`.
 
-    `model` may be left out, as one server has one model.
+    `model` may be omitted, as a server has one model.
     """
 
     model: str | None = None

@@ -1,4 +1,4 @@
-"""The records of `/tokenize` and `/detokenize`, named as vLLM's, which lm-eval calls."""
+"""The records of `/tokenize` and `/detokenize`, with vLLM's field names, which lm-eval uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from realizar.server.protocol.chat import Tool
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text, or messages for the chat template; one of them."""
+    """Either a text, or messages for the chat template."""
 
     model: str | None = None
     prompt: str | None = None

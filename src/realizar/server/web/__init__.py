@@ -1,4 +1,4 @@
-"""The chat page: files served as they are, and nothing from anywhere else."""
+"""The chat page: static files of this folder; the page loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTENT_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page loads its own files and talks to its own server; a model's answer that gets past the renderer can do no more.
+# The policy limits the page to its own files and server, even if a model's answer gets past the renderer.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 def web_routes() -> list[Route]:
-    """Routes of the page at `/` and its files below `/static/`: one for each file, so no path leads anywhere else."""
+    """Routes of the page at `/` and of its files below `/static/`: one for each file, so that no other path exists."""
     files = [path for path in sorted(_FOLDER.iterdir()) if path.suffix in _CONTENT_TYPES and path.name != _PAGE]
     return [
         Route("/", _serve(_FOLDER / _PAGE), methods=["GET"], name="page"),
@@ -51,7 +51,7 @@ def web_routes() -> list[Route]:
 
 
 def _serve(path: Path) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that answers with a file, read once."""
+    """Make an endpoint that answers with a file, which is read once."""
     content = path.read_bytes()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**_HEADERS, "etag": etag}
