@@ -1,1 +1,1 @@
-"""The command `realizar`, one module per command. Only this package prints; heavy imports wait for the command."""
+"""The command `realizar`. Only this package prints; heavy imports happen when a command runs."""

@@ -28,14 +28,14 @@ Answer = Callable[[list[Message], SamplingParams], Iterator[str]]
 
 @dataclass
 class ChatSession:
-    """Messages so far, and what a line from the user does to them.
+    """The messages of a conversation, and the effect of the user's lines on them.
 
     Attributes:
-        answer: streams the pieces of an answer to messages.
+        answer: streams the text deltas of an answer to messages.
         params: sampling parameters of the next answer.
         system: system message, or None.
-        finished: whether the user has left.
-        window: what of the conversation the model still sees; None is all of it.
+        finished: True once the user has quit.
+        window: the part of the conversation that the model still sees; None is all of it.
     """
 
     answer: Answer
@@ -51,13 +51,13 @@ class ChatSession:
         return [*self._system_messages(), *self._messages]
 
     def handle(self, line: str) -> Iterator[str]:
-        """What to show for a line: pieces of an answer, or a command's result.
+        """Handle a line, and iterate the text to show: deltas of an answer, or a command's result.
 
-        An answer that is interrupted or fails before its first piece takes its question back; what was said of it
-        otherwise stays in the conversation.
+        If an answer is interrupted or fails before its first delta, its question is removed. Otherwise its beginning
+        stays in the conversation.
 
         Raises:
-            InvalidRequestError: a command that can't be followed; the conversation stays as it was.
+            InvalidRequestError: the command is invalid; the conversation stays as it was.
         """
         line = line.strip()
         if line.startswith("/"):
@@ -72,7 +72,7 @@ class ChatSession:
             yield from self._answer(before)
 
     def _answer(self, before: list[Message]) -> Iterator[str]:
-        """Answer the last message; the conversation is `before` again if nothing is said."""
+        """Answer the last message. The conversation is reset to `before` if the answer is empty."""
         said: list[str] = []
         try:
             shown, params = self.messages, self.params

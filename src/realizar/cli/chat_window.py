@@ -1,4 +1,4 @@
-"""What of a long conversation the model still sees. Standard library and the nouns."""
+"""`ContextWindow` chooses the part of a long conversation that the model sees. Standard library and the nouns."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import replace
 from realizar.sampling_params import SamplingParams
 
 _ROOM = 4
-"""A fraction of the context that is free for an answer at least: a quarter."""
+"""At least a quarter of the context is kept free for the answer."""
 _KEPT = 2
-"""A fraction of the context that the conversation takes at most once messages were left out: a half.
+"""Once messages are dropped, the conversation takes at most half of the context.
 
-A conversation that lost only what it had to would lose a turn with each answer, and all that was computed for it.
+If it dropped only as much as it must, it would drop a turn with each answer, and lose the cached prefix each time.
 """
 
 Message = dict[str, str]
 
 
 class ContextWindow:
-    """Leaves the oldest turns out of a conversation that outgrows the context, and says so.
+    """Drops the oldest turns of a conversation that outgrows the context, and reports it.
 
     Args:
         context_length: tokens of prompt and answer.
-        count: tokens of a prompt made of messages.
-        notice: told what was left out.
+        count: counts the tokens of a prompt made of messages.
+        notice: callback for the report.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class ContextWindow:
         self._first = 0
 
     def clear(self) -> None:
-        """The conversation starts over."""
+        """Start the conversation over."""
         self._first = 0
 
     def shown(
         self, system: Sequence[Message], messages: Sequence[Message], params: SamplingParams
     ) -> tuple[list[Message], SamplingParams]:
-        """The messages that the model is to see, the last among them, and sampling that ends within the context.
+        """The messages that the model sees, including the last one, and sampling that ends within the context.
 
         Raises:
             RealizarError: the template refuses the messages.

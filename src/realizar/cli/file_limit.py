@@ -1,4 +1,4 @@
-"""The number of files that a process may have open, as far as connections depend on it. POSIX."""
+"""The limit of open files, which bounds the number of connections. POSIX."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _OWN_FILES = 64  # the model, the engine's sockets, the log, the event loop, and
 
 
 def fit_connections(wanted: int) -> int:
-    """Raise the limit of open files as far as needed and allowed; the connections that fit under it.
+    """Raise the limit of open files as far as needed and allowed; returns the number of connections that fit.
 
     Raises:
-        RealizarError: not even one fits.
+        RealizarError: no connection fits.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OWN_FILES

@@ -1,4 +1,4 @@
-"""JSON lines in and out, as `tokenize` and `score` read and write them. Standard library only."""
+"""JSON lines: reading and writing for `tokenize` and `score`. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from realizar.errors import InvalidRequestError
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Objects of a JSON lines file, blank lines left out, each with its place (`in.jsonl:3`) for messages.
+    """Iterate the objects of a JSON lines file without blank lines, each with its place (`in.jsonl:3`) for messages.
 
     Raises:
-        InvalidRequestError: a line that is not a JSON object, or not UTF-8.
+        InvalidRequestError: a line is not a JSON object, or not UTF-8.
     """
     name = "stdin" if str(path) == "-" else str(path)
     source = nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
@@ -38,7 +38,7 @@ def text_of(place: str, line: dict[str, Any]) -> str:
     """The line's `text`.
 
     Raises:
-        InvalidRequestError: it is missing, not a string, or not encodable (a lone surrogate).
+        InvalidRequestError: `text` is missing, not a string, or holds a lone surrogate.
     """
     text = line.get("text")
     if not isinstance(text, str):
@@ -54,7 +54,7 @@ def tokens_of(place: str, line: dict[str, Any]) -> list[int] | None:
     """The line's `tokens`, or None if it has none.
 
     Raises:
-        InvalidRequestError: they are not a list of integers.
+        InvalidRequestError: `tokens` is not a list of integers.
     """
     tokens = line.get("tokens")
     if tokens is None:

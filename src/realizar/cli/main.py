@@ -1,7 +1,7 @@
-"""Entry point: picks the command, and turns errors into exit statuses.
+"""The entry point: it runs the command and turns errors into exit statuses.
 
-Exit status: 0 done, 1 an error told in one line on stderr, 2 a wrong command line, 130 interrupted, 141 the reader of
-our output went away; a server that a second signal stopped ends with 128 and its number.
+Exit statuses: 0 done, 1 an error (one line on stderr), 2 a wrong command line, 130 interrupted, 141 stdout was closed
+by its consumer. A server that was stopped by a second signal ends with 128 plus the signal's number.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENOUGH_ADDRESSES = 4 << 30
 
 
 def _shown_default(value: object) -> str | None:
-    """A default as help shows it: of a switch that is off and of a list that is empty there is nothing to say."""
+    """A default as the help text shows it; None for switches that are off and empty lists."""
     return None if value is False or value is None or value == () else str(value)
 
 
@@ -79,9 +79,9 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
     """Run one command line and return its exit status; every error that is not a bug is one line on stderr."""
     try:
         _open_standard_streams()
-        if logging.lastResort is not None:  # what shows warnings of commands that have no log of their own
+        if logging.lastResort is not None:  # the handler that shows warnings of commands without a log of their own
             logging.lastResort.setFormatter(PrintableFormatter("realizar: %(message)s"))
-        # A terminal that lacks a character shows `?`; bytes that are no text are refused by what reads them.
+        # A terminal that lacks a character shows `?`. Bytes that are not UTF-8 are refused where they are used.
         for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
@@ -96,7 +96,7 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
     except RealizarError as error:
         return _fail(error_line(error), 1)
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at exit: let that go nowhere.
+        # The interpreter flushes stdout once more at exit, so stdout is redirected to nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -105,7 +105,7 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
     except MemoryError:
         return _fail("out of memory" + _memory_limit(), 1)
     except (SystemError, RuntimeError, ImportError) as error:
-        # What libraries and Python itself raise where a call for memory fails. Without a limit it is a bug.
+        # Libraries and Python itself raise these errors when an allocation fails. Without a limit it is a bug.
         if limit := _memory_limit():
             return _fail(f"{error_line(error)}{limit}", 1)
         raise
@@ -116,14 +116,14 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open what the caller closed (`<&-`) on nothing: Python has None there, and other files would take the numbers."""
+    """Open closed standard streams (`<&-`) on /dev/null, so that no other file gets their descriptors."""
     for name, flags, mode in (("stdin", os.O_RDONLY, "r"), ("stdout", os.O_WRONLY, "w"), ("stderr", os.O_WRONLY, "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def _memory_limit() -> str:
-    """What to add to an error where `ulimit -v` leaves this process less than a small model needs, else nothing."""
+    """A hint to append to an error, if `ulimit -v` allows this process less memory than a small model needs."""
     if sys.platform == "win32":
         return ""
     import resource

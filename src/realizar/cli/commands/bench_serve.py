@@ -100,10 +100,10 @@ def bench_serve_command(
 def _start(
     running: ExitStack, asked: Target, model_file: str | None, llama_program: Path | None, size: ServerSize
 ) -> list[Target]:
-    """The servers to load; those that have to be started end with `running`.
+    """Start the servers to load; `running` stops them.
 
     Args:
-        asked: address, model and key as given; empty where they were not.
+        asked: the given address, model and key; missing ones are empty.
     """
     from realizar.bench.serve_compare import first_model
     from realizar.bench.serve_process import llama_server, realizar_server
@@ -128,7 +128,7 @@ def _start(
 
 @contextmanager
 def _unwinding_on_termination() -> Iterator[None]:
-    """SIGTERM ends the block as an exception would, so that servers that were started end too."""
+    """Turn SIGTERM into an exception inside the block, so that started servers are stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -73,10 +73,10 @@ def _report(line: str) -> None:
 
 
 class _Speaker:
-    """Answers through a model and keeps the figures of the last answer.
+    """Answers with a model and keeps the last answer's figures.
 
     Attributes:
-        last: the whole of the last answer that came to its end, until it is taken away.
+        last: the output of the last complete answer, until the caller resets it.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -95,7 +95,7 @@ def _hit_the_end(llm: LLM, output: RequestOutput) -> bool:
 
 
 def _show(session: ChatSession, line: str) -> None:
-    """Show what a line brings. What is wrong with one line does not end the conversation."""
+    """Show the answer or the result of a line. An error of one line does not end the conversation."""
     try:
         show(session.handle(checked_text(line, "the line")))
     except EngineDeadError:
@@ -107,7 +107,7 @@ def _show(session: ChatSession, line: str) -> None:
 
 
 def _lines(history: LineHistory | None) -> Iterator[str]:
-    """What the user types; a line that ends with a backslash goes on with the next. Ends at end of file."""
+    """Read the user's lines until end of file. A line that ends with a backslash continues on the next."""
     kept = ""
     while True:
         try:

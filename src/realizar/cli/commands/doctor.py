@@ -1,4 +1,4 @@
-"""`realizar doctor`: what this machine has, and whether the engine works on it."""
+"""`realizar doctor` reports the machine's hardware and software, and checks that the engine works on it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _version(package: str) -> str | None:
 
 
 def _check(name: str, work: Callable[[], None]) -> dict[str, Any]:
-    """Run a check; any failure is reported, a bug's too: finding it is what the doctor is for."""
+    """Run a check and report any failure, even one caused by a bug."""
     start_s = time.perf_counter()
     try:
         work()
@@ -120,7 +120,7 @@ def _write(folder: Path) -> None:
 
 
 def _run_random_model(device: str) -> None:
-    """Prefill and decode of a tiny model: every kind of kernel compiles and runs."""
+    """Run prefill and decode of a tiny model, so that every kind of kernel is compiled and run."""
     from realizar.bench.generate import generate_gguf
     from realizar.bench.throughput import Work, measure_throughput
     from realizar.checkpoint.open import open_checkpoint

@@ -1,4 +1,4 @@
-"""`realizar inspect`: what a model file holds, and whether it will run here."""
+"""`realizar inspect` shows the contents of a model file, and whether the model can run here."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def inspect_model(model: Model, /, *, as_json: Json = False) -> None:
 
 
 def why_not_runnable(checkpoint: Checkpoint) -> str | None:
-    """Why `run` would refuse a well-formed checkpoint; None if it will run.
+    """The reason why `run` would refuse a well-formed checkpoint; None if it will run.
 
     Raises:
-        CheckpointError: it is malformed after all: a tensor is missing or mis-shaped, a parameter is absurd.
+        CheckpointError: the checkpoint is malformed: a tensor is missing or has a wrong shape, or a parameter is
+            absurd.
     """
     from realizar.errors import TokenizerError, UnsupportedModelError
     from realizar.models.check_tensors import check_tensors
@@ -71,7 +72,7 @@ def _chat_template(checkpoint: Checkpoint) -> str | None:
 
 
 def file_bytes(checkpoint: Checkpoint) -> int:
-    """Of all files that the model lies in, as `realizar list` and hubs count them."""
+    """The size of all files of the model, as `realizar list` and hubs count it."""
     if checkpoint.path.is_dir():
         files = {path for path in checkpoint.path.iterdir() if path.is_file()}
     else:
@@ -87,7 +88,7 @@ def _architecture(checkpoint: Checkpoint) -> str:
 
 
 def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    """Per element type the number of tensors and their bytes, largest first."""
+    """The number of tensors and their bytes for each element type, largest first."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for tensor in checkpoint.tensors.values():
@@ -124,7 +125,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
 
 
 def _jsonable(value: Any) -> Any:
-    """Values as JSON has them; an array of numbers or texts longer than a few dozen is told by its length."""
+    """Convert a value for JSON; an array of more than 64 items is replaced by its length."""
     if isinstance(value, dict):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if hasattr(value, "tolist"):

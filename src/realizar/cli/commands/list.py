@@ -1,4 +1,4 @@
-"""`realizar list`: models that have a name here."""
+"""`realizar list` shows the pulled models and the short names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`realizar perplexity`: how well a model predicts a text."""
+"""`realizar perplexity` measures how well a model predicts a text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def perplexity_command(
 
 
 def windows(num_tokens: int, size: int) -> Iterator[tuple[int, int]]:
-    """Starts of windows that overlap by half, each with the first position that it scores: all but 0 exactly once."""
+    """Starts of windows that overlap by half, each with its first scored position. Positions but 0 are scored once."""
     start, first = 0, 1
     while True:
         yield start, first

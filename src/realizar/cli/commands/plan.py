@@ -1,4 +1,4 @@
-"""`realizar plan`: what a model will take in memory, and what fits beside it. Reads the file's header alone."""
+"""`realizar plan` shows the memory that a model takes and the requests that fit. It reads only the file's header."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
 
 
 def check_fits(plan: MemoryPlan) -> None:
-    """Refuse a plan by which nothing runs.
+    """Check that at least one request fits.
 
     Raises:
         CapacityError: weights and workspace, or the KV cache of the shortest context, do not fit.

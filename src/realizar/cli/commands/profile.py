@@ -1,4 +1,4 @@
-"""`realizar profile`: the parts of one step, their time, and what memory bounds it to."""
+"""`realizar profile` shows the parts of one step, their times, and the bound that memory sets."""
 
 from __future__ import annotations
 

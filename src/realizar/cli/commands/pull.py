@@ -1,4 +1,4 @@
-"""`realizar pull`: fetch a model; the path is the last line of stdout."""
+"""`realizar pull` fetches a model; its path is the last line of stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`realizar run`: answer one prompt. Text goes to stdout as it comes, statistics to stderr."""
+"""`realizar run` answers one prompt. Text goes to stdout as it arrives, statistics to stderr."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
 
 
 def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
-    """Print pieces as they come, and end the line if they did not.
+    """Print deltas as they arrive, and a final line break if they have none.
 
     Args:
-        wrap: whether a terminal gets its lines broken between words; a file or a pipe has the text as it is.
+        wrap: break lines between words on a terminal; a file or a pipe gets the text as it is.
     """
     wrapper = WordWrapper(lambda: get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     last = "\n"
@@ -110,7 +110,7 @@ def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
 
 
 def statistics(output: RequestOutput) -> str:
-    """One line: what was generated and read, and how fast."""
+    """One line with the numbers of generated and prompt tokens, and their rates."""
     return (
         f"{output.num_generated_tokens} tokens at {output.decode_tokens_per_s:.1f} tok/s"
         f" (prompt: {len(output.prompt_token_ids)} tokens at {output.prompt_tokens_per_s:.1f} tok/s)"
@@ -118,7 +118,7 @@ def statistics(output: RequestOutput) -> str:
 
 
 def record(output: RequestOutput) -> dict[str, Any]:
-    """The answer and its figures, for JSON."""
+    """The answer and its figures for JSON."""
     choice = output.outputs[0]
     return {
         "text": choice.text,

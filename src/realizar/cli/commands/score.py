@@ -1,4 +1,4 @@
-"""`realizar score`: log-probabilities of given tokens, for scripts that judge fidelity."""
+"""`realizar score` gives the log-probabilities of tokens, for scripts that measure fidelity."""
 
 from __future__ import annotations
 

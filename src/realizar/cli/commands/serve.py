@@ -1,4 +1,4 @@
-"""`realizar serve`: a model behind an OpenAI-compatible API, for many users at once."""
+"""`realizar serve` serves a model through an OpenAI-compatible API, for many users at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def serve_command(
     sampling.checked()
     settings = server.settings()
     template = read_chat_template(server.chat_template)
-    from realizar.cli.file_limit import fit_connections  # what follows is slow to import: wrong options are said first
+    from realizar.cli.file_limit import fit_connections  # the slow imports come after the checks of the options
     from realizar.server.app import create_app
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port, run_server
@@ -90,7 +90,7 @@ def _prepare(
     sampling: SamplingOptions,
     template: str | None,
 ) -> tuple[ServedModel, AsyncEngine]:
-    """What the API knows of the model, and an engine that is not started yet."""
+    """Make the served model and an engine that is not started yet."""
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.engine.loading import find_checkpoint
@@ -129,7 +129,7 @@ def _prepare(
 
 
 def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int | None) -> list[str]:
-    """What was chosen, a line each."""
+    """The resolved settings of the loaded engine, one line each."""
     capacity = info.capacity
     context = f"{info.context_length} tokens a request"
     if info.max_request_tokens < info.context_length:
@@ -160,6 +160,6 @@ def _url(host: str, port: int) -> str:
 
 
 def _default_name(model: str) -> str:
-    """A hub's name as it stands; of a path the last part, which tells clients nothing of this machine."""
+    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders."""
     path = Path(model)
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model

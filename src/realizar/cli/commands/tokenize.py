@@ -1,4 +1,4 @@
-"""`realizar tokenize`: text to token ids. Needs the vocabulary alone."""
+"""`realizar tokenize` converts text to token ids. It needs only the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`realizar trace`: the values of each layer for one prompt, to find where they go wrong or where two runs part."""
+"""`realizar trace` shows each layer's values for one prompt, to find where they go wrong or where two runs diverge."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trace_command(
 
 
 def report(values: Sequence[StageValues], other: Sequence[StageValues] | None, tolerance: float) -> list[str]:
-    """A line for each stage, then where values stop being finite, and where two runs part.
+    """A line for each stage, then the stages at which values stop being finite and at which two runs diverge.
 
     Raises:
         InvalidRequestError: the other run is of another model.

@@ -1,4 +1,4 @@
-"""`realizar tune`: the fastest tiles of a model's products on the GPU of this machine, for all later runs here."""
+"""`realizar tune` finds the fastest tiles of a model's matmuls on this machine's GPU, for all later runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tune_command(
 
 
 class _Progress:
-    """A line on stderr for each shape and number of rows."""
+    """Prints a line on stderr for each shape and number of tokens."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -15,7 +15,7 @@ from realizar.sizes import format_bytes
 
 
 def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
-    """An integer as written: cyclopts by itself would round 1.5 to 2."""
+    """Convert a whole number. cyclopts' own converter would round 1.5 to 2."""
     try:
         return int(tokens[0].value)
     except ValueError:
@@ -23,10 +23,10 @@ def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
 
 
 def checked_text(text: str, what: str) -> str:
-    """A text from the command line or stdin, as it is.
+    """Check a text from the command line or stdin, and return it.
 
     Raises:
-        InvalidRequestError: it was not UTF-8: Python keeps such bytes as lone surrogates.
+        InvalidRequestError: the text was not UTF-8. Python keeps such bytes as lone surrogates.
     """
     try:
         text.encode("utf-8")
@@ -36,10 +36,10 @@ def checked_text(text: str, what: str) -> str:
 
 
 def check_folder(file: Path | None) -> None:
-    """Say before long work, not after it, that its result can't be written.
+    """Check, before long work, that its result can be written.
 
     Raises:
-        InvalidRequestError: the file's folder is not there.
+        InvalidRequestError: the file's folder does not exist.
     """
     if file is not None and not file.parent.is_dir():
         raise InvalidRequestError(f"{file}: no such folder: {file.parent}")
@@ -49,7 +49,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def size_in_bytes(_type: Any, tokens: Sequence[Token]) -> int:
-    """Bytes, as a number or with a unit: of 1,000 as sizes are shown (`8G`, `8GB`), or of 1,024 (`8GiB`)."""
+    """Convert a size in bytes: a number, with a unit of 1,000 (`8G`, `8GB`) or of 1,024 (`8GiB`) if given."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B?|([KMGT])(iB?))", tokens[0].value.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"not a size: {tokens[0].value} (such as 8G, 512MB or 512MiB)")

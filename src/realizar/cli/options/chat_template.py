@@ -1,4 +1,4 @@
-"""Chat templates on the command line: one of a file, and early words where a model has none."""
+"""Chat templates on the command line: templates from files, and early errors for models without one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ChatTemplateFile = Annotated[
 
 
 def read_chat_template(file: Path | None) -> str | None:
-    """The text of a template file, which compiles; None for None.
+    """Read a template file and check that it compiles; None for None.
 
     Raises:
-        InvalidRequestError: it can't be read. ChatTemplateError: it is malformed or too large.
+        InvalidRequestError: the file can't be read. ChatTemplateError: the template is malformed or too large.
     """
     if file is None:
         return None
@@ -47,10 +47,10 @@ def read_chat_template(file: Path | None) -> str | None:
 
 
 def check_name_for_chat(model: str) -> None:
-    """Refuse to chat with a model that is known to have no template, before it is fetched.
+    """Check a model's name for a chat, before the model is fetched.
 
     Raises:
-        ChatTemplateError: it has none.
+        ChatTemplateError: the model is known to have no template.
     """
     from realizar.hub.pull import known_without_template
 
@@ -59,10 +59,10 @@ def check_name_for_chat(model: str) -> None:
 
 
 def check_checkpoint_for_chat(model: str, checkpoint: Checkpoint) -> None:
-    """Refuse to chat with a model whose file holds no usable template, before its weights are loaded.
+    """Check a model's file for a chat, before its weights are loaded.
 
     Raises:
-        ChatTemplateError: it has none, or one that is malformed.
+        ChatTemplateError: the file has no template, or a malformed one.
     """
     from realizar.tokenizer.templates.chat_template import check_template
     from realizar.tokenizer.templates.stored_templates import stored_templates

@@ -1,4 +1,4 @@
-"""How commands that run a model load it: the options they share, with progress on stderr."""
+"""`load_model` loads a model for a command, with progress on stderr; `EngineOptions` are the shared options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", group="Engine", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Options that become an `EngineConfig`.
+    """The engine's options, which become an `EngineConfig`.
 
     Attributes:
         threads: CPU threads; default the physical cores.
@@ -45,7 +45,7 @@ class EngineOptions:
     instruction_set: str | None = None
 
     def config(self, *, max_running: int) -> EngineConfig:
-        """The configuration of an engine for so many requests at once."""
+        """The configuration of an engine that runs so many requests at once."""
         return EngineConfig(
             device=self.device,
             batch_invariant=self.batch_invariant,
@@ -61,10 +61,10 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class ForChat:
-    """A model is loaded to chat.
+    """Marks that a model is loaded for a chat.
 
     Attributes:
-        template: text of a template to use in place of the model's own.
+        template: text of a template that replaces the model's own.
     """
 
     template: str | None = None
@@ -74,10 +74,11 @@ def load_model(model: str, options: EngineOptions, *, max_running: int = 1, chat
     """Load a model, showing downloads and compilation on stderr.
 
     Args:
-        chat: None where no chat template is needed.
+        chat: None if no chat template is needed.
 
     Raises:
-        ChatTemplateError: one is needed and there is none; before weights are loaded, and fetched where that is known.
+        ChatTemplateError: a template is needed and missing; raised before the weights are loaded, and if possible
+            before they are fetched.
     """
     config = options.config(max_running=max_running)
     if chat is not None and chat.template is None:

@@ -1,4 +1,4 @@
-"""The prompt of `realizar run`: words of the command line, a file, and what is piped in."""
+"""The prompt of `realizar run`, from the command line, a file and piped input."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from realizar.cli.options.arguments import checked_text
 from realizar.errors import InvalidRequestError
 
 _MOST_CHARACTERS = 64 << 20
-"""Longer than any context, and short of what would fill the memory."""
+"""Longer than any context, and far less than the memory."""
 _SILENCE_S = 2.0
 
 
 def read_prompt(words: str | None, file: Path | None) -> str:
-    """The words, then the file's text, or else what is piped in; two line breaks stand between.
+    """Join the words and the file's text or the piped text, with two line breaks between.
 
     Args:
-        words: of the command line; `-` is stdin.
-        file: `-` is stdin. Where one is named, what is piped in is not read besides.
+        words: words of the command line; `-` is stdin.
+        file: `-` is stdin. If a file is given, piped input is not read.
 
     Raises:
-        InvalidRequestError: a text that is not UTF-8, can't be read, or is longer than any context.
+        InvalidRequestError: a text is not UTF-8, can't be read, or is longer than any context.
     """
     from_stdin = Path("-")
     if words == "-":
@@ -56,7 +56,7 @@ def _stdin() -> str:
 
 
 def _piped() -> str:
-    """What a pipe or a file brings on stdin; a terminal, /dev/null and a closed stdin bring nothing."""
+    """Read a pipe or a file on stdin; empty for a terminal, /dev/null and a closed stdin."""
     try:
         descriptor = sys.stdin.fileno()
         kind = os.fstat(descriptor).st_mode

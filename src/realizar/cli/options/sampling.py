@@ -1,4 +1,4 @@
-"""Sampling parameters as options. What is not given is what the model's files advise, else what is built in."""
+"""Sampling parameters as options. Missing options take the defaults of the model's files, then the built-in ones."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ class SamplingOptions:
     ignore_eos: bool = False
 
     def checked(self) -> Self:
-        """These options, after a look at every value: a model need not be loaded to find one out of range.
+        """Check every value, before a model is loaded, and return these options.
 
         Raises:
-            InvalidRequestError: a value out of range.
+            InvalidRequestError: a value is out of range.
         """
         self.apply(SamplingParams())
         return self
 
     def apply(self, defaults: SamplingParams) -> SamplingParams:
-        """The defaults with what was given on top.
+        """The defaults with the given options applied.
 
         Raises:
-            InvalidRequestError: a value out of range.
+            InvalidRequestError: a value is out of range.
         """
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         changes = {name: value for name, value in given.items() if value is not None and value != ()}
@@ -91,10 +91,10 @@ class SamplingOptions:
 
 
 def parse_assignments(words: str, current: SamplingParams) -> SamplingParams:
-    """The parameters after `temperature=0.5 top_k=40`, as `/params` takes it.
+    """Apply assignments such as `temperature=0.5 top_k=40`, the format of `/params`.
 
     Raises:
-        InvalidRequestError: an unknown name, a value of the wrong type or out of range.
+        InvalidRequestError: a name is unknown, or a value has a wrong type or is out of range.
     """
     changes: dict[str, Any] = {}
     known = _parsers()
@@ -111,12 +111,12 @@ def parse_assignments(words: str, current: SamplingParams) -> SamplingParams:
 
 
 def describe(params: SamplingParams) -> str:
-    """Every parameter that an option sets, `name=value` with spaces between."""
+    """Every parameter that has an option, as `name=value` separated by spaces."""
     return " ".join(f"{name}={getattr(params, name)}" for name in _parsers())
 
 
 def _parsers() -> Mapping[str, type[int | float]]:
-    """Number parameters by name, with the type that reads them."""
+    """The numeric parameters by name, each with the type that parses it."""
     annotations = {field.name: str(field.type) for field in fields(SamplingParams)}
     options = {field.name for field in fields(SamplingOptions)}
     return {

@@ -1,4 +1,4 @@
-"""Options of `realizar serve`, and what they become. Names that users of other servers know stand beside ours."""
+"""Options of `realizar serve`, and their conversion. Many have a second name, known from other servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 @Parameter(name="*", group="Server", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Options of the door.
+    """Options of the HTTP server.
 
     Attributes:
         host: address to listen on; 0.0.0.0 is every one of this machine.
@@ -67,10 +67,10 @@ class ServerOptions:
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
     def settings(self) -> ServerSettings:
-        """The settings of the application.
+        """Make the server's settings.
 
         Raises:
-            RealizarError: the keys can't be read. InvalidRequestError: one of them, an origin or an address is none.
+            RealizarError: the keys can't be read. InvalidRequestError: a key, an origin or an address is invalid.
         """
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
@@ -98,7 +98,7 @@ class ServerOptions:
         )
 
     def _hosts(self) -> tuple[str, ...]:
-        """Names that requests may call the server by; all where it listens beyond this machine and none is named."""
+        """Allowed host names. Empty allows all: the server is reachable from other machines and no name is given."""
         from realizar.server.http.clients import is_loopback
 
         for host in self.allowed_host:
@@ -114,7 +114,7 @@ class ServerOptions:
 @Parameter(name="*", group="Batching", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchingOptions:
-    """Options of how many are served at once.
+    """Options of batching and the queue.
 
     Attributes:
         max_running: answers made at once; default 64, or 256 on a GPU.
@@ -137,10 +137,10 @@ class BatchingOptions:
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
 
     def config(self, base: EngineConfig) -> EngineConfig:
-        """The configuration of the engine, over `base`.
+        """Apply these options to the configuration `base`.
 
         Raises:
-            InvalidRequestError: a value out of range.
+            InvalidRequestError: a value is out of range.
         """
         if self.max_queued is not None and self.max_queued < 0:
             raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
@@ -155,10 +155,10 @@ class BatchingOptions:
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Keys of a file, one a line; empty lines and those that start with # do not count.
+    """Read a file of keys, one a line; empty lines and lines that start with # are ignored.
 
     Raises:
-        RealizarError: there is none, or the file can't be read or is too large.
+        RealizarError: the file has no key, can't be read, or is too large.
     """
     try:
         with path.open("rb") as file:  # a device or a pipe may have no end

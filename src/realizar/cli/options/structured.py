@@ -1,4 +1,4 @@
-"""What the answer must look like, as options. cyclopts and the nouns."""
+"""Options that constrain the answer's structure. cyclopts and the nouns."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 
 _MOST_CHARACTERS = 16 << 20
-"""Of a file: more than any grammar may have, and short of what would fill the memory."""
+"""Limit of a file: longer than any allowed grammar, and far less than the memory."""
 
 
 @Parameter(name="*", group="Structured output", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOptions:
-    r"""At most one grammar that the answer follows to its end.
+    r"""Options of structured output: at most one grammar, which the answer follows to its end.
 
     Attributes:
         json_object: any JSON object.
@@ -36,10 +36,10 @@ class StructuredOptions:
     choice: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = ()
 
     def chosen(self) -> StructuredOutput | None:
-        """The grammar that was asked for, or None.
+        """The chosen grammar, or None.
 
         Raises:
-            InvalidRequestError: more than one, an empty one, or a file that can't be read.
+            InvalidRequestError: several are given, one is empty, or a file can't be read.
         """
         given: dict[str, StructuredOutput] = {}
         if self.json_object:

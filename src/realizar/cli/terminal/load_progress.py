@@ -1,4 +1,4 @@
-"""Progress of loading and compiling on stderr: one line that changes on a terminal, else a line per stage."""
+"""Progress of loading and compiling on stderr: a changing line on a terminal, otherwise a line for each stage."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 
 from realizar.cli.terminal.printable import printable
 
-_QUIET_S = 0.7  # after the first report: a warm start is over before anything is shown
-_SILENCE_S = 2.5  # without any report: modules are being read, from a slow disk or on a busy machine
+_QUIET_S = 0.7  # after the first report, so that a warm start shows nothing
+_SILENCE_S = 2.5  # without any report, when modules are read from a slow disk or on a busy machine
 _STARTING = "starting"
 
 
 @contextmanager
 def load_progress() -> Iterator[Callable[[str, float], None]]:
-    """A callback for `LLM` or `load_core`: what is being done, and the share done."""
+    """Yield a progress callback for `LLM` or `load_core`; its arguments are the stage and the share done."""
     shown = _Shown(_Line() if sys.stderr.isatty() else _Log())
     try:
         yield shown.report
@@ -26,7 +26,7 @@ def load_progress() -> Iterator[Callable[[str, float], None]]:
 
 
 class _Shown:
-    """Shows reports, once loading takes longer than a warm start does."""
+    """Shows reports once loading takes longer than a warm start."""
 
     def __init__(self, display: _Line | _Log) -> None:
         self._display, self._lock = display, threading.Lock()
@@ -35,7 +35,7 @@ class _Shown:
         self._timer = self._start_timer(_SILENCE_S)
 
     def report(self, what: str, share: float) -> None:
-        """What is being done, and the share done."""
+        """Report the stage and the share done."""
         with self._lock:
             self._latest = printable(what) if share >= 1 else f"{printable(what)} {share:.0%}"
             now_s = time.monotonic()
@@ -48,7 +48,7 @@ class _Shown:
                 self._display.show(self._latest)
 
     def close(self) -> None:
-        """Nothing is shown from here on."""
+        """Stop showing reports."""
         with self._lock:
             self._timer.cancel()
             self._closed = True
@@ -67,7 +67,7 @@ class _Shown:
 
 
 class _Line:
-    """Rewrites one line of a terminal."""
+    """A progress line of a terminal, rewritten in place."""
 
     def __init__(self) -> None:
         self._shown = ""

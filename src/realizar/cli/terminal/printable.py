@@ -1,7 +1,7 @@
-"""Texts of files, models and the network on their way to a terminal: none may steer it. Standard library only.
+"""Texts from files, models and the network, made safe for a terminal. Standard library only.
 
-A terminal obeys control characters: a name in a model file could rewrite what stands on the screen, its title, or what
-is typed next. Everything that a command shows and did not write itself passes here.
+A terminal obeys control characters: a name in a model file could rewrite the screen, its title, or the next input.
+Every text that a command shows and did not write itself passes through here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from typing import Any
 
 _MAX_LINE = 4000
-# C0, DEL and C1 without line breaks and tabs; a lone U+009B is an escape sequence's start to some terminals.
+# C0, DEL and C1 without line breaks and tabs; for some terminals a lone U+009B starts an escape sequence.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: object) -> str:
-    """One line of a text with every character escaped that has no glyph: `\\x1b`, `\\n`, U+202E."""
+    """A text as one line, with every character escaped that has no glyph, such as `\\x1b`, `\\n` and U+202E."""
     line = str(text)
     if line.isprintable():
         return line
@@ -32,15 +32,15 @@ def error_line(error: BaseException | str) -> str:
 
 
 def shown_answer(text: str) -> str:
-    """A model's words as stdout takes them: control characters but line breaks and tabs are escaped on a terminal.
+    """A model's text for stdout. On a terminal, control characters are escaped, except line breaks and tabs.
 
-    Elsewhere, in a file or a pipe, the words are left as they are.
+    In a file or a pipe the text stays as it is.
     """
     return _CONTROL.sub(lambda found: _escaped(found.group()), text) if sys.stdout.isatty() else text
 
 
 def json_line(value: Any) -> str:
-    """A value as JSON on one line, letters of all scripts as they are and what has no glyph as `\\uXXXX`."""
+    """A value as JSON on one line, with letters of all scripts; characters without a glyph become `\\uXXXX`."""
     text = json.dumps(value, ensure_ascii=False)
     if text.isprintable():
         return text
@@ -48,7 +48,7 @@ def json_line(value: Any) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Log lines without control characters but line breaks and tabs: they may name what a file or a client calls so."""
+    """Formats log lines, which may quote a client's text. Control characters but line breaks and tabs are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return _CONTROL.sub(lambda found: _escaped(found.group()), super().format(record))

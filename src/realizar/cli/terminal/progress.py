@@ -1,4 +1,4 @@
-"""Progress of downloads on stderr: bars on a terminal, else a line at the start and one at the end."""
+"""Progress of downloads on stderr: bars on a terminal, otherwise a line at the start and one at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def download_progress() -> Iterator[Progress]:
-    """A `Progress` to hand to the hub. rich is imported at the first report, so a cached model costs nothing."""
+    """Yield a `Progress` for the hub. rich is imported at the first report, so a cached model does not import it."""
     reporter: _Bars | _Lines = _Bars() if sys.stderr.isatty() else _Lines()
     try:
         yield reporter
@@ -76,4 +76,4 @@ class _Lines:
             print(f"fetched {printable(label)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""

@@ -1,4 +1,4 @@
-"""The terminal while an answer is written to it, and what was typed into it on other days. Standard library only."""
+"""The terminal during an answer, and the history of typed lines. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MOST_BYTES = 1 << 20
 
 @contextmanager
 def keys_unseen() -> Iterator[None]:
-    """Keep keys that are typed in the context from landing inside what is written; the next prompt gets them.
+    """Turn the terminal's echo off during the block; the next prompt gets the typed keys.
 
-    Ctrl-C goes on working. Nothing happens where stdin is no terminal.
+    Ctrl-C still works. The function has no effect if stdin is not a terminal.
     """
     try:
         import termios
@@ -29,7 +29,7 @@ def keys_unseen() -> Iterator[None]:
         yield
         return
     changed = [*before]
-    changed[3] &= ~(termios.ECHO | termios.ICANON)  # half a line, too, is to be there for the prompt
+    changed[3] &= ~(termios.ECHO | termios.ICANON)  # so that the prompt gets half a line too
     termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
     try:
         yield
@@ -48,13 +48,13 @@ def history_path() -> Path | None:
 
 
 class LineHistory:
-    """Lines that were typed, for the arrow keys; kept in a file that only its owner can read.
+    """The history of typed lines for the arrow keys, in a file that only its owner can read.
 
-    A history that can't be read or written is none, which ends no conversation. Lines are appended as they are typed,
-    so that conversations in two terminals keep each other's.
+    Errors of reading or writing the file are ignored. Lines are appended as they are typed, so that two terminals keep
+    each other's lines.
 
     Args:
-        path: None keeps nothing beyond this process.
+        path: the file; None keeps the history in this process only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -64,7 +64,7 @@ class LineHistory:
             self._readline = importlib.import_module("readline")  # line editing for input()
 
     def load(self) -> None:
-        """Hand the lines of earlier conversations to the arrow keys, and forget the oldest beyond a thousand."""
+        """Load the lines of earlier conversations, and drop the oldest ones beyond a thousand."""
         if self._path is None or self._readline is None:
             return
         with suppress(OSError, ValueError):
@@ -77,7 +77,7 @@ class LineHistory:
                 _rewrite(self._path, lines[-_KEPT_LINES:])
 
     def add(self, line: str) -> None:
-        """Keep a line that was typed."""
+        """Add a typed line."""
         if self._path is None or not line.strip() or len(line) > _MOST_BYTES:
             return
         with suppress(OSError, ValueError):

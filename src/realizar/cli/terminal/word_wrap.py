@@ -1,4 +1,4 @@
-"""Breaks lines of a streamed text between words, where a terminal would break them within. Standard library only."""
+"""`WordWrapper` breaks the lines of streamed text between words instead of within them. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _FENCE = "```"
 
 
 class WordWrapper:
-    """Takes a text in pieces and gives it back with line breaks before words that would not fit.
+    """Adds line breaks to streamed text before words that would not fit.
 
-    A word is held back until it is seen to end or to be as long as a line, so what comes out lags by less than one.
-    Lines of fenced code stay as they are, for whoever copies them; wide characters (Chinese, Japanese, Korean) may be
-    parted anywhere.
+    A word is held back until it ends or is as long as a line, so the output lags by less than a word. Lines of fenced
+    code stay as they are, so that they can be copied. Lines may break between any wide characters (Chinese, Japanese,
+    Korean).
 
     Args:
-        width: columns of the terminal, asked for at each word: windows change.
+        width: returns the columns of the terminal; called for each word, since windows are resized.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
@@ -29,11 +29,11 @@ class WordWrapper:
         self._in_code = self._in_long_word = False
 
     def feed(self, text: str) -> str:
-        """What can be shown now."""
+        """Take in text and return the text that can be shown now."""
         return "".join(self._take(char) for char in text)
 
     def flush(self) -> str:
-        """The word held back, at the end of the text."""
+        """Return the held-back word at the end of the text."""
         return self._end_word()
 
     def _take(self, char: str) -> str:
@@ -60,7 +60,7 @@ class WordWrapper:
         self._word_columns += columns
         if self._word_columns < self._width():
             return ""
-        shown = self._place_word()  # as long as a line: what follows of it is the terminal's to break
+        shown = self._place_word()  # as long as a line: the terminal breaks the rest of it
         self._in_long_word = True
         return shown
 
