@@ -1,1 +1,1 @@
-"""Text to token ids and back, chat templates, and where a text stops. Imports nothing until used."""
+"""Tokenizers, chat templates, parsers of answers, and stop conditions. Heavy imports happen at first use."""

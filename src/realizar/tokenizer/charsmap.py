@@ -1,8 +1,8 @@
 """SentencePiece's compiled normalisation (`precompiled_charsmap`), checked before the tokenizers library walks it.
 
 Layout: the trie's size in bytes (u32), the trie, which is a double array of u32 units as darts-clone builds it, and the
-replacements, each ended by a NUL, that its leaves point to. The library believes all of it: a wrong size makes it ask
-for gigabytes and abort, a wrong offset is a panic with the first text. numpy only.
+replacements, each ended by a NUL, that its leaves point to. The library checks none of it: a wrong size makes it
+allocate gigabytes and abort, and a wrong offset makes it panic at the first text. numpy only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _CHUNK = 4096
 
 
 class CharsmapError(ValueError):
-    """What is wrong with a compiled normalisation."""
+    """A compiled normalisation is malformed; the message is the reason."""
 
 
 def longest_replacement(charsmap: bytes) -> int:
-    """Bytes of the longest replacement.
+    """The size in bytes of the longest replacement.
 
     Raises:
-        CharsmapError: it is larger than `MAX_CHARSMAP_BYTES`, or a part points outside.
+        CharsmapError: the charsmap is larger than `MAX_CHARSMAP_BYTES`, or an offset points outside.
     """
     if len(charsmap) > MAX_CHARSMAP_BYTES:
         raise CharsmapError(f"{len(charsmap)} bytes, above {MAX_CHARSMAP_BYTES}")
@@ -48,7 +48,7 @@ def longest_replacement(charsmap: bytes) -> int:
 
 
 def _values(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """uint32: what the trie's leaves hold, from every node that any text can reach."""
+    """uint32: the values of the trie's leaves that a text can reach."""
     visited = np.zeros(len(units), np.bool_)
     bases = _offsets(units[:1])
     values = [np.zeros(0, np.uint32)]
@@ -68,7 +68,7 @@ def _values(units: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _children(units: NDArray[np.uint32], bases: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """uint32: places of the units below nodes; a unit belongs to a node when it has the label that leads to it."""
+    """uint32: places of the nodes' child units; a unit is a child if it has the label that leads to it."""
     places = bases[:, None] ^ _LABELS
     children: NDArray[np.uint32] = places[units[places] & 0x800000FF == _LABELS]
     return children

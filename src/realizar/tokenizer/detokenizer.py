@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time, for a stream."""
+"""`Detokenizer` converts a stream of token ids to text, one at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Text of a growing list of tokens. What it gives concatenates to `tokenizer.decode` of all of them.
+    """The text of a growing list of tokens. The returned texts concatenate to `tokenizer.decode` of all tokens.
 
-    Bytes that may yet become a character are held back until they do, or can't.
+    Bytes of an incomplete character are held back until it is complete or invalid.
 
     Args:
-        tokenizer: of the model.
-        skip_special: whether control tokens are left out.
-        shown: control tokens that are text all the same.
+        tokenizer: the model's tokenizer.
+        skip_special: leave control tokens out.
+        shown: control tokens that are text nevertheless.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shown: Collection[int] = ()) -> None:
@@ -32,5 +32,5 @@ class Detokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def finish(self) -> str:
-        """What is still held back: U+FFFD for a character cut short."""
+        """The text that is still held back: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", True)

@@ -1,4 +1,4 @@
-"""Sampling where a caller asks for none: what a model's authors recommend in its files, then what is built in."""
+"""Default sampling of a model: the values that its files recommend, then the built-in values."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _INTEGERS = ("top_k", "mirostat")
 
 
 def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
-    """The sampling of requests that name none: each value is the files' advice, or the built-in one.
+    """The sampling of requests without parameters: each value is from the model's files, or built in.
 
     Raises:
-        CheckpointError: advice that is no number or out of range; names file and key.
+        CheckpointError: a value in the files is not a number or out of range; names file and key.
     """
     defaults: dict[str, Any] = {**BUILT_IN_SAMPLING, **generation_defaults(checkpoint)}
     return SamplingParams(**defaults)
@@ -39,10 +39,10 @@ def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
     """Fields of `SamplingParams` that a model recommends, from `general.sampling.*` or `generation_config.json`.
 
-    Empty where it recommends nothing. `do_sample: false` is temperature 0.
+    The result is empty if the files recommend nothing. `do_sample: false` becomes temperature 0.
 
     Raises:
-        CheckpointError: a value that is no number or out of range; names file and key.
+        CheckpointError: a value is not a number or out of range; names file and key.
     """
     if checkpoint.format == "gguf":
         found = {name: checkpoint.metadata.get(_GGUF_PREFIX + key) for key, name in _GGUF_NAMES.items()}

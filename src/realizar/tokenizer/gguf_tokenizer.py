@@ -1,4 +1,4 @@
-"""A tokenizer from the vocabulary of a GGUF file."""
+"""`GGUFTokenizer`: a tokenizer from the vocabulary of a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from realizar.tokenizer.vocabulary import TokenType, Vocabulary, read_vocabulary
 
 
 class GGUFTokenizer(Tokenizer):
-    """The tokenizer of a GGUF file, from its metadata alone.
+    """The tokenizer of a GGUF file, built from its metadata alone.
 
     Raises:
-        TokenizerError: no vocabulary, or one that can't be reproduced exactly.
-        CheckpointError: a malformed one.
+        TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
+        CheckpointError: the vocabulary is malformed.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         vocabulary = read_vocabulary(checkpoint)
         special = find_special_tokens(vocabulary)
         self._tokens, self._types = vocabulary.tokens, special.types
-        self._kinds: list[int] = special.types.tolist()  # numbers of an array are slow to take one by one
+        self._kinds: list[int] = special.types.tolist()  # a list is faster to index than an array
         self._model = vocabulary.model
         cuts = vocabulary.merges or self._model in _MERGED
         self._pre = pre_tokenizer(vocabulary.pre, checkpoint.path) if cuts else None
@@ -43,7 +43,7 @@ class GGUFTokenizer(Tokenizer):
         self.eos_ids = special.end_of_generation
         self.add_bos, self.add_eos = _added(vocabulary, self._pre)
         if self.bos_id is None and not vocabulary.flags.get("add_bos_token"):
-            self.add_bos = False  # wanted by the kind of model alone, and there is none
+            self.add_bos = False  # only the kind of model asks for a BOS, and the file has none
         if self.add_bos and self.bos_id is None:
             raise TokenizerError(f"{checkpoint.path}: a BOS token is to be added and none is named")
         if self.add_eos and self.eos_id is None:
@@ -120,7 +120,7 @@ def _build(vocabulary: Vocabulary, special: SpecialTokens, pre: PreTokenizer | N
 
 
 def _added(vocabulary: Vocabulary, pre: PreTokenizer | None) -> tuple[bool, bool]:
-    """Whether BOS and EOS are added: what the file says, else what llama.cpp takes for the kind of model."""
+    """True for each of BOS and EOS that is added, by the file or by llama.cpp's default for the kind of model."""
     model = vocabulary.model
     if model == "bert":
         return True, False
@@ -130,7 +130,7 @@ def _added(vocabulary: Vocabulary, pre: PreTokenizer | None) -> tuple[bool, bool
 
 
 def _finders(vocabulary: Vocabulary, special: SpecialTokens) -> tuple[SpecialTokenFinder, SpecialTokenFinder]:
-    """For texts whose control tokens stay text, and for texts where they are parsed."""
+    """Two finders: for texts whose control tokens stay text, and for texts in which they are parsed."""
     tokens, types = vocabulary.tokens, special.types
     user = np.flatnonzero(types == TokenType.USER_DEFINED).tolist()
     control = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN))).tolist()

@@ -1,8 +1,8 @@
-"""Bounds on what a `tokenizer.json` may ask for, checked before the tokenizers library builds it.
+"""Bounds on the contents of a `tokenizer.json`, checked before the tokenizers library builds it.
 
-The library believes the file: a few hundred bytes of steps that write more than they read take all memory on a text of
-two letters, a token of a megabyte overflows the stack, and a token number of 4 billion makes lists of as many. Real
-files keep far below each bound.
+The library trusts the file: a few hundred bytes of steps that expand their input fill the memory with a text of two
+letters, a token of a megabyte overflows the stack, and a token id of 4 billion creates lists of that length. Real files
+stay far below each bound.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from realizar.tokenizer.vocabulary import MAX_SPECIAL_LENGTH, why_too_long
 MAX_FILE_BYTES = 64 << 20
 """The largest vocabularies known, of 262,144 tokens, take 33 MB."""
 MAX_TOKENS_BEYOND_ROWS = 1024
-"""Tokens whose number is past the model's rows: some files name a few that the model never learnt."""
+"""Tokens whose id is beyond the model's embedding rows: some files name a few that the model never learnt."""
 MAX_ADDED_BYTES = 2 << 20
-"""Bytes of added tokens, beginnings that they share counted once: the automaton that finds them takes 60 times that."""
+"""Bytes of added tokens, with shared prefixes counted once. The automaton that finds them takes 60 times as much."""
 MAX_TOKENS = 1 << 20
 MAX_MERGES_PER_TOKEN = 32
 MAX_STEPS = 64
 MAX_PATTERN_BYTES = 16 << 10
 MAX_ADDITIONS = 64
 MAX_GROWTH = 1024.0
-"""Bytes that normalisation and cutting may make of one."""
+"""Bytes that normalisation and pre-tokenizing may make of one byte."""
 
 _MAX_STEPS_BYTES = 256 << 10
 _MAX_CHARSMAP_TEXT = 8 << 20
@@ -68,13 +68,13 @@ class _File(msgspec.Struct):
 
 
 def read_within_bounds(path: Path, rows: int | None) -> tuple[bytes, float]:
-    """The file's bytes, and the bytes that its normalisation may at most make of one.
+    """Read and check the file; returns its bytes, and the largest growth factor of its normalisation.
 
     Args:
-        rows: ids that the model has, where that is known.
+        rows: number of the model's ids, if known.
 
     Raises:
-        CheckpointError: it is not JSON of the known form, or asks for more than any real vocabulary.
+        CheckpointError: the file is not JSON of the known form, or exceeds a bound.
     """
     data = read_bounded(path, MAX_FILE_BYTES)
     try:
@@ -92,7 +92,7 @@ class _Check:
         return CheckpointError(self._path, f"key '{key}'", reason)
 
     def growth(self, file: _File) -> float:
-        """Checks all parts; what the text may grow by before it is cut into tokens."""
+        """Check all parts; returns the largest factor by which text may grow before it is cut into tokens."""
         count, highest = self._vocabulary(file.model)
         added = self._added(file.added_tokens)
         self._ids(count, len(added), max([highest, *(token.id for token in added)]))
@@ -106,7 +106,7 @@ class _Check:
         return growth
 
     def _vocabulary(self, model: _Model) -> tuple[int, int]:
-        """Tokens of the model, and the highest id."""
+        """The number of the model's tokens, and the highest id."""
         raw = bytes(model.vocab).lstrip()
         self._check_count("model.vocab", raw, b":[")
         if raw.startswith(b"["):
@@ -123,7 +123,7 @@ class _Check:
         return len(tokens), highest
 
     def _check_count(self, key: str, raw: bytes, marks: bytes) -> None:
-        """Before a list is parsed, whose items take far more memory than their text; `marks` stand in each of them."""
+        """Bound a list before it is parsed, as its items take far more memory than text. Each item has `marks`."""
         count = max(raw.count(mark) for mark in (marks[:1], marks[1:]) if mark)
         if count > 2 * MAX_TOKENS:  # tokens hold such characters too
             raise self.refuse(key, f"has some {count} tokens, above {MAX_TOKENS}")
@@ -148,7 +148,7 @@ class _Check:
             raise self.refuse("added_tokens", f"{count + added} tokens for the model's {known} rows")
 
     def _steps(self, key: str, raw: msgspec.Raw) -> list[Mapping[str, Any]]:
-        """Every step of a part, those inside sequences too."""
+        """Every step of a part, including those inside sequences."""
         text = bytes(raw)
         if len(text) > (_MAX_CHARSMAP_TEXT if b"precompiled_charsmap" in text else _MAX_STEPS_BYTES):
             raise self.refuse(key, f"has {len(text)} bytes")
@@ -165,7 +165,7 @@ class _Check:
             raise self.refuse(key, f"a pattern has {size} bytes, above {MAX_PATTERN_BYTES}")
         if step["type"] == "Replace" and isinstance(content := step.get("content"), str):
             written = len(content.encode("utf-8", "surrogatepass"))
-            # An expression may match nothing, before each byte.
+            # A regular expression may have an empty match before each byte.
             is_text = isinstance(pattern, Mapping) and bool(pattern.get("String"))
             return max(1.0, written / size) if is_text else 1.0 + written
         if step["type"] == "Prepend" and len(str(step.get("prepend"))) > MAX_ADDITIONS:
@@ -181,7 +181,7 @@ class _Check:
             raise self.refuse("normalizer.precompiled_charsmap", f"is malformed: {error}") from None
 
     def _additions(self, step: Mapping[str, Any]) -> None:
-        """A template of the ends of a text holds the text once, and few ids beside it."""
+        """Check that a template of added tokens contains the text once, and few ids."""
         single = step.get("single")
         if step["type"] != "TemplateProcessing" or not isinstance(single, list):
             return
@@ -195,7 +195,7 @@ class _Check:
 
 
 def _distinct_beginnings(texts: Iterable[bytes]) -> int:
-    """Nodes of the trie of some texts."""
+    """The number of nodes of the trie of some texts."""
     total, previous = 0, b""
     for text in sorted(texts):
         shared = next((at for at, (one, other) in enumerate(zip(previous, text, strict=False)) if one != other), None)
@@ -205,7 +205,7 @@ def _distinct_beginnings(texts: Iterable[bytes]) -> int:
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every JSON object in a value, itself too."""
+    """Every JSON object in a value, including the value itself."""
     stack = [value]
     while stack:
         item = stack.pop()

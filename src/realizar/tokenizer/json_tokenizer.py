@@ -1,4 +1,4 @@
-"""A tokenizer from a `tokenizer.json`, run by the tokenizers library as it stands."""
+"""`JSONTokenizer`: a tokenizer from a `tokenizer.json`, which the tokenizers library runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as LibraryTokenizer
 
-# Known normalisations make up to three bytes of one, but for single characters that NFKC writes out.
+# Known normalisations make up to three bytes of one, except for single characters that NFKC expands.
 _USUAL_GROWTH = 16
 _GROWTH_FLOOR, _GROWTH_PART = 4096, 4096
 
@@ -30,7 +30,7 @@ class JSONTokenizer(Tokenizer):
     """The tokenizer of a folder with `tokenizer.json`.
 
     Raises:
-        CheckpointError: the file is malformed, or the settings beside it name tokens that do not exist.
+        CheckpointError: the file is malformed, or its configuration names tokens that do not exist.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -47,7 +47,7 @@ class JSONTokenizer(Tokenizer):
         self._byte_fallback = _mentions(self._decoder, "ByteFallback")
         self._continuation = self._decoder.get("prefix", "##") if _mentions(self._decoder, "WordPiece") else None
         metadata = checkpoint.metadata
-        # A model may have rows beyond its tokens; they have no text.
+        # A model may have more embedding rows than tokens; the other rows have no text.
         known = max(self._library.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         self.vocab_size = max(known, rows or 0)
         settings = _part(metadata, "tokenizer_config")
@@ -67,7 +67,7 @@ class JSONTokenizer(Tokenizer):
         return None if text is None else self._library.token_to_id(text)
 
     def _frame(self, settings: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        """Ids that go before and after every text; `add_bos_token` and `add_eos_token` are honoured."""
+        """The ids before and after every text, with `add_bos_token` and `add_eos_token` applied."""
         bare = self._library.encode("a", add_special_tokens=False).ids
         framed = self._library.encode("a", add_special_tokens=True).ids
         place = next((at for at in range(len(framed)) if framed[at : at + len(bare)] == bare), 0)
@@ -134,8 +134,8 @@ class JSONTokenizer(Tokenizer):
 
     @functools.cached_property
     def _literal(self) -> LibraryTokenizer:
-        """The same, control tokens being text: the library keeps this setting in the tokenizer, and to change it would
-        have short texts of other threads wait for a long one.
+        """The library's tokenizer with control tokens as text. The library keeps this setting in the tokenizer, and
+        changing it would make other threads' short texts wait for a long one.
         """
         from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -144,7 +144,7 @@ class JSONTokenizer(Tokenizer):
         return literal
 
     def _check_growth(self, text: str) -> None:
-        """Refuse a text that normalisation makes far longer; it is normalised by parts to find out."""
+        """Refuse a text that normalisation makes far longer. The check normalises the text in parts."""
         limit, size = _USUAL_GROWTH * len(text.encode()) + _GROWTH_FLOOR, 0
         if (normalizer := self._library.normalizer) is None:
             return
@@ -155,7 +155,7 @@ class JSONTokenizer(Tokenizer):
                 raise InvalidRequestError(f"normalisation makes the text more than {_USUAL_GROWTH} times as long")
 
     def _encode_hidden(self, text: str, restore: Mapping[int, str]) -> list[int]:
-        """Cuts at the control tokens that are parsed; what lies between holds control texts that are not."""
+        """Cut at the control tokens that are parsed; the texts between may contain other control texts."""
         ids: list[int] = []
         for piece in self._control_finder().split(text):
             if isinstance(piece, int):
@@ -172,7 +172,7 @@ _BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
 
 
 def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:
-    """The library's tokenizer, and the bytes that its normalisation may at most make of one."""
+    """The library's tokenizer, and the largest growth factor of its normalisation."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
     from realizar.tokenizer.json_bounds import read_within_bounds
@@ -186,7 +186,7 @@ def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:
 
 
 def _rows(checkpoint: Checkpoint) -> int | None:
-    """Ids that the model has: rows of its embedding, else what its configuration says."""
+    """The number of the model's ids: the rows of its embedding, or else the configuration's `vocab_size`."""
     for name, tensor in checkpoint.tensors.items():
         if name.endswith("embed_tokens.weight") and len(tensor.shape) == 2:
             return tensor.shape[0]
@@ -201,7 +201,7 @@ def _part(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _mentions(decoder: Any, kind: str) -> bool:
-    """Whether a decoder, or one in a sequence of decoders, is of a kind."""
+    """True if a decoder, or one in a sequence of decoders, is of a kind."""
     return decoder.get("type") == kind or any(_mentions(part, kind) for part in decoder.get("decoders", ()))
 
 

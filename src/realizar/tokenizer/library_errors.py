@@ -1,8 +1,8 @@
-"""What the tokenizers library raises, as errors of ours: the one boundary. Standard library only.
+"""Translation of the tokenizers library's errors to ours. Standard library only.
 
-The library raises bare `Exception`. Where its Rust code panics it raises `pyo3_runtime.PanicException`, which is not an
-`Exception`, so nothing else here would catch it. A panic's own lines on stderr can't be held back: they are written
-before Python knows of it.
+The library raises bare `Exception`. A panic of its Rust code becomes `pyo3_runtime.PanicException`, which is not an
+`Exception`, so no other handler would catch it. A panic's lines on stderr can't be suppressed, because they are written
+before Python gets control.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from realizar.errors import CheckpointError, InvalidRequestError, RealizarError
 
 @contextmanager
 def reading(path: str | os.PathLike[str], where: str, reason: str = "is malformed") -> Iterator[None]:
-    """Around calls that build a vocabulary from a file.
+    """Translate errors of calls that build a vocabulary from a file.
 
     Args:
-        path, where: of the `CheckpointError` that is raised in place of the library's.
-        reason: what it says before the library's own words.
+        path, where: arguments of the `CheckpointError` that replaces the library's error.
+        reason: its text before the library's own message.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def reading(path: str | os.PathLike[str], where: str, reason: str = "is malforme
 
 @contextmanager
 def encoding() -> Iterator[None]:
-    """Around calls that encode a text: an error is the text's, `InvalidRequestError`."""
+    """Translate errors of calls that encode a text to `InvalidRequestError`."""
     try:
         yield
     except BaseException as error:

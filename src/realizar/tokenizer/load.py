@@ -1,4 +1,4 @@
-"""Building the tokenizer of a model."""
+"""`load_tokenizer` builds the tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from realizar.tokenizer.tokenizer import Tokenizer
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint: from GGUF metadata alone, or from the folder's `tokenizer.json`.
+    """Build the tokenizer of a checkpoint, from GGUF metadata or from the folder's `tokenizer.json`.
 
     Raises:
-        TokenizerError: no vocabulary, or one that can't be reproduced exactly.
-        CheckpointError: a malformed one.
+        TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
+        CheckpointError: the vocabulary is malformed.
     """
     if checkpoint.format == "gguf":
         from realizar.tokenizer.gguf_tokenizer import GGUFTokenizer

@@ -15,7 +15,7 @@ DEEPSEEK_NAME_END = "<｜tool▁sep｜>"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What stands before and after reasoning."""
+    """The texts before and after reasoning."""
 
     start: str
     end: str
@@ -27,7 +27,7 @@ REASONING_MARKS = (
     ReasoningMarks("<seed:think>", "</seed:think>"),
 )
 
-# Where a vocabulary has control tokens of these texts, the text of an answer holds them, for the parsers to find.
+# Control tokens with these texts are spelled out in an answer's text, so that the parsers find them.
 MARKS = frozenset(
     {
         HERMES_CALL,

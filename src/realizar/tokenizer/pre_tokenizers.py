@@ -1,9 +1,9 @@
-r"""How byte-pair vocabularies cut text before merging, by `tokenizer.ggml.pre`. Standard library only.
+r"""Pre-tokenizers of byte-pair vocabularies, which cut text before merging, by `tokenizer.ggml.pre`. Standard library
+only.
 
-A pattern is an Oniguruma regular expression. Each is applied to every piece that the one before it left; a match and
-the text between two matches both become pieces. The names are those that llama.cpp writes and knows; the expressions
-are those of the models' own `tokenizer.json`, which llama.cpp has to rewrite for `std::regex` (its forms differ for
-some letters outside ASCII).
+A pattern is an Oniguruma regular expression. Each pattern is applied to every piece that the previous one left; a match
+and the text between two matches both become pieces. The names are llama.cpp's. The expressions are those of the models'
+own `tokenizer.json`, which llama.cpp rewrites for `std::regex` (its forms differ for some letters outside ASCII).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from realizar.errors import TokenizerError
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting.
+    """A pre-tokenizer.
 
     Attributes:
         patterns: regular expressions, applied in turn.
-        ignore_merges: a piece that is a token as it stands is not merged from its characters.
-        add_bos: whether BOS is added when the file has no `add_bos_token`.
-        force_bos: BOS is added whatever the file says (gemma 4 files said false by mistake).
+        ignore_merges: a piece that is a token is not merged from its characters.
+        add_bos: BOS is added if the file has no `add_bos_token`.
+        force_bos: BOS is always added (gemma 4 files said false by mistake).
         byte_level: characters stand for bytes (GPT-2's alphabet); otherwise tokens are plain text.
         escape_spaces: spaces are written as U+2581.
         whole_newlines: a run of newlines that is a token is not merged from its characters.
@@ -41,10 +41,10 @@ class PreTokenizer:
 
 
 def pre_tokenizer(name: str, path: Path | None = None) -> PreTokenizer:
-    """The way of cutting that `tokenizer.ggml.pre` names, in the file at `path`.
+    """Find the pre-tokenizer that `tokenizer.ggml.pre` names in the file at `path`.
 
     Raises:
-        TokenizerError: an unknown name; guessing would give other ids.
+        TokenizerError: the name is unknown; a guess would give other ids.
     """
     try:
         return _BY_NAME[name]
@@ -54,7 +54,7 @@ def pre_tokenizer(name: str, path: Path | None = None) -> PreTokenizer:
 
 
 def _ranges(text: str) -> str:
-    """The inside of a character class from hexadecimal code points and ranges."""
+    """The inside of a character class, from hexadecimal code points and ranges."""
     return "".join("-".join(rf"\x{{{end}}}" for end in item.split("-")) for item in text.split())
 
 
@@ -93,14 +93,14 @@ _DEEPSEEK3 = _DEEPSEEK3_WORDS + r"[\r\n]*|\s*[\r\n]+|" + _SPACES
 def _words(
     number: str, *, start: str = _CONTRACTION + "|", letters: str = r"\p{L}+", newlines: str = r"\s*[\r\n]+"
 ) -> str:
-    """The expression that llama 3 and qwen 2 share but for how many digits make a piece."""
+    """The expression of llama 3 and qwen 2, which differ in the number of digits of a piece."""
     return rf"{start}[^\r\n\p{{L}}\p{{N}}]?{letters}|{number}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{newlines}|{_SPACES}"
 
 
 def _cased_words(
     number: str, *, end: str = "", upper: str = _UPPER, lower: str = _LOWER, newlines: str = r"[\r\n/]*"
 ) -> str:
-    """The expression of o200k: a word ends where capitals follow small letters; `end` takes its contraction along."""
+    """The expression of o200k: a word ends where capitals follow small letters; `end` includes its contraction."""
     head = r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{head}[{upper}]*[{lower}]+{end}|{head}[{upper}]+[{lower}]*{end}|{number}"

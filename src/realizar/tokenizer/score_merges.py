@@ -1,4 +1,4 @@
-"""SentencePiece's merging by score, turned into the ranked merges of the tokenizers library. numpy only.
+"""Conversion of SentencePiece's merging by score to the ranked merges of the tokenizers library. numpy only.
 
 SentencePiece merges, again and again, the neighbours whose joint token has the highest score, the leftmost of equals.
 Within the span of one token this goes as it does for that token alone, so of a token's splits into two tokens only one
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 def ranked_merges(
     tokens: Sequence[str], scores: NDArray[np.float32], mergeable: NDArray[np.bool_]
 ) -> list[tuple[str, str]] | None:
-    """Merges in order of rank, or None where equal scores allow no ranking.
+    """Merges in order of rank, or None if equal scores allow no ranking.
 
     Args:
         tokens: text by id, no two equal.
@@ -42,7 +42,7 @@ def _same_run(one: str, other: str) -> bool:
 
 
 def _splits(tokens: Sequence[str], mergeable: NDArray[np.bool_]) -> tuple[NDArray[np.int64], ...]:
-    """All (whole, left, right) of ids where two tokens spell a third, by 64-bit hashes of the pieces.
+    """All (whole, left, right) of ids for which two tokens spell a third, by 64-bit hashes of the pieces.
 
     A quarter of a million tokens have over a million cuts, too many to look up one by one. The hash of characters
     i to j is (prefix[j] - prefix[i]) / base**i modulo 2**64; two of these pieces agree by chance once in 10**8 files.
@@ -72,7 +72,7 @@ def _splits(tokens: Sequence[str], mergeable: NDArray[np.bool_]) -> tuple[NDArra
 
 
 def _index(known: NDArray[np.uint64]) -> Callable[[NDArray[np.uint64]], NDArray[np.int64]]:
-    """A function from hashes to their places in `known`, or -1: tables by some bits of the hash.
+    """Make a function from hashes to their places in `known`, or -1, with tables indexed by some bits of the hash.
 
     Three times as fast as a binary search, which misses the cache at every step.
     """
@@ -109,9 +109,9 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
 def merge_by_score(text: str, ids: Mapping[str, int], scores: Sequence[float]) -> list[str]:
-    """The pieces of `text`, merged by score; for vocabularies that `ranked_merges` gives up on.
+    """The pieces of `text`, merged by score; for vocabularies without a ranking by `ranked_merges`.
 
-    Pieces are tokens, or single characters that are none.
+    Pieces are tokens, or single characters outside the vocabulary.
     """
     pieces: list[str] = list(text)
     following = list(range(1, len(pieces) + 1))

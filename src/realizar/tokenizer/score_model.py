@@ -1,4 +1,4 @@
-"""SentencePiece's byte-pair vocabularies with scores (`llama`) as a function from a piece of text to token ids."""
+"""Encoding of text to token ids by SentencePiece's byte-pair vocabularies with scores (`llama`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from realizar.tokenizer.special_tokens import SpecialTokens
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode, library_encoder
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
-# Above this many tokens the part for Latin text is built first.
+# For vocabularies above this size the part for Latin text is built first.
 _LARGE_VOCABULARY = 100_000
 _LATIN_CHARACTERS = f"\0-\xff\u2010-\u2026{SPACE}"
 _LATIN = re.compile(f"[{_LATIN_CHARACTERS}]*")
@@ -23,12 +23,12 @@ _NUM_CODES = 0x110000
 
 
 def by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
-    """SentencePiece's byte-pair encoding by score. Spaces in the text are U+2581 already.
+    """Make SentencePiece's byte-pair encoding by score. Spaces in the text are already U+2581.
 
     Raises:
-        TokenizerError: characters outside the vocabulary could not be written at all.
+        TokenizerError: the vocabulary could not express some characters.
     """
-    # Text that spells a user-defined token is cut out before, except for spaces, which are escaped after that.
+    # The texts of user-defined tokens are cut out earlier, except spaces, which are escaped afterwards.
     mergeable = np.isin(special.types, (TokenType.NORMAL, TokenType.UNUSED))
     for index in np.flatnonzero(special.types == TokenType.USER_DEFINED).tolist():
         mergeable[index] = SPACE in vocabulary.tokens[index]
@@ -66,7 +66,7 @@ def _merged_by_library(ids: dict[str, int], merges: Sequence[tuple[str, str]], u
 def _merged_here(
     ids: Mapping[str, int], scores: Sequence[float], mergeable: NDArray[np.bool_], unknown: int | None
 ) -> Encode:
-    """Merging without the library, for vocabularies whose different tokens share scores."""
+    """Make an encoding without the library, for vocabularies in which different tokens have equal scores."""
     allowed = {token: index for token, index in ids.items() if mergeable[index]}
 
     def encode(text: str) -> list[int]:
@@ -82,9 +82,9 @@ def _merged_here(
 
 
 def _lone_characters(vocabulary: Vocabulary, mergeable: NDArray[np.bool_]) -> list[str]:
-    """Characters that occur in tokens and are none; they get ids above the vocabulary.
+    """Characters that occur in tokens and are not tokens themselves; they get ids above the vocabulary.
 
-    Merging starts from characters, tokens or not; the library merges tokens only.
+    Merging starts from all characters, while the library merges only tokens.
     """
     used = [vocabulary.tokens[index] for index in np.flatnonzero(mergeable).tolist()]
     seen = np.zeros(_NUM_CODES, np.bool_)
@@ -95,7 +95,7 @@ def _lone_characters(vocabulary: Vocabulary, mergeable: NDArray[np.bool_]) -> li
 def _spelled_out(
     encode: Encode, lone: Sequence[str], count: int, ids: Mapping[str, int], unknown: int | None
 ) -> Encode:
-    """Writes ids above the vocabulary, of characters that stayed alone, as bytes."""
+    """Replace ids above the vocabulary, of characters that were not merged, by bytes."""
     bytes_of = [_as_bytes(character, ids, unknown) for character in lone]
     return lambda text: [
         part for index in encode(text) for part in (bytes_of[index - count] if index >= count else (index,))
@@ -108,10 +108,10 @@ def _as_bytes(character: str, ids: Mapping[str, int], unknown: int | None) -> li
 
 
 class _InTwoParts:
-    """Builds what Latin text needs now, and the whole vocabulary when a text asks for it.
+    """Builds the vocabulary's part for Latin text now, and the whole vocabulary when a text needs it.
 
-    Merging makes only tokens that are spelled with the text's own characters, so leaving out all others changes
-    nothing; and a quarter of a million tokens take a second to build, of the two until the first answer.
+    Merging makes only tokens that consist of the text's own characters, so the other tokens can be omitted. A quarter
+    of a million tokens take a second to build, which is half of the time until the first answer.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class _InTwoParts:
 
 
 def _is_latin(tokens: Sequence[str]) -> NDArray[np.bool_]:
-    """bool [tokens]: whether a token matches `_LATIN`."""
+    """bool [tokens]: True for tokens that match `_LATIN`."""
     allowed = np.zeros(_NUM_CODES, np.bool_)
     allowed[[code for code in range(0x3000) if _LATIN.fullmatch(chr(code))]] = True
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))

@@ -1,7 +1,7 @@
-"""Which tokens of a vocabulary are special, which end a generation, and finding them in text. numpy only.
+"""Special tokens of a vocabulary, its end-of-generation tokens, and the search for them in text. numpy only.
 
-The lists of texts, and the corrections of types, are those by which llama.cpp repairs files whose metadata is poorer
-than their vocabulary.
+The lists of texts and the corrections of types are llama.cpp's, which uses them to repair files with incomplete
+metadata.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ _FILL_IN_MIDDLE: Mapping[str, tuple[str, ...]] = {
     "fim_repo": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_separator": ("<|file_sep|>",),
 }
-# gpt-oss writes its channels with these: they are text of the answer, to be shown and parsed.
+# gpt-oss writes its channels with these tokens, so they are text of the answer.
 _HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-# Models that end a channel, not the answer, with <|end|>, know one of these pairs.
+# Models with one of these pairs end a channel with <|end|>, and not the answer.
 _CHANNEL_MODELS = tuple({end, call} for end in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>"))
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -90,12 +90,12 @@ _SPACE_RUN = re.compile(f"[{_ASCII_SPACE}]*")
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """What is special in a vocabulary.
+    """The special tokens of a vocabulary.
 
     Attributes:
         types: int32 [tokens], of `TokenType`, corrected.
-        ids: role (`bos`, `eos`, ...) to id, defaults of the model kind included.
-        end_of_generation: ids after which an answer is over.
+        ids: role (`bos`, `eos`, ...) to id, including defaults of the kind of model.
+        end_of_generation: ids that end an answer.
     """
 
     types: NDArray[np.int32]
@@ -104,7 +104,7 @@ class SpecialTokens:
 
 
 def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
-    """Reads roles and ends of generation from metadata and, where that is silent, from the texts of tokens."""
+    """Find roles and end-of-generation ids in the metadata or, if it lacks them, by the texts of tokens."""
     known = vocabulary.ids
     types = vocabulary.types.copy()
     ids = {role: index for role, index in _DEFAULT_IDS.get(vocabulary.model, {}).items() if index < len(types)}
@@ -132,20 +132,20 @@ def _drop(
     kind: TokenType,
     witnesses: Iterable[set[str]],
 ) -> None:
-    """Takes `text` out of the ends where a set of witnesses shows that the model uses it within an answer."""
+    """Remove `text` from the ends if a set of witnesses shows that the model uses it within an answer."""
     if known.get(text) in ends and any(all(known.get(witness) in ends for witness in group) for group in witnesses):
         ends.discard(known[text])
         types[known[text]] = kind
 
 
 class SpecialTokenFinder:
-    """Cuts text into tokens that are matched whole and the pieces between them.
+    """Cuts text into special tokens and the pieces of text between them.
 
     A longer token wins over a shorter one that it overlaps, wherever they start; otherwise the first one wins.
 
     Args:
         tokens: text to id.
-        strip_left, strip_right: ids that swallow the white space before or after them.
+        strip_left, strip_right: ids that remove the white space before or after them.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class SpecialTokenFinder:
         self._firsts = re.compile("[" + re.escape("".join(lengths)) + "]") if lengths else None
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Pieces of text and ids, in order; empty pieces are left out."""
+        """Pieces of text and ids, in order, without empty pieces."""
         end = 0
         for start, stop, token in self._matches(text):
             if start < end:
@@ -185,7 +185,7 @@ class SpecialTokenFinder:
         position = 0
         while found := self._next(text, position, len(text), 0):
             start, size = found
-            # A longer token that starts inside this one takes its place, and so on along the chain.
+            # A longer token that starts inside this one replaces it, and so on along the chain.
             while longer := self._next(text, start + 1, start + size, size):
                 start, size = longer
             if start > found[0]:

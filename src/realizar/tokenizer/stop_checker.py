@@ -1,4 +1,4 @@
-"""Where an answer stops: end-of-generation ids, stop ids, stop strings, whatever tokens they are cut into."""
+"""`StopChecker` ends an answer at end-of-generation ids, stop ids and stop strings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from realizar.tokenizer.tokenizer import Tokenizer
 
 
 class StopChecker:
-    """The text of one choice while it grows, up to where it stops.
+    """The growing text of one choice, up to its stop.
 
-    Text that may be the start of a stop string is held back until it is or is not. The first stop string to be
-    complete counts, so the result does not depend on how the text is cut into tokens; neither it nor a stop token is
-    part of the text. Before `min_tokens` tokens nothing stops, and their text is not searched later. Control tokens
-    that mark tool calls or reasoning are text.
+    A possible beginning of a stop string is held back until it is certain. The first complete stop string counts, so
+    the result does not depend on how the text is cut into tokens. Neither the stop string nor a stop token is part of
+    the text. The text of the first `min_tokens` tokens is not searched. Control tokens that mark tool calls or
+    reasoning are text.
 
     Args:
-        tokenizer: of the model.
-        sampling: `stop`, `stop_token_ids`, `ignore_eos` and `min_tokens` count.
+        tokenizer: the model's tokenizer.
+        sampling: `stop`, `stop_token_ids`, `ignore_eos` and `min_tokens` are used.
         eos_ids: the model's end-of-generation ids.
     """
 
@@ -36,11 +36,11 @@ class StopChecker:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """`stop` once something stopped the text."""
+        """`stop` once the text has stopped."""
         return None if self.stop_string is None and self.stop_token_id is None else "stop"
 
     def add(self, token_id: int) -> str:
-        """The text to give out after a token; may be text held back before. Empty once stopped."""
+        """The text that a token completes, including text that was held back. Empty after the stop."""
         if self.finish_reason is not None:
             return ""
         self._num_tokens += 1
@@ -52,7 +52,7 @@ class StopChecker:
         return self._search(text) if searched and self._stop else text
 
     def finish(self) -> str:
-        """What is still held back, where the answer ends without a stop."""
+        """The text that is still held back when the answer ends without a stop."""
         return "" if self.finish_reason is not None else self._rest()
 
     def _rest(self) -> str:
@@ -72,7 +72,7 @@ class StopChecker:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, the same for every kind of vocabulary."""
+"""`Tokenizer` converts text to token ids and back, for every kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LONGEST_UNKNOWN = 128
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back.
+    """Converts text to token ids and back.
 
     Attributes:
         vocab_size: number of ids.
-        bos_id, eos_id: begin and end of a text, where the model has them.
-        eos_ids: every id after which an answer is over.
-        add_bos, add_eos: whether `encode` with `add_special` adds them.
-        chat_templates: template text by name; `default` is the one for plain chat.
-        special_texts: `bos_token`, `eos_token`, ... as chat templates know them.
+        bos_id, eos_id: ids of a text's begin and end, or None.
+        eos_ids: every id that ends an answer.
+        add_bos, add_eos: True if `encode` with `add_special` adds them.
+        chat_templates: template texts by name; `default` is for plain chat.
+        special_texts: `bos_token`, `eos_token`, ... with the names of chat templates.
     """
 
     vocab_size: int
@@ -40,21 +40,21 @@ class Tokenizer(ABC):
 
     @functools.cached_property
     def mark_ids(self) -> Mapping[str, int]:
-        """Control tokens that mark tool calls or reasoning in an answer, by text: the answer's text holds them."""
+        """Control tokens that mark tool calls or reasoning, by text; an answer's text contains them."""
         found = {text: self._encode(text, False, True) for text in sorted(MARKS & self.control_texts())}
         return {text: ids[0] for text, ids in found.items() if len(ids) == 1}
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters of text that one token may stand for, at most; unknown words included."""
+        """The largest number of characters that one token may stand for, including unknown words."""
         return max(_LONGEST_UNKNOWN, max((len(self.token_text(index)) for index in range(self.vocab_size)), default=0))
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 
         Args:
-            add_special: whether BOS, EOS and the like are added as the model wants them.
-            parse_special: whether control tokens spelled in the text become those tokens; otherwise they are text.
+            add_special: add BOS, EOS and the like as the model wants them.
+            parse_special: convert control tokens' texts to these tokens; otherwise they stay text.
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.
@@ -63,27 +63,26 @@ class Tokenizer(ABC):
         return self._encode(text, add_special, parse_special)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, remove_space_prefix: bool = False) -> str:
-        """Text of token ids; bytes that are no UTF-8 become U+FFFD.
+        """The text of token ids; invalid UTF-8 becomes U+FFFD.
 
         Args:
-            skip_special: whether control tokens are left out.
-            remove_space_prefix: whether the space is taken off that `encode` put before the text; only at the start
-                of a text, not of an answer.
+            skip_special: leave control tokens out.
+            remove_space_prefix: remove the space that `encode` put before the text; for the start of a text, and not
+                for an answer.
 
         Raises:
-            InvalidRequestError: an id outside the vocabulary.
+            InvalidRequestError: an id is outside the vocabulary.
         """
-        pieces = [self.token_bytes(index) for index in ids if not (skip_special and self.is_special(index))]
-        data = b"".join(pieces)
+        data = b"".join(self.token_bytes(index) for index in ids if not (skip_special and self.is_special(index)))
         if remove_space_prefix and self.adds_space_prefix and data.startswith(b" "):
             data = data[1:]
         return data.decode("utf-8", "replace")
 
     def check_id(self, index: int) -> int:
-        """The id itself.
+        """Check an id and return it.
 
         Raises:
-            InvalidRequestError: it is outside the vocabulary.
+            InvalidRequestError: the id is outside the vocabulary.
         """
         if not 0 <= index < self.vocab_size:
             raise InvalidRequestError(f"token id {index} is outside the vocabulary of {self.vocab_size}")
@@ -92,11 +91,11 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def adds_space_prefix(self) -> bool:
-        """Whether `encode` puts a space before a text."""
+        """True if `encode` puts a space before a text."""
 
     @abstractmethod
     def token_bytes(self, index: int) -> bytes:
-        """What a token adds to the text; control tokens give their name."""
+        """The bytes that a token adds to the text; control tokens give their names."""
 
     def vocabulary_bytes(self) -> list[bytes]:
         """`token_bytes` of every id."""
@@ -108,33 +107,33 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_text(self, index: int) -> str:
-        """A token as the vocabulary spells it."""
+        """A token's spelling in the vocabulary."""
 
     @abstractmethod
     def is_special(self, index: int) -> bool:
-        """Whether a token is for control and no text."""
+        """True for control tokens, which are not text."""
 
     @abstractmethod
     def control_texts(self) -> frozenset[str]:
-        """Texts that `encode` turns into control tokens only when asked to."""
+        """The texts of control tokens, which `encode` parses only with `parse_special`."""
 
     @abstractmethod
     def _encode(
         self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
     ) -> list[int]:
-        """`encode` of a text without surrogates.
+        """Encode a text without surrogates.
 
         Args:
-            restore: for `str.translate` of the pieces between special tokens: takes out the characters that keep
-                control tokens apart which must stay text.
+            restore: table for `str.translate` of the texts between special tokens; it removes the marks in control
+                tokens' texts that must stay text.
         """
 
     def encode_rendered(self, text: str, restore: Mapping[int, str] | None = None) -> list[int]:
-        """Token ids of a rendered chat prompt: control tokens parsed, and exactly one BOS where the model wants one.
+        """Token ids of a rendered chat prompt, with control tokens parsed, and exactly one BOS if the model wants one.
 
         Args:
-            text: what a template gave.
-            restore: what takes out the characters that `chat_template` put into users' texts, if it had to.
+            text: a template's output.
+            restore: table that removes the marks that `chat_template` put into users' texts, or None.
 
         Raises:
             InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.

@@ -1,7 +1,6 @@
-"""A vocabulary as a function from a piece of text to token ids, on the tokenizers library.
+"""Encodings of text to token ids by a GGUF vocabulary, with the tokenizers library.
 
-A piece holds no special token that should be matched whole: those are cut out before. The library is imported when a
-tokenizer is built, not before.
+The text contains no special tokens, which are cut out earlier. The library is imported when a tokenizer is built.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 Encode = Callable[[str], list[int]]
 
-SPACE = "▁"  # U+2581, how SentencePiece writes a space
+SPACE = "▁"  # U+2581, SentencePiece's space
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 # BERT's own limit; a longer word is unknown. The library's search takes quadratic time in it.
 _LONGEST_WORD = 100
@@ -29,7 +28,7 @@ _LONG_TEXT = 4096
 
 
 def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
-    """Byte-pair encoding by the file's merges."""
+    """Make a byte-pair encoding from the file's merges."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     with library_errors.reading(vocabulary.path, "key 'tokenizer.ggml.merges'", "names no token"):
@@ -58,7 +57,7 @@ def byte_pair(vocabulary: Vocabulary, pre: PreTokenizer) -> Encode:
 
 
 def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
-    """SentencePiece's unigram model, with its compiled normalisation and its treatment of spaces."""
+    """Make SentencePiece's unigram encoding, with its compiled normalisation and its treatment of spaces."""
     from tokenizers import Tokenizer, models, normalizers
 
     unknown = special.ids.get("unknown")
@@ -99,7 +98,7 @@ def unigram(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
 
 
 def word_pieces(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
-    """BERT's longest-match pieces. GGUF marks the start of a word (U+2581) and not its continuation (`##`)."""
+    """Make BERT's longest-match encoding. GGUF marks the start of a word (U+2581) and not its continuation (`##`)."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     unknown = special.ids.get("unknown")
@@ -130,14 +129,14 @@ def word_pieces(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
 
 
 def library_encoder(tokenizer: LibraryTokenizer) -> Encode:
-    """A library tokenizer without its special tokens."""
+    """The encoding of a library tokenizer without its special tokens."""
 
     return lambda text: library_ids(tokenizer, text)
 
 
 def library_ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
-    """Token ids of a text, by the library. Other threads run meanwhile if it is long: a batch lets go of the
-    interpreter's lock, where a single text holds it, for a second per megabyte.
+    """Token ids of a text from the library. During a long text other threads can run, because a batch releases the
+    interpreter's lock; a single text would hold it for a second per megabyte.
 
     Raises:
         InvalidRequestError: the library fails on this text.

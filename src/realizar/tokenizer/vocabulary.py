@@ -1,4 +1,4 @@
-"""The vocabulary that a GGUF file carries (`tokenizer.ggml.*`), read and checked. numpy only.
+"""The vocabulary of a GGUF file (`tokenizer.ggml.*`), read and checked. numpy only.
 
 Key names and defaults are those of the GGUF specification and llama.cpp.
 """
@@ -20,12 +20,12 @@ from realizar.tokenizer.charsmap import CharsmapError, longest_replacement
 
 _PREFIX = "tokenizer.ggml."
 MAX_SPECIAL_LENGTH = 256
-"""Characters of a token that is looked for in every text. Known ones have 30; the search takes time with the length."""
+"""Characters of a special token, which is searched in every text. Known ones have 30; the search time grows with it."""
 MAX_TOKEN_LENGTH = 1024
 MAX_VOCABULARY_CHARACTERS = 6 << 20
 MAX_UNIGRAM_CHARACTERS = 2 << 20
-"""Of one token and of all. Known ones have 512 and 2 million, unigram ones 1.5 million. Unigram's trie takes 300 bytes
-for each character, and overflows the stack with a token of a million."""
+"""Bounds of one token and of all tokens. Known vocabularies have 512 and 2 million, unigram ones 1.5 million. Unigram's
+trie takes 300 bytes for each character, and a token of a million characters overflows its stack."""
 _MODELS = ("gpt2", "gemma4", "whitespace", "llama", "t5", "bert")
 
 
@@ -50,15 +50,16 @@ class Vocabulary:
     Attributes:
         path: the file, for messages.
         model: `gpt2`, `gemma4`, `whitespace` (byte-pair with merges), `llama` (by score), `t5` (unigram), `bert`.
-        pre: name of the pre-tokenizer; `default` where the file has none.
+        pre: name of the pre-tokenizer; `default` if the file has none.
         tokens: text by id; no two are equal.
         ids: id by text.
         types: int32 [tokens], of `TokenType`.
         scores: float32 [tokens].
-        merges: pairs in order of rank, not looked up yet; empty where the model has none.
-        special: `bos`, `eos`, `eot`, `eom`, `unknown`, `separator`, `padding`, `mask`, `fim_*` -> id, where named.
-        flags: the file's `add_bos_token`, `add_eos_token`, `add_space_prefix`, ... that it has.
-        charsmap: SentencePiece's compiled normalisation, or nothing.
+        merges: pairs of texts in order of rank; empty if the model has none.
+        special: `bos`, `eos`, `eot`, `eom`, `unknown`, `separator`, `padding`, `mask`, `fim_*` -> id, if the file has
+            it.
+        flags: the file's `add_bos_token`, `add_eos_token`, `add_space_prefix`, ...
+        charsmap: SentencePiece's compiled normalisation, or empty.
         name, architecture: `general.*`.
     """
 
@@ -78,17 +79,17 @@ class Vocabulary:
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> Vocabulary:
-    """The vocabulary in a GGUF file's metadata.
+    """Read the vocabulary from a GGUF file's metadata.
 
     Raises:
-        TokenizerError: there is none, or it is of a kind that is not known.
+        TokenizerError: the vocabulary is missing or of an unknown kind.
         CheckpointError: its lists disagree, or name tokens that do not exist.
     """
     return _Reader(checkpoint.path, checkpoint.metadata).vocabulary()
 
 
 def why_too_long(tokens: Sequence[str], *, unigram: bool) -> str | None:
-    """Why a vocabulary is refused for its tokens' lengths; None where it is not."""
+    """The reason why a vocabulary's tokens are too long; None if they are not."""
     most = MAX_UNIGRAM_CHARACTERS if unigram else MAX_VOCABULARY_CHARACTERS
     lengths = list(map(len, tokens))
     longest, total = max(lengths, default=0), sum(lengths)
@@ -174,11 +175,11 @@ class _Reader:
             return np.zeros(count, np.float32)
         if values.dtype.kind == "f" and np.isnan(values).any():
             self.refuse(_PREFIX + "scores", "holds NaN")
-        with np.errstate(over="ignore"):  # what float32 has no number for is an infinity, which has a rank too
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinities, which have a rank too
             return values.astype(np.float32)
 
     def _numbers(self, name: str, count: int) -> NDArray[Any] | None:
-        """A number for each token, as the file has them; None where it has none."""
+        """The file's numbers for each token; None if it has none."""
         key = _PREFIX + name
         values = self.metadata.get(key)
         if values is None:
@@ -198,7 +199,7 @@ class _Reader:
         if not isinstance(lines, list) or (lines and not isinstance(lines[0], str)):
             self.refuse(key, "is no list of strings")
         merges: list[tuple[str, str]] = []
-        for rank, line in enumerate(dict.fromkeys(lines)):  # of equal merges the first counts
+        for rank, line in enumerate(dict.fromkeys(lines)):  # the first of equal merges counts
             left, space, right = line.partition(" ")
             if not space:
                 self.refuse(key, f"merge {rank}, {line!r}, is no pair")

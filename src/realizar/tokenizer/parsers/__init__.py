@@ -1,1 +1,1 @@
-"""An answer's text, taken apart while it comes: reasoning, content and tool calls. Standard library and jinja2."""
+"""Incremental parsers of an answer's text: reasoning, content and tool calls. Standard library and jinja2."""

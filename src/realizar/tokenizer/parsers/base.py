@@ -1,4 +1,4 @@
-"""What a parser of answers gives: pieces of content, of reasoning and of tool calls. Standard library only."""
+"""The protocol of answer parsers, and their deltas of content, reasoning and tool calls. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """A piece of the answer itself."""
+    """A delta of the answer itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of what the model thinks before it answers; without the marks around it."""
+    """A delta of the model's reasoning before the answer, without the marks around it."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call.
+    """A delta of a tool call.
 
     Attributes:
-        index: of the call in the answer, from 0.
-        id, name: with the first piece of a call, and only there.
-        arguments: a piece of the arguments' JSON text; may be empty in the first piece. The pieces of a call
-            concatenate to a JSON object, unless the model wrote none or was cut short inside it.
+        index: index of the call in the answer, from 0.
+        id, name: set in the first delta of a call only.
+        arguments: a delta of the arguments' JSON text; may be empty in the first delta. The deltas of a call
+            concatenate to a JSON object, unless the model wrote none or the answer ended inside it.
     """
 
     index: int
@@ -41,21 +41,21 @@ ParsedDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class OutputParser(Protocol):
-    """Takes an answer's text as it comes. However the text is cut, the pieces concatenate to the same result.
+    """Parses an answer's text as it arrives. The deltas concatenate to the same result however the text is cut.
 
-    The text is that of `StopChecker`, in which the control tokens that mark calls and reasoning are spelled out.
+    The text comes from `StopChecker`, which spells out the control tokens that mark calls and reasoning.
     """
 
     def feed(self, text: str) -> list[ParsedDelta]:
-        """What a piece of text makes certain; what may yet become a mark or a call is held back."""
+        """Take in text and return the certain deltas; a possible beginning of a mark or a call is held back."""
 
     def finish(self) -> list[ParsedDelta]:
-        """What is still held back, when the text has ended."""
+        """Return the deltas that are still held back at the end of the text."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing that follows counts: the one call that was allowed is complete. Generation may stop."""
+        """True once the only allowed call is complete. Further text is ignored, so generation may stop."""
 
     @property
     def num_calls(self) -> int:
-        """Tool calls given out so far; above 0 the finish reason `stop` becomes `tool_calls`."""
+        """The number of tool calls so far; above 0 the finish reason `stop` becomes `tool_calls`."""

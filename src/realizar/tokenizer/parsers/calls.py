@@ -1,6 +1,4 @@
-"""Tool calls as they are read: names, arguments, and the JSON object that most models write them as. Standard library
-only.
-"""
+"""Parsing of tool calls: names, arguments, and the JSON object that most models write. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,17 +13,17 @@ _OTHER_KEYS = frozenset({"type", "id"})
 
 
 class AnswerEndedError(Exception):
-    """The one call that was allowed is complete. Caught by the parser; never seen by a caller."""
+    """The only allowed call is complete. The parser catches this; callers never see it."""
 
 
 class Calls:
-    """The calls of one answer, given out as they are read.
+    """The calls of one answer, emitted as they are parsed.
 
     Args:
-        names: of the request's tools; a text that calls anything else is no call.
+        names: names of the request's tools; a text with another name is not a call.
         new_id: makes the id of a call.
-        parallel: whether more than one call is allowed.
-        emit: takes what is known of a call.
+        parallel: True if more than one call is allowed.
+        emit: callback for the deltas of calls.
     """
 
     def __init__(
@@ -58,20 +56,20 @@ class Calls:
         """End the open call.
 
         Raises:
-            AnswerEndedError: no other may follow.
+            AnswerEndedError: no other call is allowed.
         """
         if not self._parallel:
             raise AnswerEndedError
 
 
 def read_arguments(cursor: Cursor, calls: Calls, name: str, end: str) -> Reading[None]:
-    """Read a call's arguments, an object, and give them out as they come.
+    """Parse a call's arguments, an object, and emit them as they arrive.
 
-    Arguments that turn out not to be JSON go on, as they stand, up to `end`, which is not read: they are given out
-    already, and a client that sees them as a whole can tell.
+    Arguments that turn out not to be JSON are emitted as they are, up to `end`, because their beginning has already
+    been emitted. The client can check the whole.
 
     Raises:
-        MismatchError: no object is next, or no tool has this name.
+        MismatchError: the next text is not an object, or no tool has this name.
     """
     calls.check_name(name)
     if (yield from cursor.peek()) != "{":
@@ -97,13 +95,13 @@ def _pass_rest(cursor: Cursor, calls: Calls, end: str) -> Reading[None]:
 
 
 class CallReader:
-    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is another word for arguments.
+    """Parses `{"name": ..., "arguments": {...}}`; `parameters` is another name for arguments.
 
     Args:
-        cursor: where to read.
-        calls: where calls go.
-        end: the mark after a call; empty where there is none.
-        marked: whether a mark said that a call follows; otherwise an object with other keys is no call.
+        cursor: the text.
+        calls: receives the calls.
+        end: the mark after a call; may be empty.
+        marked: True if a mark announced the call; otherwise an object with other keys is not a call.
     """
 
     def __init__(self, cursor: Cursor, calls: Calls, end: str = "", *, marked: bool = True) -> None:
@@ -119,7 +117,7 @@ class CallReader:
         """Read one call or a list of calls.
 
         Raises:
-            MismatchError: something else is next; calls read before are given out and saved.
+            MismatchError: the next text is something else; earlier calls are emitted and saved.
         """
         cursor = self._cursor
         yield from cursor.space()
@@ -139,7 +137,7 @@ class CallReader:
         """Read one call.
 
         Raises:
-            MismatchError: something else is next. A call whose arguments were given out stays a call.
+            MismatchError: the next text is something else. A call whose arguments were emitted stays a call.
         """
         cursor = self._cursor
         self._start()
@@ -177,14 +175,14 @@ class CallReader:
             raise MismatchError
 
     def _read_arguments(self) -> Reading[None]:
-        cursor, pieces = self._cursor, list[str]()
+        cursor, texts = self._cursor, list[str]()
         char = yield from cursor.peek()
         if char == "{" and self._name is not None:
             self._given = True
             yield from read_arguments(cursor, self._calls, self._name, self._end)
         elif char == "{":
-            yield from pass_value(cursor, pieces.append)
-            self._arguments = "".join(pieces)
+            yield from pass_value(cursor, texts.append)
+            self._arguments = "".join(texts)
         elif char == '"':
             self._arguments = object_text((yield from read_string(cursor)))
             if self._arguments is None:
@@ -194,7 +192,7 @@ class CallReader:
             self._arguments = "{}"
 
     def _give_whole(self, arguments: str) -> None:
-        """Give out a call whose arguments are known as a whole."""
+        """Emit a call whose arguments are known as a whole."""
         if self._name is None:
             raise MismatchError
         self._given = True
@@ -205,4 +203,4 @@ class CallReader:
 
 
 def _nowhere(text: str) -> None:
-    """Takes text that nobody wants."""
+    """Discard text."""

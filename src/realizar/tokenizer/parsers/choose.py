@@ -1,4 +1,4 @@
-"""Which parser a model's answers need, as its chat template tells."""
+"""Choice of the parser for a model's answers, by its chat template."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from realizar.tokenizer.parsers.styles import (
 )
 from realizar.tokenizer.templates.chat_template import template_takes_tools
 
-# A template may hold several of these in texts it shows; the more telling come first.
-_TELLING = (
+# A template may contain several of these texts; the more specific ones come first.
+_STYLE_TEXTS = (
     (f"function{DEEPSEEK_NAME_END}", DEEPSEEK_FENCED),
     (DEEPSEEK_CALL, DEEPSEEK),
     (MISTRAL_ARGUMENTS, MISTRAL),
@@ -52,7 +52,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes calls and reasoning; `reasoning` is None where it has none."""
+    """The style of a model's calls, and the marks of its reasoning; `reasoning` is None if it has none."""
 
     style: ToolStyle
     reasoning: ReasoningMarks | None
@@ -60,10 +60,10 @@ class AnswerFormat:
 
 @functools.lru_cache(maxsize=64)
 def find_format(template: str | None) -> AnswerFormat:
-    """How answers to prompts of a template are written.
+    """Find the format of the answers to a template's prompts.
 
-    A template that shows no tools, and one whose way of calling is not known, mean JSON objects. Where the former
-    knows how to write calls that were made, the model may call in that way too.
+    If a template shows no tools, or its style is not known, calls are JSON objects. If such a template can write
+    earlier calls, the model may use that style too.
     """
     if template is None:
         return AnswerFormat(JSON, None)
@@ -72,14 +72,14 @@ def find_format(template: str | None) -> AnswerFormat:
         takes_tools = template_takes_tools(template)
     except ChatTemplateError:
         takes_tools = False
-    style = next((known for text, known in _TELLING if text in template), JSON)
+    style = next((known for text, known in _STYLE_TEXTS if text in template), JSON)
     if not takes_tools:
         style = json_or(style)
     return AnswerFormat(style, reasoning)
 
 
 def opens_reasoning(marks: ReasoningMarks | None, prompt_end: str) -> bool:
-    """Whether a prompt ends inside reasoning: its last words, control tokens spelled, end with the mark."""
+    """True if a prompt ends inside reasoning: its last words, with control tokens spelled out, end with the mark."""
     return marks is not None and prompt_end.rstrip().endswith(marks.start)
 
 
@@ -90,13 +90,13 @@ def choose_parser(
     parallel: bool = True,
     prompt_end: str = "",
 ) -> OutputParser:
-    """The parser of one answer.
+    """Make the parser of one answer.
 
     Args:
-        template: the source of the chat template that rendered the prompt; `ChatTemplate.source` gives it.
-        tools: function descriptions, as OpenAI's API has them; None or none where no call is wanted.
-        parallel: whether there may be several calls.
-        prompt_end: the last words of the prompt, control tokens spelled; a dozen tokens are enough.
+        template: the source of the chat template that rendered the prompt, from `ChatTemplate.source`.
+        tools: function descriptions in the format of OpenAI's API; None or empty if no call is wanted.
+        parallel: True if several calls are allowed.
+        prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
     """
     form = find_format(template)
     return AnswerParser(

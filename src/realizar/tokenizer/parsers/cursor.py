@@ -1,7 +1,7 @@
-"""`Cursor`: reading text that is still arriving, with code that reads as if all of it were there.
+"""`Cursor`: parsing of arriving text, with code that looks as if all of the text were there.
 
-Readers are generators. One that needs more text yields, and goes on when there is more or the text has ended; so its
-decisions depend on the text alone and not on how it was cut. Standard library only.
+Parsing functions are generators. A function that needs more text yields, and continues when there is more or the text
+has ended. So its decisions depend on the text alone and not on how it was cut. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class MismatchError(Exception):
-    """The text is not what the reader looks for. Caught by the parser; never seen by a caller."""
+    """The text does not match. The parser catches this; callers never see it."""
 
 
 class Cursor:
-    """A place in growing text.
+    """A position in growing text.
 
     Attributes:
-        text: what is kept; what was dropped before is not counted.
-        position: of the next character to read.
-        ended: whether nothing more will come.
-        saved: where to go back to on a mismatch.
+        text: the kept text, without its dropped beginning.
+        position: index of the next character to read.
+        ended: True if no more text will come.
+        saved: the position to return to on a mismatch.
     """
 
     def __init__(self) -> None:
@@ -36,21 +36,21 @@ class Cursor:
         self._num_appended = 0
 
     def append(self, text: str) -> None:
-        """Add what arrived."""
+        """Append arrived text."""
         self.text += text
         self._num_appended += 1
 
     def drop(self) -> None:
-        """Forget what was read, but for its last character: patterns may ask what stands before a place."""
+        """Drop the text before the position, except its last character, as patterns may look behind."""
         start = max(self.position - 1, 0)
         self.text, self.position, self.saved = self.text[start:], self.position - start, self.position - start
 
     def save(self) -> None:
-        """Count everything read so far as done with."""
+        """Save the position, so that a later mismatch returns to it."""
         self.saved = self.position
 
     def more(self) -> Reading[bool]:
-        """Wait for more text; False where it has ended."""
+        """Wait for more text; False if it has ended."""
         before = self._num_appended
         while self._num_appended == before:
             if self.ended:
@@ -59,7 +59,7 @@ class Cursor:
         return True
 
     def peek(self) -> Reading[str]:
-        """The next character, not read; empty at the end."""
+        """The next character, without reading it; empty at the end."""
         while self.position >= len(self.text):
             if not (yield from self.more()):
                 return ""
@@ -78,20 +78,20 @@ class Cursor:
         """Read a literal.
 
         Raises:
-            MismatchError: something else is next.
+            MismatchError: the next text is something else.
         """
         if not (yield from self.optional(literal)):
             raise MismatchError
 
     def one_of(self, literals: Sequence[str]) -> Reading[str]:
-        """Read the first of some literals that is next; empty where none is."""
+        """Read the first of some literals that matches; empty if none does."""
         for literal in literals:
             if (yield from self.optional(literal)):
                 return literal
         return ""
 
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read all that a pattern matches, which must be one whose matches grow with the text; may be empty."""
+        """Read a pattern's match, which may be empty. The pattern's matches must grow with the text."""
         while True:
             found = pattern.match(self.text, self.position)
             end = found.end() if found else self.position
@@ -101,14 +101,14 @@ class Cursor:
                 return matched
 
     def space(self) -> Reading[str]:
-        """Read white space, as JSON has it; may be none."""
+        """Read JSON's white space, which may be empty."""
         return (yield from self.match(_SPACE))
 
     def until(self, literal: str, limit: int) -> Reading[str]:
-        """Read up to a literal and over it; gives what stands before.
+        """Read up to and including a literal; returns the text before it.
 
         Raises:
-            MismatchError: it does not come within `limit` characters.
+            MismatchError: the literal does not come within `limit` characters.
         """
         while True:
             found = self.text.find(literal, self.position, self.position + limit + len(literal))
@@ -121,7 +121,7 @@ class Cursor:
 
 
 def overlap(text: str, literals: Sequence[str], start: int = 0) -> int:
-    """Length of the longest end of `text[start:]` that is a beginning, not the whole, of one of some literals."""
+    """Length of the longest suffix of `text[start:]` that is a proper prefix of one of some literals."""
     longest = 0
     for literal in literals:
         for size in range(min(len(literal) - 1, len(text) - start), longest, -1):

@@ -1,7 +1,7 @@
-"""Grammars, in llguidance's Lark, that make a model write tool calls in its own style, with arguments by their schemas.
+"""Grammars, in llguidance's Lark, that force tool calls in a model's own style, with arguments by their schemas.
 
-Control tokens stand in them by id, `<[7]>`. Arguments have the white space of Python's `json.dumps`, in which templates
-show calls. Standard library only.
+Control tokens are written by id, `<[7]>`. Arguments have the white space of Python's `json.dumps`, which templates use
+for calls. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def call_grammar(
     mark_ids: Mapping[str, int] | None = None,
     reasoning_open: bool = False,
 ) -> StructuredOutput | None:
-    """The grammar of an answer; None where the model may write what it likes.
+    """Make the grammar of an answer; None if the answer is free.
 
-    Calls are forced where `required` or `name` says so. Otherwise the model decides, and where a tool is `strict` its
-    calls, once begun, follow the schemas. Reasoning before the answer stays free.
+    `required` and `name` force a call. Otherwise the model decides, and if a tool is `strict`, calls follow the schemas
+    once they have begun. Reasoning before the answer stays free.
 
     Args:
-        form: of the model's answers, by `find_format`.
-        tools: function descriptions, as OpenAI's API has them.
-        required: whether there must be a call.
-        name: of the one tool that must be called.
-        parallel: whether there may be several calls.
+        form: format of the model's answers, from `find_format`.
+        tools: function descriptions in the format of OpenAI's API.
+        required: True if there must be a call.
+        name: the name of the tool that must be called.
+        parallel: True if several calls are allowed.
         mark_ids: the tokenizer's control tokens among the marks.
-        reasoning_open: whether the prompt ends inside reasoning.
+        reasoning_open: True if the prompt ends inside reasoning.
 
     Raises:
         InvalidRequestError: no tool has this name.
@@ -77,11 +77,11 @@ class _Writer:
         self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
 
     def forced(self) -> list[str]:
-        """Calls and nothing else."""
+        """Rules for calls only."""
         return ["answer: calls", *self._calls(self._style.form, self._parallel)]
 
     def free(self) -> list[str]:
-        """Text in which calls may start."""
+        """Rules for text in which calls may start."""
         form = self._style.form
         if self._style.first_marks or self._style.line_marks:
             return ["answer: calls | FREE", f"FREE: {self._free_text()}", *self._calls(form, self._parallel)]
@@ -89,16 +89,16 @@ class _Writer:
         answer = f"answer: (before calls){'*' if self._parallel else '?'} TEXT"
         if mark in self._ids:
             return [answer, "before: TEXT", f"TEXT: {_ANY_TEXT}", *self._calls(form, self._parallel)]
-        # The lexer ends the text at the mark, so the mark is no more part of the calls.
+        # The lexer ends the text at the mark, so the calls' rules omit the mark.
         rules = [answer, f"before[lazy]: TEXT {self._text(mark)}", f"TEXT: {_ANY_TEXT}"]
         if form.first:
             return [*rules, *self._calls(replace(form, first=form.first.removeprefix(mark)), self._parallel)]
         return [*rules, *self._calls(replace(form, before_name=form.before_name.removeprefix(mark)), parallel=False)]
 
     def _free_text(self) -> str:
-        """Text no line of which starts as a call does, or whose beginning does not; nor does that start reasoning.
+        """Text whose lines (or whose beginning) do not start like a call, and whose beginning does not start reasoning.
 
-        The lexer takes the longest match: what could be reasoning would be taken for text to the end.
+        The lexer takes the longest match, so reasoning would otherwise count as text to the end.
         """
         not_first = "" if self._reasoning is None else re.escape(self._reasoning.start[0])
         if self._style.first_marks:
@@ -107,7 +107,7 @@ class _Writer:
         return f"/{line % not_first}(\\n{line % ''})*/"
 
     def _calls(self, form: CallForm, parallel: bool) -> list[str]:
-        """The rule `calls` and those below it."""
+        """The rule `calls` and the rules that it uses."""
         several = f"call ({self._text(form.between)} call)*" if parallel else "call"
         all_calls = f"{self._text(form.first)} {several} {self._text(form.last)}".strip()
         if form.alone:
@@ -123,16 +123,16 @@ class _Writer:
         return rules
 
     def _text(self, literal: str) -> str:
-        """A literal as a sequence of strings and control tokens; empty for an empty one."""
-        pieces = self._marks.split(literal) if self._marks is not None else [literal]
+        """A literal as a sequence of strings and control tokens; empty for an empty literal."""
+        parts = self._marks.split(literal) if self._marks is not None else [literal]
         return " ".join(
-            f"<[{self._ids[piece]}]>" if piece in self._ids else json.dumps(piece, ensure_ascii=False)
-            for piece in pieces
-            if piece
+            f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part
         )
 
     def reasoning(self, marks: ReasoningMarks) -> list[str]:
-        """The rules `reasoning_start` and `reasoning`, which goes on to the end's mark."""
+        """The rules `reasoning_start` and `reasoning`, which ends with the end mark."""
         start = f"reasoning_start: {self._text(marks.start)}"
         if marks.end in self._ids:
             return [
@@ -155,7 +155,7 @@ def _is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's parameters, an object. What can't be enforced is passed over unless the tool is strict."""
+    """A tool's parameters, an object. Keywords that can't be enforced are ignored unless the tool is strict."""
     parameters = tool.get("function", tool).get("parameters") or {"properties": {}}
     options = _SPACING if _is_strict(tool) else {**_SPACING, "lenient": True}
     return {"type": "object", **parameters, "x-guidance": options}

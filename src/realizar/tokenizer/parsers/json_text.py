@@ -1,6 +1,6 @@
-"""JSON in arriving text: passing over a value while its text is given on, character by character checked.
+"""JSON in arriving text: a value's text is passed on while it is checked character by character.
 
-RFC 8259, strictly: what is given on as a whole value parses. Standard library only.
+The check follows RFC 8259 strictly, so that every value that is passed on whole can be parsed. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def pass_value(cursor: Cursor, give: Give) -> Reading[None]:
-    """Read one JSON value; `give` gets its text, and white space before it, as it comes.
+    """Read one JSON value; `give` gets its text, with the white space before it, as it arrives.
 
     Raises:
-        MismatchError: no JSON is next, or it breaks off; the cursor stands behind what was given.
+        MismatchError: the next text is not JSON, or ends early; the cursor is after the text that was given.
     """
     closers: list[str] = []
     while True:
@@ -42,7 +42,7 @@ def pass_value(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def _open_or_pass(cursor: Cursor, give: Give, closers: list[str]) -> Reading[bool]:
-    """Read a bracket that opens, or a whole value: a scalar, a string or an empty bracket; whether the former."""
+    """Read an opening bracket, or a whole value: a scalar, a string or empty brackets. True for an opening bracket."""
     give((yield from cursor.space()))
     char = yield from cursor.peek()
     if char == '"':
@@ -88,10 +88,10 @@ def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
-    """Read a JSON string, quotes included; `give` gets its text as it comes.
+    """Read a JSON string with its quotes; `give` gets its text as it arrives.
 
     Raises:
-        MismatchError: none is next, or it breaks off; the cursor stands behind what was given.
+        MismatchError: the next text is not a string, or ends early; the cursor is after the text that was given.
     """
     if not (yield from _taken(cursor, '"', give)):
         raise MismatchError
@@ -126,16 +126,16 @@ def read_string(cursor: Cursor) -> Reading[str]:
     """Read a JSON string and decode it.
 
     Raises:
-        MismatchError: none is next, or it breaks off.
+        MismatchError: the next text is not a string, or ends early.
     """
-    pieces: list[str] = []
-    yield from pass_string(cursor, pieces.append)
-    decoded: str = json.loads("".join(pieces))
+    texts: list[str] = []
+    yield from pass_string(cursor, texts.append)
+    decoded: str = json.loads("".join(texts))
     return decoded
 
 
 def object_text(text: str) -> str | None:
-    """A text that is a JSON object, in characters that UTF-8 can express; None where it is none."""
+    """A JSON object's text, in characters that UTF-8 can express; None if the text is not an object."""
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):

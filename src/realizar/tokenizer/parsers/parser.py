@@ -1,4 +1,4 @@
-"""The incremental parser of answers: reasoning, then content with tool calls in one style. Standard library only."""
+"""`AnswerParser`: the incremental parser of reasoning, content, and tool calls in one style. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SPACE = " \t\r\n"
 class AnswerParser:
     """Parses one answer; an `OutputParser`.
 
-    White space around reasoning and calls is theirs and not content. All else that is neither comes out as content,
-    what only looked like a call too, once.
+    White space around reasoning and calls is not content. All other text becomes content, including text that only
+    looked like a call.
 
     Args:
-        reasoning: marks of reasoning at the answer's beginning; None where the model has none.
-        reasoning_open: whether the prompt ends inside reasoning.
-        style: how calls are written; None where no tools were given.
-        names: of the tools.
-        parallel: whether there may be several calls; otherwise the answer ends with the first.
+        reasoning: marks of reasoning at the answer's beginning; None if the model has none.
+        reasoning_open: True if the prompt ends inside reasoning.
+        style: style of the calls; None if no tools were given.
+        names: names of the tools.
+        parallel: True if several calls are allowed; otherwise the answer ends with the first.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class AnswerParser:
 
     @property
     def ended(self) -> bool:
-        """Whether the one call that was allowed is complete; what follows is not looked at."""
+        """True once the only allowed call is complete; further text is ignored."""
         return self._ended
 
     @property
     def num_calls(self) -> int:
-        """Calls given out so far."""
+        """The number of calls so far."""
         return self._calls.count
 
     def feed(self, text: str) -> list[ParsedDelta]:
-        """What a piece of text makes certain."""
+        """Take in text and return the certain deltas."""
         if not text or self._ended:
             return []
         if self._rest_is_content:
@@ -73,7 +73,7 @@ class AnswerParser:
         return self._go_on()
 
     def finish(self) -> list[ParsedDelta]:
-        """What is still held back; nothing may be fed after it."""
+        """Return the deltas that are still held back; nothing may be fed afterwards."""
         if self._ended or self._cursor.ended:
             return []
         self._cursor.ended = True
@@ -126,14 +126,14 @@ class AnswerParser:
                 return
 
     def _plain(self) -> Reading[None]:
-        """The rest is content, given out by `feed` as it comes."""
+        """Treat the rest as content, which `feed` returns as it arrives."""
         cursor = self._cursor
         self._give_content(self._space + cursor.text[cursor.position :])
         self._rest_is_content = True
         yield from ()
 
     def _first_call(self) -> Reading[None]:
-        """A call that may be one only at the beginning of the answer, or of a line."""
+        """Parse a call whose mark counts only at the beginning of the answer or of a line."""
         space = yield from self._cursor.space()
         self._space += space
         if self._style is None:
@@ -144,7 +144,7 @@ class AnswerParser:
             yield from self._region(mark, start)
 
     def _content(self) -> Reading[bool]:
-        """Content up to a mark, and the calls behind it; False at the end."""
+        """Parse content up to a mark, and the calls after it; False at the end."""
         cursor = self._cursor
         while True:
             found = None if self._opening is None else self._opening.search(cursor.text, cursor.position)
@@ -167,7 +167,7 @@ class AnswerParser:
                 return False
 
     def _region(self, mark: str, start: int) -> Reading[None]:
-        """What follows a mark: calls, or content that looked like one."""
+        """Parse the text after a mark: calls, or content that looked like a call."""
         cursor = self._cursor
         cursor.saved = start
         if self._style is None:
@@ -185,7 +185,7 @@ class AnswerParser:
         self._space_is_calls = True
 
     def _give_content_before_space(self, text: str) -> None:
-        """Give content but for the white space at its end, which may stand before a call."""
+        """Emit content without the white space at its end, which may precede a call."""
         text = self._space + text
         shown = text.rstrip(_SPACE)
         self._space = text[len(shown) :]
@@ -220,7 +220,7 @@ class AnswerParser:
 
 
 def _opening(style: ToolStyle) -> re.Pattern[str]:
-    """Finds the marks of a style; the longer of two that start at one place."""
+    """A pattern of a style's marks; of two marks at one place it matches the longer."""
     anywhere = [re.escape(mark) for mark in sorted(style.marks, key=len, reverse=True)]
     at_lines = [f"^{re.escape(mark)}" for mark in sorted(style.line_marks, key=len, reverse=True)]
     return re.compile("|".join([*anywhere, *at_lines]), re.MULTILINE)

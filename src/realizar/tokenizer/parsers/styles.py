@@ -1,4 +1,4 @@
-"""How models write tool calls: one reader per style, and where in an answer it may start. Standard library only."""
+"""Styles of tool calls: each has a parsing function and the marks that start its calls. Standard library only."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The texts around names and arguments, as the model's template writes calls that were made.
+    """The texts around names and arguments, as the model's template writes earlier calls.
 
     Attributes:
-        before_name, before_arguments, after: of one call.
-        first, between, last: before, between and after all calls.
-        alone: whether a single call goes without `first` and `last`.
+        before_name, before_arguments, after: texts of one call.
+        first, between, last: texts before, between and after all calls.
+        alone: True if a single call omits `first` and `last`.
     """
 
     before_name: str
@@ -58,16 +58,16 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
-    """A way to write tool calls.
+    """A style of tool calls.
 
     Attributes:
-        name: of the style.
+        name: the style's name.
         marks: texts that open a call anywhere in an answer.
-        line_marks: texts that open one at the beginning of a line.
-        first_marks: texts that open one at the beginning of the answer.
-        read: reads what follows a mark, given that mark; raises MismatchError where it is no call.
-        new_id: makes ids that the model's template takes.
-        form: how calls are written, for grammars that force them.
+        line_marks: texts that open a call at the beginning of a line.
+        first_marks: texts that open a call at the beginning of the answer.
+        read: parses the text after a mark, given that mark; raises MismatchError if it is not a call.
+        new_id: makes ids that the model's template accepts.
+        form: the texts of calls, for grammars that force them.
     """
 
     name: StyleName
@@ -84,12 +84,12 @@ def _long_id() -> str:
 
 
 def _short_id() -> str:
-    """Nine letters and digits: templates of Mistral models refuse anything else."""
+    """An id of nine letters and digits; templates of Mistral models refuse other ids."""
     return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
 def _read_hermes(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`; some models put a list there."""
+    """Parse `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; some models write a list there."""
     yield from CallReader(cursor, calls, HERMES_CALL_END).read_all()
     yield from cursor.space()
     yield from cursor.optional(HERMES_CALL_END)
@@ -97,7 +97,7 @@ def _read_hermes(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 
 def _read_granite(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """`<|tool_call|>[{"name": ..., "arguments": ...}, ...]`; Phi closes it with `<|/tool_call|>`."""
+    """Parse `<|tool_call|>[{"name": ..., "arguments": ...}, ...]`; Phi closes it with `<|/tool_call|>`."""
     yield from CallReader(cursor, calls, GRANITE_CALLS_END).read_all()
     yield from cursor.space()
     yield from cursor.optional(GRANITE_CALLS_END)
@@ -105,7 +105,7 @@ def _read_granite(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 
 def _read_llama(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """`{"name": ..., "parameters": ...}`, several with `;` between them, perhaps after `<|python_tag|>`."""
+    """Parse `{"name": ..., "parameters": ...}`, with `;` between several, perhaps after `<|python_tag|>`."""
     marked = mark == LLAMA_CALL
     if not marked:
         cursor.position -= len(mark)  # the brace is part of the call
@@ -114,7 +114,7 @@ def _read_llama(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 
 def _read_json(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """`{"name": ..., "arguments": ...}`, several in a list or one after the other, perhaps in a fence."""
+    """Parse `{"name": ..., "arguments": ...}`, several in a list or one after the other, perhaps in a fence."""
     fenced = mark.startswith(_FENCE)
     if not fenced:
         cursor.position -= len(mark)
@@ -142,7 +142,7 @@ def _read_objects(cursor: Cursor, calls: Calls, separators: str, *, marked: bool
 
 
 def _read_mistral(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """`[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+    """Parse `[TOOL_CALLS][{"name": ..., "arguments": ...}]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call."""
     yield from cursor.space()
     if (yield from cursor.peek()) in ("[", "{"):
         yield from CallReader(cursor, calls, MISTRAL_CALLS).read_all()
@@ -158,7 +158,7 @@ def _read_mistral(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 
 def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
-    """A call's name and arguments between special marks; older models put the arguments into a fence."""
+    """Parse a name and arguments between special marks; older models put the arguments into a fence."""
     if mark == DEEPSEEK_CALLS:
         yield from cursor.space()
         yield from cursor.expect(DEEPSEEK_CALL)
@@ -236,7 +236,7 @@ JSON = ToolStyle(
 
 
 def json_or(other: ToolStyle) -> ToolStyle:
-    """The style `json`, in which calls with another style's marks are understood too."""
+    """The style `json`, extended to calls with another style's marks."""
 
     def read(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
         yield from (other.read if mark in other.marks else JSON.read)(cursor, calls, mark)

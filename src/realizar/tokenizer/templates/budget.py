@@ -1,4 +1,4 @@
-"""What rendering one chat template may cost, counted where it is spent. Of jinja2 it knows only namespaces."""
+"""`Budget` bounds the cost of rendering one chat template. Of jinja2 it imports only namespaces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-# For a template that is given nothing: eight million characters are at most 32 MB.
+# The base amounts: eight million characters take at most 32 MB.
 _CHARACTERS = 8 << 20
 _STEPS = 200_000
 _SECONDS = 0.3
 _NODES = 50_000
-# More for what the conversation itself holds: templates copy a message some times over.
+# Additional amounts for the conversation's size, since templates copy a message several times.
 _CHARACTERS_PER_CHARACTER = 64
 _STEPS_PER_NODE = 500
 _SECONDS_PER_NODE = 2e-4
@@ -24,14 +24,14 @@ _STEPS_PER_LOOK_AT_THE_CLOCK = 32
 
 
 class BoundExceededError(Exception):
-    """A template asked for more than its share; the message says of what."""
+    """A template exceeded its budget; the message continues "the chat template"."""
 
 
 class Budget:
-    """Steps, characters and processor seconds that are left to one rendering.
+    """The steps, characters and processor seconds that are left to one rendering.
 
     Args:
-        given: everything that the template is given; it earns the template more.
+        given: the template's variables; larger ones give a larger budget.
     """
 
     __slots__ = ("_characters", "_deadline", "_max_nodes", "_steps", "_until_look")
@@ -46,7 +46,7 @@ class Budget:
         self._until_look = 0
 
     def tick(self, characters: int = 0) -> None:
-        """One turn of a loop, or one call, that may put `characters` into the output."""
+        """Pay for one turn of a loop, or one call, that may output `characters`."""
         self._steps -= 1
         self._until_look -= 1
         if self._steps < 0:
@@ -57,19 +57,19 @@ class Budget:
             self.look_at_the_clock()
 
     def look_at_the_clock(self) -> None:
-        """Checks the time; for operations that may take a while by themselves."""
+        """Check the time; for operations that may be slow by themselves."""
         self._until_look = _STEPS_PER_LOOK_AT_THE_CLOCK
         if time.thread_time() > self._deadline:
             raise BoundExceededError("takes too long")
 
     def reserve(self, characters: int) -> None:
-        """Spends characters, before they are made wherever their number can be told."""
+        """Pay for characters, before they are made if their number is known."""
         self._characters -= characters
         if self._characters < 0:
             raise BoundExceededError("makes too much text")
 
     def check(self, value: Any) -> Any:
-        """The value, once its size is found and paid for."""
+        """Pay for a value's size, and return the value."""
         self.look_at_the_clock()
         if isinstance(value, str):
             self.reserve(len(value))
@@ -82,7 +82,7 @@ class Budget:
         return value
 
     def expand(self, value: Any) -> None:
-        """Pays for the value's text, containers written out, before it is made."""
+        """Pay for the value's text, with containers written out, before it is made."""
         if isinstance(value, str):
             self.reserve(len(value))
         elif isinstance(value, _CONTAINERS):
@@ -102,7 +102,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsVie
 
 
 def _walk(value: Any, limit: int | None) -> tuple[int, int]:
-    """Nodes and characters of a value written out, shared parts counted each time; stops above `limit` nodes."""
+    """Nodes and characters of a value written out; shared parts count each time. Counting stops above `limit` nodes."""
     nodes = characters = 0
     stack = [iter((value,))]
     while stack:
@@ -130,11 +130,11 @@ _CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 class OutsideRenderingError(Exception):
-    """Something bounded ran while no template was rendered: jinja2 tries to fold constants when it compiles."""
+    """A bounded operation ran outside of a rendering: jinja2 folds constants when it compiles."""
 
 
 def current_budget() -> Budget:
-    """The budget of the rendering that runs in this context."""
+    """The budget of this context's rendering."""
     budget = _CURRENT.get()
     if budget is None:
         raise OutsideRenderingError
@@ -142,7 +142,7 @@ def current_budget() -> Budget:
 
 
 class spending:  # noqa: N801 - a context manager, read as a word
-    """`with spending(budget):` renders at its expense."""
+    """`with spending(budget):` makes the rendering inside pay from the budget."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

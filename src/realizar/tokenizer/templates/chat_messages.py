@@ -1,8 +1,8 @@
-"""Messages as OpenAI's API has them, in the form that a template can take.
+"""Conversion of messages, in the format of OpenAI's API, to the form that a template expects.
 
-Templates differ in what they expect: content as text or as parts, arguments of tool calls as text or as objects, a
-missing content as null or as empty text. What one expects is found by rendering small conversations. Standard library
-only.
+Templates expect different forms: content as text or as parts, arguments of tool calls as text or as objects, missing
+content as null or as empty text. `find_traits` finds the expected form by rendering small conversations. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _NEEDLE = "needle7"
 
 
 class TemplateBoundsError(ChatTemplateError):
-    """A template that takes more time or memory than it may."""
+    """A template exceeds its bounds of time or memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template takes.
+    """The forms of messages that a template accepts.
 
     Attributes:
-        knows_developer: it has a role `developer`; otherwise that is `system`.
-        needs_parts: it shows content only where it is a list of parts.
+        knows_developer: the template has a role `developer`; otherwise the role becomes `system`.
+        needs_parts: it shows content only as a list of parts.
         takes_parts: it shows the text of parts.
-        takes_null: it can do without content where there are tool calls.
-        needs_argument_text: it shows arguments of tool calls rightly only where they are text.
+        takes_null: it accepts null content beside tool calls.
+        needs_argument_text: it shows arguments of tool calls correctly only as text.
     """
 
     knows_developer: bool
@@ -42,10 +42,10 @@ class TemplateTraits:
 
 
 def with_texts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of messages, checked.
+    """Check messages and copy them.
 
     Raises:
-        InvalidRequestError: a message without a role, or with content that is neither text nor parts of text.
+        InvalidRequestError: a message has no role, or its content is neither text nor parts of text.
     """
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
@@ -69,7 +69,7 @@ def _checked(place: int, message: Any) -> dict[str, Any]:
 
 
 def adapt_messages(messages: Sequence[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
-    """Messages in the form that a template takes."""
+    """Convert messages to the form that a template accepts."""
     return [_adapt(message, traits) for message in messages]
 
 
@@ -89,7 +89,7 @@ def _adapt(message: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
 
 
 def _with_arguments(call: Any, *, as_text: bool) -> Any:
-    """A tool call whose arguments are text, or an object; text that is no JSON object stays."""
+    """Convert a tool call's arguments to text or to an object; text that is not a JSON object stays."""
     if not isinstance(call, Mapping):
         return call
     holder = call.get("function", call)
@@ -113,7 +113,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> TemplateTraits:
-    """What a template takes, by trying.
+    """Find a template's traits by rendering small conversations.
 
     Args:
         render: renders messages with the template, or raises ChatTemplateError.
@@ -123,7 +123,7 @@ def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> Temp
         try:
             return render([*messages])
         except TemplateBoundsError:
-            raise  # what takes too much once is not tried again
+            raise  # a template that exceeded its bounds is not tried again
         except ChatTemplateError:
             return ""
 

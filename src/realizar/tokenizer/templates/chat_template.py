@@ -1,4 +1,4 @@
-"""A model's own chat template: messages to prompt, as transformers renders it, and within bounds."""
+"""`ChatTemplate` renders messages to a prompt with a model's own template, as transformers does, within bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from realizar.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jinja2 import Template
 
-# Those in use have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
+# Known templates have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
 MAX_TEMPLATE_CHARACTERS = 48 << 10
 _MAX_NODES = 6_000
 _NEEDLE_TOOL = {
@@ -42,14 +42,14 @@ _NEEDLE_TOOL = {
 
 
 class ChatTemplate:
-    """Makes prompts of conversations.
+    """Renders conversations to prompts.
 
     Args:
-        tokenizer: of the model; its templates are used, its control tokens are kept out of users' texts.
-        source: a template to use instead of the model's.
+        tokenizer: the model's tokenizer, with its templates. Its control tokens are kept out of users' texts.
+        source: a template that replaces the model's.
 
     Raises:
-        ChatTemplateError: the model has no template; or it is malformed or too large, found out at the first use.
+        ChatTemplateError: the model has no template. A malformed or too large one raises at its first use.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
@@ -68,18 +68,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt's text.
+        """Render the prompt's text.
 
         Args:
-            messages: `role`, `content` (text, or parts of text), `tool_calls`, ... as OpenAI's API has them.
-            tools: function descriptions, as OpenAI's API has them. A template that does not show tools has them in
-                its system message, with the form of a call that the style `json` parses.
-            add_generation_prompt: whether the prompt ends where the assistant's answer starts.
-            variables: others that the template knows, such as `enable_thinking` or `documents`.
+            messages: `role`, `content` (text, or parts of text), `tool_calls`, ... in the format of OpenAI's API.
+            tools: function descriptions in the format of OpenAI's API. If the template does not show tools, they go
+                into the system message, with the form of calls that the style `json` parses.
+            add_generation_prompt: end the prompt where the assistant's answer starts.
+            variables: further variables of the template, such as `enable_thinking` or `documents`.
 
         Raises:
-            ChatTemplateError: the template refuses, fails, or takes more time or memory than it may.
-            InvalidRequestError: a message that no template can take; names the field.
+            ChatTemplateError: the template raises an error, fails, or exceeds its bounds of time or memory.
+            InvalidRequestError: a message is invalid; names the field.
         """
         return self._choose(tools).render(messages, tools, add_generation_prompt, variables)
 
@@ -90,10 +90,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
-        """The prompt's token ids, as `render` takes them.
+        """Render the prompt's token ids; the arguments are those of `render`.
 
-        The template's control tokens are tokens; the same texts in a message stay text. There is one BOS where the
-        model wants one, whether or not the template writes it.
+        The template's control tokens become tokens, while the same texts in a message stay text. If the model wants a
+        BOS, the prompt has exactly one, whether or not the template writes it.
         """
         compiled = self._choose(tools)
         hidden = self._hider.hide((messages, tools, variables))
@@ -104,14 +104,14 @@ class ChatTemplate:
         return self._tokenizer.encode_rendered(text, hidden.restore)
 
     def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The text of the template that prompts with such tools, or without any, are rendered by."""
+        """The source of the template that is used with these tools, or without tools."""
         return self._sources[self._chosen_name(tools)]
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
-        """Whether that template shows tools itself.
+        """True if that template shows tools itself.
 
         Raises:
-            ChatTemplateError: it is malformed or too large.
+            ChatTemplateError: the template is malformed or too large.
         """
         return self._choose(tools).takes_tools
 
@@ -131,29 +131,29 @@ class ChatTemplate:
 
 
 def check_template(source: str) -> None:
-    """See that a template compiles, before anything slow is done for the sake of it.
+    """Check that a template compiles.
 
     Raises:
-        ChatTemplateError: it is malformed or too large.
+        ChatTemplateError: the template is malformed or too large.
     """
     _compile(source)
 
 
 @functools.lru_cache(maxsize=16)
 def template_takes_tools(source: str) -> bool:
-    """Whether a template shows the tools it is given.
+    """True if a template shows the tools that it is given.
 
     Raises:
-        ChatTemplateError: it is malformed or too large.
+        ChatTemplateError: the template is malformed or too large.
     """
     return _Compiled(source, {}).takes_tools
 
 
 class _Compiled:
-    """One template, compiled, and what was found out about it by trying."""
+    """A compiled template, with the traits that were found by rendering."""
 
     def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
-        # Templates add to these without asking whether the model has them.
+        # Templates concatenate these texts without checking that the model has them.
         self._source, self._special_texts = source, {"bos_token": "", "eos_token": "", **special_texts}
         self._template, self._names_tools = _compile(source)
 
@@ -178,7 +178,7 @@ class _Compiled:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """Tools as text in the system message, or in the user's where the template refuses a system message."""
+        """Render tools as text in the system message, or in the user's if the template refuses a system message."""
         text = tools_as_system_text(tools)
         placed = adapt_messages(with_system_text(messages, text), self._traits)
         try:
@@ -191,7 +191,7 @@ class _Compiled:
 
     @functools.cached_property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools: it reads them, and the prompt differs with one."""
+        """True if the template shows tools: it reads them, and a tool changes the prompt."""
         if not self._names_tools:
             return False
         question = [{"role": "user", "content": "x"}]
@@ -230,10 +230,10 @@ class _Compiled:
 
 
 def _compile(source: str) -> tuple[Template, bool]:
-    """Compiles a template; also says whether it reads a variable `tools`.
+    """Compile a template. The second result is True if it reads a variable `tools`.
 
     Raises:
-        ChatTemplateError: it is too large or malformed.
+        ChatTemplateError: the template is too large or malformed.
     """
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, above {MAX_TEMPLATE_CHARACTERS}")
@@ -268,10 +268,10 @@ def _all_nodes(tree: Any) -> Any:
 
 
 def _render_within_bounds(template: Template, variables: Mapping[str, Any]) -> str:
-    """Runs a compiled template.
+    """Run a compiled template.
 
     Raises:
-        ChatTemplateError: it refuses, fails, or exceeds its bounds.
+        ChatTemplateError: the template raises an error, fails, or exceeds its bounds.
     """
     from realizar.tokenizer.templates.budget import BoundExceededError, Budget, spending
 

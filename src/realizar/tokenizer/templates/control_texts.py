@@ -1,10 +1,10 @@
-"""Keeps control tokens that are spelled in a conversation apart from those that a template writes.
+"""`ControlTextHider` keeps control tokens' texts in a conversation from becoming control tokens.
 
-A mark, a private-use character that neither the conversation nor a control token holds, goes behind the first character
-of every control token's text in every string, and of every beginning of one at a string's end, which the next string
-could complete. A mark cannot break a control token of one character: another private-use character stands in for it.
-The template renders the marked strings; special tokens are looked for while the marks are there; then `Hidden.restore`
-undoes them. Conversations without such texts, nearly all, are not touched.
+It inserts a mark, a private-use character that occurs in neither the conversation nor a control token. The mark goes
+after the first character of every control token's text in every string, and of every prefix of one at a string's end,
+which the next string could complete. A mark can't break a control token of one character, so another private-use
+character replaces that. The template renders the marked strings, special tokens are searched while the marks are there,
+and `Hidden.restore` then removes the marks. Nearly all conversations have no such texts and stay as they are.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A conversation with marks, and what `str.translate` needs to take them out of a text again."""
+    """A conversation with marks, and the table for `str.translate` that removes them from a text."""
 
     value: Any
     restore: Mapping[int, str]
 
 
 class ControlTextHider:
-    """Args: texts: what control tokens are spelled as."""
+    """Hides the texts of control tokens. Args: texts: the texts of the control tokens."""
 
     def __init__(self, texts: frozenset[str]) -> None:
         self._texts = sorted(text for text in texts if text)
@@ -41,10 +41,10 @@ class ControlTextHider:
         self._longest = max(map(len, self._longer), default=0)
 
     def hide(self, value: Any) -> Hidden | None:
-        """The same structure with marks in its strings; None where none are needed.
+        """Insert marks into a structure's strings; None if none are needed.
 
         Raises:
-            InvalidRequestError: the conversation holds every private-use character.
+            InvalidRequestError: the conversation contains every private-use character.
         """
         strings = list(_strings(value))
         if not any(self._is_suspect(text) for text in strings):
@@ -67,14 +67,14 @@ class ControlTextHider:
         return any(isinstance(piece, int) for piece in self._finder.split(text))
 
     def _open_end(self, text: str) -> int | None:
-        """Where a beginning of a control token starts that runs to the end of the text."""
+        """The start of a control token's prefix at the end of the text, or None."""
         for start in range(max(0, len(text) - self._longest), len(text)):
             if text[start] not in self._firsts:
                 continue
             end = text[start:]
             at = bisect_left(self._longer, end)
             if at < len(self._longer) and self._longer[at] == end:
-                at += 1  # whole, which is no beginning of itself
+                at += 1  # the whole token, which is not a proper prefix
             if at < len(self._longer) and self._longer[at].startswith(end):
                 return start
         return None
@@ -98,7 +98,7 @@ class ControlTextHider:
         start = self._open_end(text)
         if start is not None:
             text = text[: start + 1] + mark + text[start + 1 :]
-        # No control token holds the mark, so each pass leaves fewer of them: those that overlapped the ones it broke.
+        # No control token contains the mark, so each pass leaves fewer tokens: those that overlapped the broken ones.
         while True:
             pieces = list(self._finder.split(text))
             if all(isinstance(piece, str) for piece in pieces):
@@ -111,7 +111,7 @@ class ControlTextHider:
 
 
 def _is_text_key(key: Any) -> bool:
-    """Whether a key of an object is a text of the user's. Templates look up names such as `role` by identifiers."""
+    """True if an object's key may be a user's text. Templates look up names such as `role` by identifiers."""
     return isinstance(key, str) and not key.isidentifier()
 
 

@@ -1,8 +1,8 @@
-"""A jinja2 environment for templates that come with models: it renders as transformers' does, within bounds.
+"""A jinja2 environment for models' templates: it renders as transformers' environment does, within bounds.
 
-jinja2's sandbox keeps a template from the interpreter's insides; it does not keep it from a string of ten gigabytes, a
-power tower or a loop over loops. Here every operation that can grow something or take time pays from a budget:
-operators, calls, filters, comparisons, slices, literals of containers, turns of loops, and what is put out.
+jinja2's sandbox protects the interpreter's internals, but it allows a string of ten gigabytes, a power tower or nested
+loops. Here every operation that can grow a value or take time pays from a budget: operators, calls, filters,
+comparisons, slices, container literals, turns of loops, and the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from realizar.errors import ChatTemplateError
 from realizar.tokenizer.templates.budget import BoundExceededError, OutsideRenderingError, current_budget
 
 _LARGEST_WIDTH = 10_000
-# Filters that grow their input in ways nobody needs in a prompt.
+# Filters that grow their input and that no prompt needs.
 _WITHOUT_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _STRING_METHODS = frozenset(
     (
@@ -66,7 +66,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """jinja2 would print nothing and go on; a walk over classes is refused at its first step."""
+        """Refuse an unsafe attribute; jinja2's own method would print nothing and go on."""
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} is unsafe")
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -91,7 +91,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return budget.check(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` in the sandbox, its widths looked at first."""
+        """`str.format` in the sandbox, with its widths checked first."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -105,7 +105,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}`, which marks what the model writes; the text stays as it is."""
+    """`{% generation %} ... {% endgeneration %}`, which marks the model's text; the text stays as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own way of naming tags
 
@@ -119,7 +119,7 @@ class _GenerationTag(Extension):
 
 
 class _Bounder(NodeTransformer):
-    """Puts a price on what environments can't intercept."""
+    """Inserts payments for operations that environments can't intercept."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
@@ -142,7 +142,7 @@ def _has_price(node: nodes.Node) -> bool:
 
 
 def _static_size(node: nodes.Node) -> int:
-    """Characters that a body puts out by itself each time, inner loops aside: they pay for their own."""
+    """Characters that a body outputs each time, without inner loops, which pay for themselves."""
     if isinstance(node, nodes.TemplateData):
         return len(node.data)
     if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
@@ -151,7 +151,7 @@ def _static_size(node: nodes.Node) -> int:
 
 
 def _finalize(value: Any) -> str:
-    """What is put out for a value; also run on constants when a template is compiled."""
+    """The output of a value; jinja2 also calls this for constants when it compiles a template."""
     try:
         current_budget().expand(value)
     except OutsideRenderingError:
@@ -177,7 +177,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _bounded_method(owner: str | bytes, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a string's method, once what it makes is paid for."""
+    """Pay for the result of a string's method, and return its arguments."""
     if isinstance(owner, bytes) or name not in _STRING_METHODS:
         raise SecurityError(f"the method {name!r} of strings is not for templates")
     budget = current_budget()
@@ -196,7 +196,7 @@ def _width(value: Any = 0, *_: Any, **__: Any) -> int:
     """A width, a count or a precision, as a number of characters.
 
     Raises:
-        BoundExceededError: it is larger than a prompt has use for.
+        BoundExceededError: the value is larger than any prompt needs.
     """
     if isinstance(value, str):
         return len(value)
@@ -223,7 +223,7 @@ def _printf_size(text: Any, *args: Any, **kwargs: Any) -> int:
 
 
 def _formatted_size(text: str, mark: str, values: Iterable[Any]) -> int:
-    """No less than the length of a formatted text: the widths spelled in it, and the longest value for every field."""
+    """An upper bound of a formatted text's length: its widths, and the longest value for every field."""
     given = list(values.values()) if isinstance(values, Mapping) else list(values)
     budget = current_budget()
     longest = 0
@@ -252,16 +252,16 @@ def _check_power(base: Any, exponent: Any) -> None:
 
 @pass_environment
 def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    """jinja2's `join` without escapes; the pieces are paid for before they are put together."""
+    """jinja2's `join` without escapes, which pays for the texts before it joins them."""
     if attribute is not None:
         value = [_attribute(environment, item, attribute) for item in value]
     budget = current_budget()
-    pieces: list[str] = []
+    texts: list[str] = []
     for item in value:
         budget.expand(item)
-        pieces.append(str(item))
-    budget.reserve(len(str(d)) * len(pieces))
-    return str(d).join(pieces)
+        texts.append(str(item))
+    budget.reserve(len(str(d)) * len(texts))
+    return str(d).join(texts)
 
 
 def _attribute(environment: Environment, item: Any, path: str | int) -> Any:
@@ -279,7 +279,7 @@ def _string(value: Any) -> str:
 def _sum(
     environment: Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: float = 0
 ) -> Any:
-    """jinja2's `sum`, of numbers alone: adding up lists copies them again and again."""
+    """jinja2's `sum` for numbers only, since adding lists copies them again and again."""
     if not isinstance(start, int | float):
         raise SecurityError("sum starts from a number")
     return sum((item if attribute is None else _attribute(environment, item, attribute) for item in iterable), start)
@@ -292,7 +292,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers' templates write it: nothing escaped for HTML."""
+    """JSON as in transformers' templates, without escapes for HTML."""
     budget = current_budget()
     budget.expand(value)
     if indent is not None and (len(indent) if isinstance(indent, str) else indent) > 16:

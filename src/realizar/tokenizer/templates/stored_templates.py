@@ -1,4 +1,4 @@
-"""Chat templates as a model's files hold them, read without building its vocabulary."""
+"""Chat templates in a model's files, read without building its vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GGUF_KEY = "tokenizer.chat_template"
 
 
 def stored_templates(checkpoint: Checkpoint) -> dict[str, str]:
-    """Template text by name; `default` is the one for plain chat. Empty for a base model."""
+    """Template texts by name; `default` is for plain chat. Empty for a base model."""
     if checkpoint.format == "gguf":
         return _gguf_templates(checkpoint.metadata)
     settings = checkpoint.metadata.get("tokenizer_config")
@@ -19,7 +19,7 @@ def stored_templates(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """`tokenizer.chat_template`, and those of other names."""
+    """`tokenizer.chat_template`, and templates with other names."""
     templates = {
         key.removeprefix(_GGUF_KEY + "."): value
         for key, value in metadata.items()
@@ -31,7 +31,7 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _folder_templates(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Of `tokenizer_config.json`, one or a list; `chat_template.jinja` goes before its default."""
+    """Templates of `tokenizer_config.json`, one or a list; `chat_template.jinja` replaces its default."""
     listed = settings.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(listed, str):

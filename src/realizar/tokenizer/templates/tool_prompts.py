@@ -1,4 +1,4 @@
-"""Tools in prompts of templates that know nothing of tools: as text, in the system message. Standard library only."""
+"""Tools as text in the system message, for templates that do not show tools. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ To call several, answer with a JSON list of such objects. If no function is need
 
 
 def tools_as_system_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What tells a model which functions there are and how to call them: the form that the style `json` parses.
+    """A text that describes functions to a model, with the form of calls that the style `json` parses.
 
     Args:
-        tools: function descriptions, as OpenAI's API has them.
+        tools: function descriptions in the format of OpenAI's API.
     """
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     return "\n".join(["You can call these functions, described in JSON, one a line:", *lines, "", _CALLING])
 
 
 def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Messages with a text at the end of the first one, where that is the system's, or in a new one before it."""
+    """Add a text to the end of the system message, or in a new system message."""
     copies = [dict(message) for message in messages]
     if copies[0]["role"] in ("system", "developer"):
         copies[0]["content"] = _joined(copies[0].get("content"), text)
@@ -31,9 +31,7 @@ def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[d
 
 
 def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """The same for templates that refuse a system message: the text, and what that message said, go before the first
-    message of the user.
-    """
+    """Add a text and the system message's text before the first user message, for templates without a system role."""
     copies = [dict(message) for message in messages]
     if copies[0]["role"] in ("system", "developer"):
         text = _joined(_plain(copies.pop(0).get("content")), text)
@@ -45,14 +43,14 @@ def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> li
 
 
 def has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation holds calls or results of tools."""
+    """True if a conversation contains calls or results of tools."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def spell_tool_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls as the assistant's text, in the form asked for above, and their results as the user's.
+    """Write calls as the assistant's text, in the form described above, and their results as the user's text.
 
-    A user's message after a result joins it: many templates want roles to alternate.
+    A user's message after a result is appended to it, since many templates want roles to alternate.
     """
     spelled: list[dict[str, Any]] = []
     names: dict[str, str] = {}
