@@ -1,1 +1,1 @@
-"""Output that follows a grammar: JSON schema, regular expression, Lark, choices. The only home of llguidance."""
+"""Structured output by JSON schemas, regular expressions, Lark grammars, choices. Only here llguidance is imported."""

@@ -1,32 +1,34 @@
-r"""`\d`, `\w` and `\s` of regular expressions as sets of ASCII, as in Python's `re.ASCII` and in JSON's own digits.
+r"""Rewriting of `\d`, `\w` and `\s` in regular expressions to sets of ASCII, as in Python's `re.ASCII`.
 
-llguidance reads them as Unicode does: digits of all scripts. Standard library only.
+llguidance reads them as Unicode classes, with digits of all scripts. Standard library only.
 """
 
 from __future__ import annotations
 
 import re
 
-# The last member is a range, so that a `-` after it stands for itself.
+# The last member is a range, so that a `-` after it is a literal.
 _MEMBERS = {"d": "0-9", "w": "_0-9A-Za-z", "s": r"\t\n\x0b\x0c\r\x20-\x20"}
 _NAMED = re.compile(r"\[:\^?[a-z]+:\]")
 _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _CASELESS = re.compile(r"\(\?[a-zA-Z]*i")
 
-_NOTHING, _LITERAL, _RANGE = range(3)  # what came before, within a set: nothing that a range may begin with, one, and -
+_NOTHING, _LITERAL, _RANGE = range(
+    3
+)  # the last item of a set: none that may begin a range, a literal that may, and a literal with -
 
 
 def ascii_classes(pattern: str) -> str:
     r"""The same expression with `\d`, `\D`, `\w`, `\W`, `\s` and `\S` written as sets.
 
     Raises:
-        ValueError: it is verbose (`(?x)`), or has a range that ends with one of these; one line.
+        ValueError: the expression is verbose (`(?x)`), or has a range that ends with one of these; one line.
     """
     return _Rewriter(pattern).rewritten()
 
 
 class _Rewriter:
-    """Walks through an expression once, as Rust's regex-syntax reads it."""
+    """Rewrites an expression in one pass, by the rules of Rust's regex-syntax."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -44,7 +46,7 @@ class _Rewriter:
         return "".join(written)
 
     def _next(self, at: int) -> tuple[str, int]:
-        """What is written for what begins here, and the length of that."""
+        """The replacement of the item that begins here, and the item's length."""
         character = self._pattern[at]
         if character == "\\":
             return self._escape(self._pattern[at : at + 2]), 2
@@ -71,7 +73,7 @@ class _Rewriter:
             return f"[^{members}]"
         if self._depth:
             return members
-        # Without regard to case, two signs beyond ASCII are letters of it: the long s and that of Kelvin.
+        # Case folding would add two letters beyond ASCII: the long s and the Kelvin sign.
         return f"(?-i:[{members}])" if self._caseless and escape == r"\w" else f"[{members}]"
 
     def _open(self, at: int) -> tuple[str, int]:
@@ -97,7 +99,7 @@ class _Rewriter:
 
 
 def set_start_length(pattern: str, at: int) -> int:
-    """Characters of a set's start: the bracket, the negation, and what stands for itself there: any `-`, else a `]`."""
+    """Length of a set's start: the bracket, the negation, and the literal `-`s or `]` that may follow."""
     end = at + 1
     end += pattern.startswith("^", end)
     first = end

@@ -1,6 +1,6 @@
-"""Grammars over a model's vocabulary: compiled once, then followed token by token by each row that has one.
+"""Grammars over a model's vocabulary: each is compiled once, and then followed token by token by its rows.
 
-A row whose grammar can't go on, for whatever reason, is in error and gives no mask: nothing is generated without one.
+A row whose grammar can't go on is in error and gives no mask. No token is generated without a mask.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from realizar.structured.vocabulary import Encode, GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
 
-# Bounds of llguidance on time and memory: a grammar compiles within a second, and any mask takes tens of milliseconds.
+# llguidance's bounds of time and memory: a grammar compiles within a second, and a mask takes tens of milliseconds.
 _MASK_THREADS = 4
-_PARALLEL_ROWS = 4  # fewer are computed sooner than threads are woken
+_PARALLEL_ROWS = 4  # computing fewer takes less time than waking threads
 _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
 
 
 class GrammarMatcher:
-    """Where one row is in its grammar. Not thread-safe.
+    """The state of one row in its grammar. Not thread-safe.
 
     Attributes:
-        error: why the row can't go on, or None.
+        error: the reason why the row can't go on, or None.
     """
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
@@ -45,11 +45,11 @@ class GrammarMatcher:
 
     @property
     def ended(self) -> bool:
-        """Whether an id that ends the output was taken in."""
+        """True once an id that ends the output was consumed."""
         return self._ended
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take in what was chosen. An id that the grammar does not allow is an error of the row; so is any after it."""
+        """Consume chosen ids. An id that the grammar does not allow, or an id after the end, is an error of the row."""
         for token_id in token_ids:
             if self.error is not None:
                 return
@@ -61,7 +61,7 @@ class GrammarMatcher:
                 self.error = _reason(self._matcher.get_error())
 
     def check(self) -> None:
-        """Look whether the grammar is stuck; llguidance then goes on as if only the end were left."""
+        """Check whether the grammar is stuck; llguidance itself would then allow only the end."""
         if self.error is not None:
             return
         if self._matcher.is_error():
@@ -71,13 +71,13 @@ class GrammarMatcher:
 
 
 class Grammar:
-    """A compiled grammar. Its matchers share what is learned of it."""
+    """A compiled grammar. Its matchers share their lexer's states."""
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
         self._matcher, self._end_ids = matcher, end_ids
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
-        """A matcher at the grammar's begin, or after some output."""
+        """Make a matcher at the grammar's begin, or after some output."""
         matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids)
         matcher.advance(output)
         return matcher
@@ -87,8 +87,8 @@ class GrammarFactory:
     """Compiles grammars for one vocabulary, and computes masks of rows that follow them. Thread-safe.
 
     Args:
-        token_bytes: what each id adds to the text; `Tokenizer.vocabulary_bytes`.
-        special_ids: control tokens, which are no text.
+        token_bytes: the bytes that each id adds to the text; `Tokenizer.vocabulary_bytes`.
+        special_ids: control tokens, which are not text.
         end_ids: ids that end an answer.
         vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
         encode: text to ids without special ones, for text that a grammar leaves no choice about; else greedy.
@@ -116,10 +116,11 @@ class GrammarFactory:
             self._end_mask[index // 32] |= np.uint32(1 << (index % 32))
 
     def compile(self, structured: StructuredOutput) -> Grammar:
-        """A grammar, ready to start. Takes milliseconds, and up to half a second at the limits of size.
+        """Compile a grammar. This takes milliseconds, and up to half a second at the limits of size.
 
         Raises:
-            InvalidRequestError: malformed, too large, not supported, or impossible to satisfy; the message names what.
+            InvalidRequestError: the grammar is malformed, too large, not supported, or impossible to satisfy; the
+                message gives the reason.
         """
         try:
             return self._compile(structured)
@@ -131,7 +132,7 @@ class GrammarFactory:
             reason = "it takes too much memory"
         except ValueError as error:
             reason = str(error)
-        except BaseException as error:  # noqa: BLE001 - a panic of llguidance is no Exception; this is the bulkhead
+        except BaseException as error:  # noqa: BLE001 - a panic of llguidance is not an Exception; it must stop here
             reason = f"reading it failed with {type(error).__name__}: {error}"
         raise refusal(structured, _reason(reason))
 
@@ -152,13 +153,13 @@ class GrammarFactory:
     def masks(
         self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]], out: NDArray[np.uint32] | None = None
     ) -> list[NDArray[np.uint32]]:
-        """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
+        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row.
 
-        Masks after a draft that is not allowed are empty, and nobody reads those after one that ends the output. A row
-        whose grammar is stuck is put in `error` and its masks are empty.
+        Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
+        row whose grammar is stuck gets an `error`, and its masks are empty.
 
         Args:
-            out: where to put them: uint32 [all drafts and rows, words].
+            out: array for the masks: uint32 [all drafts and rows, words].
         """
         counts = [len(drafts) + 1 for _, drafts in rows]
         starts = [sum(counts[:place]) for place in range(len(rows))]
@@ -193,7 +194,7 @@ class GrammarFactory:
             for matcher, place in plain:
                 matcher.unsafe_compute_mask_ptr(where[0] + place * where[1], where[1])
             return
-        if self._executor is None:  # its threads would not survive a fork: none before the first mask
+        if self._executor is None:  # its threads would not survive a fork, so they start with the first mask
             self._executor = LLExecutor(min(_MASK_THREADS, os.cpu_count() or 1))
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, *where)
@@ -202,7 +203,7 @@ class GrammarFactory:
 
 
 def _reason(text: str) -> str:
-    """An error of llguidance in one line, without marks below expressions, backtraces or the grammar's own lines."""
+    """An error of llguidance as one line, without underlines, backtraces and the grammar's own lines."""
     if "panic" in text or "backtrace" in text:
         return "it is too complex"
     lines = [line.strip() for line in text.split("\n   1 |")[0].splitlines()]

@@ -1,4 +1,4 @@
-"""`StructuredOutput` as the text that llguidance compiles. What it is given is bounded here, in size and depth."""
+"""`grammar_text` converts a `StructuredOutput` to the text that llguidance compiles, and bounds its size and depth."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_LARK_CHARACTERS = 512 << 10  # the schemas of many tools
 MAX_LARK_ALTERNATIVES = 8192  # compiling takes time quadratic in these: 0.2 s
 MAX_CHOICES_CHARACTERS = 512 << 10
 
-# Between JSON tokens: a line break with an indentation, or one space. Small models would write spaces for ever.
+# White space between JSON tokens: a line break with an indentation, or one space, as small models would repeat spaces.
 _WHITESPACE = r"\n {0,32}|\n\t{1,8}| "
 
 
 def grammar_text(structured: StructuredOutput) -> str:
-    """What `LLMatcher` takes.
+    """The grammar's text for `LLMatcher`.
 
     Raises:
-        InvalidRequestError: too large or too deep, no JSON where that is wanted.
-        ValueError: a regular expression that can't be read; one line.
+        InvalidRequestError: the grammar is too large or too deep, or its JSON is malformed.
+        ValueError: the regular expression is malformed; one line.
     """
     if structured.kind == "json_object":
         return _schema_text({"type": "object"})
@@ -51,7 +51,7 @@ def _schema_text(schema: dict[str, Any]) -> str:
 
 
 def _choices(text: str) -> str:
-    """A Lark grammar of one terminal, so that all choices are one automaton."""
+    """A Lark grammar with one terminal, so that all choices form one automaton."""
     _check_size("choice", len(text), MAX_CHOICES_CHARACTERS, "characters")
     try:
         choices = json.loads(text)

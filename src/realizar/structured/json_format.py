@@ -1,4 +1,4 @@
-"""Formats and bounds of JSON schemas that llguidance takes wider than they are, narrowed. Standard library only."""
+"""Narrowing of formats and bounds in JSON schemas that llguidance reads too widely. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.structured.schema_refusal import refuse_schema
 
-# RFC 3339 has second 60 only where a leap second was: none is written.
+# RFC 3339 allows second 60 only for leap seconds, so it is not written.
 _SECONDS = {"time": "^.{6}[0-5]", "date-time": "^.{17}[0-5]"}
 
 # RFC 5321: 64 characters before the @, labels of 63.
@@ -17,7 +17,7 @@ _EMAIL = rf"^{_ATOM}{{1,31}}(\.{_ATOM}{{1,32}})?@{_LABEL}(\.{_LABEL}){{1,3}}$"
 
 
 def narrow_format(schema: dict[str, Any]) -> None:
-    """Add to a schema's `format`, or put in its place, the pattern that makes it strict."""
+    """Add a strict pattern to a schema's `format`, or replace the format by one."""
     name = schema.get("format")
     if name == "email":
         del schema["format"]
@@ -27,10 +27,10 @@ def narrow_format(schema: dict[str, Any]) -> None:
 
 
 def narrow_bounds(schema: dict[str, Any]) -> None:
-    """Put bounds that are part of the range in place of exclusive ones that llguidance 1.9 takes for such.
+    """Replace exclusive bounds that llguidance 1.9 reads as inclusive ones.
 
-    It does where the bound is a whole number and the range no wider than 1: 0 is allowed above 0 and below 0.5. What
-    lies within a millionth of the range from the bound is lost.
+    llguidance does so if the bound is a whole number and the range is no wider than 1: it allows 0 above 0 and below
+    0.5. The replacement excludes values within a millionth of the range from the bound.
     """
     low, high = _number(schema, "exclusiveMinimum"), _number(schema, "exclusiveMaximum")
     bottom = low if low is not None else _number(schema, "minimum")
@@ -51,7 +51,7 @@ def _rounded(value: float) -> float:
 
 
 def _number(schema: dict[str, Any], keyword: str) -> float | None:
-    """A bound; None where there is none. JSON knows no limits, the arithmetic here and in llguidance does."""
+    """A bound, or None. JSON's numbers have no limits, but the arithmetic here and in llguidance has."""
     value = schema.get(keyword)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -1,6 +1,6 @@
-"""Numbers in the constants of JSON schemas: those that llguidance would change, or crash on, are refused.
+"""A check of numbers in the constants of JSON schemas, which llguidance could change or crash on.
 
-It takes a `const` or `enum` number for a double: of 2^53 + 1 it makes 2^53, and near -2^63 it recurses without an end.
+llguidance converts a `const` or `enum` number to a double: 2^53 + 1 becomes 2^53, and near -2^63 it recurses endlessly.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _MOST = 2**63 - 1024  # beyond, doubles don't fit into 64 bits
 
 
 def check_constants(schema: dict[str, Any]) -> None:
-    """Refuse a schema whose `const` or `enum` holds an integer that is not kept as it is; subschemas are not looked at.
+    """Check the integers in a schema's `const` and `enum`. Subschemas are not checked.
 
     Raises:
-        InvalidRequestError: it does.
+        InvalidRequestError: a double can't hold an integer exactly.
     """
     waiting = [(keyword, schema[keyword]) for keyword in ("const", "enum") if keyword in schema]
     while waiting:

@@ -1,8 +1,8 @@
-r"""Regular expressions of JSON schemas, made safe for llguidance. Standard library only.
+r"""Rewriting of regular expressions in JSON schemas for llguidance. Standard library only.
 
-llguidance 1.9 reads a set of characters that holds all control characters as if every escape of JSON were in it: under
-`[^"]` it allows `\"`. So negated sets, which are how such sets come about, are made to leave out U+0001, which no text
-needs; other ways to write one are refused.
+llguidance 1.9 reads a set that contains all control characters as if it contained every JSON escape: `[^"]` then allows
+`\"`. Such sets usually are negated sets, so negated sets are changed to exclude U+0001, which no text needs. Other ways
+to write such a set are refused.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SET_OPERATIONS = ("&&", "--", "~~")
 
 
 def safe_pattern(pattern: str) -> str:
-    r"""The same expression with negated sets that leave U+0001 out, and with `\d`, `\w` and `\s` as sets of ASCII.
+    r"""Rewrite an expression: negated sets exclude U+0001, and `\d`, `\w` and `\s` become sets of ASCII.
 
     Raises:
-        InvalidRequestError: it has a set that can't be made safe.
+        InvalidRequestError: the expression has a set that can't be made safe.
     """
     try:
         pattern = ascii_classes(pattern)
@@ -62,7 +62,7 @@ def _property(pattern: str, found: re.Match[str]) -> str:
 
 
 def _set_start(pattern: str, at: int) -> tuple[str, int]:
-    """The start of a set, with U+0001 where it is negated; and its length in the pattern."""
+    """The start of a set, with U+0001 if it is negated, and its length in the pattern."""
     if pattern.startswith("[:", at):
         _refuse(pattern, "named set [:")
     length = set_start_length(pattern, at)

@@ -1,7 +1,7 @@
-"""JSON schemas before they are compiled: read, bounded, and rid of what says nothing. Standard library only.
+"""Preparation of JSON schemas for the compiler: reading, bounds, and removal of keywords without effect. Standard
+library only.
 
-A schema is refused where it goes beyond these bounds, or nests without an end; what its keywords mean, and which of
-them are supported, is the compiler's to say.
+A schema is refused if it exceeds the bounds or nests endlessly. The compiler decides about its keywords.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MAX_DEPTH = 64
 MAX_PROPERTIES = 4096  # in all objects together
 MAX_OBJECT_PROPERTIES = 1024  # compiling takes time quadratic in these: 0.2 s
 
-# Keywords by what their value holds. All others hold no schema, or refer to one (`$ref`).
+# Keywords by the kind of their value. All others hold no schema, or refer to one (`$ref`).
 _ONE_SCHEMA = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """The schema of a JSON text, as an object.
+    """Read and prepare the schema of a JSON text.
 
     Raises:
-        InvalidRequestError: no JSON, no schema, too large or too deep, or one that no value can satisfy.
+        InvalidRequestError: the text is not a JSON schema, is too large or too deep, or no value can satisfy it.
     """
     if len(text) > MAX_SCHEMA_CHARACTERS:
         refuse_schema(f"it has {len(text)} characters; at most {MAX_SCHEMA_CHARACTERS} are taken")
@@ -54,10 +54,10 @@ def read_schema(text: str) -> dict[str, Any]:
 
 
 def prepare_schema(schema: dict[str, Any]) -> None:
-    """Make a schema safe to compile, in place.
+    """Prepare a schema for the compiler, in place.
 
     Raises:
-        InvalidRequestError: it is too deep, has too many properties, or is one that no value can satisfy.
+        InvalidRequestError: the schema is too deep, has too many properties, or no value can satisfy it.
     """
     _check_depth(schema)
     _check_properties(schema)
@@ -117,7 +117,7 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _prepare(schema: Any) -> None:
-    """Check constants, make patterns and formats safe, and take out `uniqueItems: false`: it would be refused."""
+    """Check constants, rewrite patterns and formats, and remove `uniqueItems: false`, which would be refused."""
     if not isinstance(schema, dict):
         return
     check_constants(schema)

@@ -1,4 +1,4 @@
-"""What kinds of structured output are called in messages."""
+"""Names of the kinds of structured output in messages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _NAMES = {"json_schema": "JSON schema", "lark": "Lark grammar", "regex": "regula
 
 
 def refusal(structured: StructuredOutput, reason: str) -> InvalidRequestError:
-    """The error of a grammar that is refused; `reason` is one line."""
+    """The error of a refused grammar; `reason` is one line."""
     kind = _NAMES.get(structured.kind, structured.kind)
     return InvalidRequestError(f"the {kind} can't be honoured: {reason}", "structured")

@@ -1,4 +1,4 @@
-"""JSON schemas within a Lark grammar (`%json {...}`), as those of tools are, prepared as schemas by themselves are."""
+"""Preparation of JSON schemas inside a Lark grammar (`%json {...}`), such as those of tools."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from realizar.errors import InvalidRequestError
 from realizar.structured.json_schema import prepare_schema
 
-# What `%json` may stand in without meaning anything comes before it.
+# Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*')
 _DECODER = json.JSONDecoder()
 
 
 def prepare_lark_schemas(text: str, whitespace: str) -> str:
-    """The same grammar with its schemas made safe.
+    """Prepare the schemas inside a grammar.
 
     Args:
-        whitespace: between JSON tokens, as a regular expression, for schemas that don't say what theirs is.
+        whitespace: regular expression of the white space between JSON tokens, for schemas without their own.
 
     Raises:
-        InvalidRequestError: a schema is too large or too deep, or can't be made safe, and is not lenient.
+        InvalidRequestError: a schema that is not lenient is too large or too deep, or can't be prepared.
     """
     written: list[str] = []
     done = 0
@@ -38,7 +38,7 @@ def prepare_lark_schemas(text: str, whitespace: str) -> str:
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins here and its end; None for what is none, which is llguidance's to refuse."""
+    """The JSON value that begins here and its end; None if there is none, which llguidance will refuse."""
     try:
         return _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
@@ -50,7 +50,7 @@ def _prepared(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
     if not isinstance(options, dict):
         return schema
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
-    if options.get("lenient"):  # what can't be enforced is passed over
+    if options.get("lenient"):  # keywords that can't be enforced are ignored
         try:
             prepared = copy.deepcopy(plain)
             prepare_schema(prepared)

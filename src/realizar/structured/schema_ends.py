@@ -1,7 +1,8 @@
-"""Whether a JSON schema has a finite value: what it requires may refer (`$ref`) to itself. Standard library only.
+"""`can_end` checks that a JSON schema has a finite value, as schemas may refer (`$ref`) to themselves. Standard library
+only.
 
-Each schema is a node of a graph with conditions: that some other node ends, or one of several. The nodes that end are
-found from those without conditions onwards, each once, so the time taken is that of reading the schema.
+Each schema is a node of a graph with conditions: another node, or one of several, must end. The search starts from
+nodes without conditions and visits each node once, so the time is linear in the schema's size.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import Any
 
 
 def can_end(root: Mapping[str, Any]) -> bool:
-    """Whether a schema has a finite value.
+    """True if a schema has a finite value.
 
-    Only what must be there is followed: references, required properties, the items of an array that can't be empty, all
-    of `allOf`, and some way of every `anyOf` and `oneOf`. References that lead out of the schema, or nowhere, are the
-    compiler's to judge.
+    Only mandatory parts are followed: references, required properties, the items of an array that can't be empty, all
+    of `allOf`, and one branch of every `anyOf` and `oneOf`. The compiler checks references that lead out of the schema
+    or to nothing.
     """
     return _Graph(root).ends()
 
 
 class _Graph:
-    """Nodes are numbered as they are met; conditions are met when one of their nodes ends."""
+    """The graph of schemas. Nodes are numbered in order of discovery; a condition holds once one of its nodes ends."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -32,7 +33,7 @@ class _Graph:
         self._targets: dict[str, Any] = {}
 
     def ends(self) -> bool:
-        """Whether the root does."""
+        """True if the root ends."""
         self._number(self._root)
         done: list[int] = []
         number = 0
@@ -52,7 +53,7 @@ class _Graph:
         return self._open[0] == 0
 
     def _read(self, number: int) -> None:
-        """Note what a node waits for; schemas that are no objects end at once."""
+        """Record a node's conditions; schemas that are not objects end at once."""
         for condition, ways in enumerate(self._conditions(self._nodes[number])):
             if all(isinstance(way, dict) for way in ways):
                 self._open[number] += 1
@@ -69,7 +70,7 @@ class _Graph:
         return found
 
     def _conditions(self, schema: Mapping[str, Any]) -> Iterator[list[Any]]:
-        """Lists of schemas, of each of which one must end."""
+        """Lists of schemas; of each list, one must end."""
         reference = schema.get("$ref")
         if isinstance(reference, str):
             yield [self._target(reference)]
@@ -85,7 +86,7 @@ class _Graph:
             yield from ([each] for each in _needed_items(schema))
 
     def _target(self, reference: str) -> Any:
-        """What a reference into the schema itself points to; None for others."""
+        """The target of a reference into the schema itself; None for other references."""
         if reference not in self._targets:
             self._targets[reference] = self._resolve(reference)
         return self._targets[reference]
@@ -121,6 +122,6 @@ def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
 
 
 def _must_be(schema: Mapping[str, Any], kind: str) -> bool:
-    """Whether every value of the schema is of this type."""
+    """True if every value of the schema is of this type."""
     named = schema.get("type")
     return named == kind or named == [kind]

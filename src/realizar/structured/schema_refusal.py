@@ -1,4 +1,4 @@
-"""The error of a JSON schema that is refused."""
+"""The error of a refused JSON schema."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from realizar.errors import InvalidRequestError
 
 
 def refuse_schema(reason: str) -> NoReturn:
-    """Raise InvalidRequestError for a schema; `reason` is one line."""
+    """Raise the InvalidRequestError of a refused schema; `reason` is one line."""
     raise InvalidRequestError(f"the JSON schema can't be honoured: {reason}", "structured")

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance wants it."""
+"""`GrammarVocabulary`: a model's vocabulary in the form that llguidance expects."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-_LONGEST_ENCODED = 256  # characters of a forced text that are cut as the tokenizer would: the rest is cut greedily
+_LONGEST_ENCODED = 256  # characters of a forced text that the tokenizer encodes; the rest is encoded greedily
 
 Encode = Callable[[str], Sequence[int] | None]
 
 
 class GrammarVocabulary:
-    """Bytes of all tokens, sorted for the walk that finds which of them a grammar allows.
+    """The bytes of all tokens, for llguidance's search of the allowed ones.
 
     Args:
-        token_bytes: what each id adds to the text.
-        special_ids: control tokens; they are no text, whatever their bytes are.
+        token_bytes: the bytes that each id adds to the text.
+        special_ids: control tokens, which are not text.
         end_ids: ids that end an answer, at least one.
         vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
-        encode: text to ids, where known. Text that a grammar leaves no choice about is cut into tokens by it; without
-            it the longest token at each place is taken.
+        encode: converts text to ids, for text that the grammar fully determines; None takes the longest token at each
+            place.
     """
 
     # The names that llguidance reads.
@@ -45,7 +45,7 @@ class GrammarVocabulary:
         self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=sorted(end_ids))
 
     def __call__(self, text: str) -> list[int]:
-        """Ids whose bytes are those of a text."""
+        """Encode a text to ids with exactly its bytes."""
         head = text[:_LONGEST_ENCODED]
         ids = self._encoded(head)
         if ids is None:
@@ -54,7 +54,7 @@ class GrammarVocabulary:
         return [*ids, *self.lltokenizer.greedy_tokenize(rest)] if rest else ids
 
     def _encoded(self, text: str) -> list[int] | None:
-        """Ids of a text, without the space that the tokenizer may put before it; None where they don't spell it."""
+        """The tokenizer's ids of a text, without an added space before it; None if they don't spell the text."""
         if self._encode is None:
             return None
         encoded = self._encode(text)

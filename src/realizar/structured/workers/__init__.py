@@ -1,8 +1,8 @@
-"""Processes that compile and follow grammars, so that llguidance can harm nothing but the request it works for.
+"""Processes that compile and follow grammars, so that a failure of llguidance affects only its own request.
 
-A fork server (`fork_server`) reads the vocabulary once. Every grammar gets a process of its own, forked from it
-(`grammar_process`): it compiles the grammar within bounds of time and memory, and then follows the rows that have it.
-When it crashes or hangs, only those rows have to do with it. In the engine's process `service` owns all of this:
-`compile_queue` shares the compiler among clients, `server_handle` and `worker` are the processes as seen from there,
-`masks` puts a step's masks together.
+A fork server (`fork_server`) reads the vocabulary once. Every grammar gets a process of its own, forked from the server
+(`grammar_process`), which compiles the grammar within bounds of time and memory and then follows the grammar's rows. A
+crash or a hang affects only those rows. In the engine's process, `service` owns all of this: `compile_queue` shares the
+compiler among clients, `server_handle` and `worker` are the handles of the processes, and `masks` collects a step's
+masks.
 """

@@ -1,4 +1,4 @@
-"""`Channel`: records on a blocking socket, with deadlines: four bytes of length, big-endian, then msgpack."""
+"""`Channel` sends and receives records on a blocking socket, with deadlines: a big-endian u32 length, then msgpack."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _Record = TypeVar("_Record")
 
 
 class ChannelError(Exception):
-    """The other end is gone, or sends what is no record."""
+    """The other end is gone, or sent a malformed record."""
 
 
 class ChannelTimeoutError(ChannelError):
-    """The other end neither reads nor answers in time."""
+    """The other end does not read or answer in time."""
 
 
 class Channel(Generic[_Record]):
-    """One end of a pair of sockets. One thread uses it at a time.
+    """One end of a pair of sockets. Only one thread may use it at a time.
 
     Args:
-        connection: owned from now on.
-        received_type: of the records that come; anything else is an error.
+        connection: the socket, which the channel owns from now on.
+        received_type: the type of received records; other records are errors.
     """
 
     def __init__(self, connection: socket.socket, received_type: Any) -> None:
@@ -36,14 +36,15 @@ class Channel(Generic[_Record]):
         self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(received_type)
 
     def fileno(self) -> int:
-        """The socket's, to wait for several at once."""
+        """The socket's descriptor, for waiting on several channels."""
         return self._socket.fileno()
 
     def send(self, record: Any, timeout_s: float | None = None) -> None:
         """Send a record.
 
         Raises:
-            ChannelError: the other end is gone, or the record is too large. ChannelTimeoutError: it does not read.
+            ChannelError: the other end is gone, or the record is too large. ChannelTimeoutError: the other end does
+                not read.
         """
         body = _ENCODER.encode(record)
         if len(body) > MAX_RECORD_BYTES:
@@ -57,17 +58,18 @@ class Channel(Generic[_Record]):
             raise ChannelError(str(error)) from error
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Send an open file with one byte. Raises ChannelError."""
+        """Send an open file's descriptor with one byte. Raises ChannelError."""
         try:
             socket.send_fds(self._socket, [b"f"], [descriptor])
         except OSError as error:
             raise ChannelError(str(error)) from error
 
     def receive(self, timeout_s: float | None = None) -> _Record:
-        """The next record.
+        """Receive the next record.
 
         Raises:
-            ChannelError: the other end is gone, or sent something else. ChannelTimeoutError: none has come in time.
+            ChannelError: the other end is gone, or sent a malformed record. ChannelTimeoutError: no record came in
+                time.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline_s))
@@ -79,7 +81,7 @@ class Channel(Generic[_Record]):
             raise ChannelError(f"a malformed record: {error}") from error
 
     def receive_descriptor(self) -> int:
-        """The open file that the other end sends. Raises ChannelError."""
+        """Receive the descriptor of an open file. Raises ChannelError."""
         try:
             _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""`CompileQueue`: grammars that wait to be compiled, a share for each client.
+"""`CompileQueue`: the grammars that wait to be compiled, with a share for each client.
 
-Clients take turns, and each client's grammars are compiled in their order. A grammar that several requests wait for is
-compiled once; one that nobody waits for any more is not compiled.
+Clients take turns, and each client's grammars are compiled in order. A grammar that several requests wait for is
+compiled once. A grammar that nobody waits for any more is not compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Report = Callable[[RealizarError | None], None]
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request's place in the queue. `on_done` is called once, unless the ticket is cancelled before."""
+    """A request's place in the queue. `on_done` is called once, unless the ticket is cancelled first."""
 
     structured: StructuredOutput
     client: str
@@ -28,7 +28,7 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class CompileJob:
-    """A grammar that is wanted: the tickets of those that wait for it. `stop` ends it while it runs."""
+    """A grammar to compile, with the tickets of the requests that wait for it. `stop` ends a running compilation."""
 
     structured: StructuredOutput
     tickets: list[Ticket] = field(default_factory=list)
@@ -36,15 +36,15 @@ class CompileJob:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still waits."""
+        """True if a request still waits."""
         return bool(self.tickets)
 
 
 class CompileQueue:
-    """Thread-safe.
+    """The queue of grammars. Thread-safe.
 
     Args:
-        most_per_client: grammars of one client that may wait.
+        most_per_client: number of grammars of one client that may wait.
     """
 
     def __init__(self, most_per_client: int) -> None:
@@ -58,7 +58,7 @@ class CompileQueue:
         """Queue a request's grammar.
 
         Raises:
-            QueueFullError: so many of its client's wait already. EngineDeadError: the queue is closed.
+            QueueFullError: the client's limit is reached. EngineDeadError: the queue is closed.
         """
         with self._news:
             if self._closed:
@@ -73,22 +73,22 @@ class CompileQueue:
             self._news.notify()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Wait for a grammar no more; one that is being compiled for nobody else is stopped. Idempotent."""
+        """Cancel a ticket. If no other request waits for its grammar, a running compilation is stopped. Idempotent."""
         with self._news:
             job = self._jobs.get(ticket.structured)
             if job is None or ticket not in job.tickets:
                 return
             job.tickets.remove(ticket)
-            self._leave(ticket)
+            self._remove(ticket)
             if job.wanted:
                 return
             stop = job.stop
-            del self._jobs[ticket.structured]  # who asks for it from now on begins anew
+            del self._jobs[ticket.structured]  # a later request starts a new job
         if stop is not None:
             stop()
 
     def take(self) -> CompileJob | None:
-        """The next grammar to compile, in turns; waits for one. None when the queue is closed."""
+        """Wait for the next grammar to compile, by turns of the clients. None when the queue is closed."""
         with self._news:
             while not self._waiting and not self._closed:
                 self._news.wait()
@@ -98,22 +98,22 @@ class CompileQueue:
             job = self._jobs[tickets[0].structured]
             self._waiting[client] = tickets
             for ticket in job.tickets:
-                self._leave(ticket)
+                self._remove(ticket)
             return job
 
     def finish(self, job: CompileJob, error: RealizarError | None) -> None:
-        """Tell those who wait that a grammar is compiled, or why it is not."""
+        """Report to the waiting requests that a grammar is compiled, or its error."""
         with self._news:
             if self._jobs.get(job.structured) is job:
                 del self._jobs[job.structured]
             tickets, job.tickets = job.tickets, []
             for ticket in tickets:
-                self._leave(ticket)
+                self._remove(ticket)
         for ticket in tickets:
             ticket.on_done(error)
 
     def close(self) -> None:
-        """Take no more; what waits is refused."""
+        """Close the queue; waiting tickets get an error."""
         with self._news:
             self._closed = True
             jobs = list(self._jobs.values())
@@ -123,8 +123,8 @@ class CompileQueue:
                 job.stop()
             self.finish(job, EngineDeadError("the engine was closed"))
 
-    def _leave(self, ticket: Ticket) -> None:
-        """Take a ticket out of its client's line; empty lines are removed."""
+    def _remove(self, ticket: Ticket) -> None:
+        """Remove a ticket from its client's line; empty lines are removed."""
         line = self._waiting.get(ticket.client)
         if line is not None and ticket in line:
             line.remove(ticket)

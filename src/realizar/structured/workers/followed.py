@@ -1,4 +1,4 @@
-"""`FollowedGrammar` and `FollowedRow`: a grammar and a row of it, as the engine's process knows them."""
+"""`FollowedGrammar` and `FollowedRow`: the engine process's records of a grammar and of its rows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class FollowedGrammar:
     """A grammar that has been compiled once.
 
     Attributes:
-        worker: its process; None where that has died, until a row needs it.
-        holders: clients of the requests that have it or will have it, by their ids.
-        num_rows: rows that follow it.
+        worker: its process; None after that has died, until a row needs one.
+        holders: clients of the requests that use it or will use it, by request id.
+        num_rows: number of rows that follow it.
         closed: keys of rows that ended since the last step.
-        retired: nobody may begin to follow it; it goes with its last row.
+        retired: True if no new row may follow it; it is dropped with its last row.
     """
 
     structured: StructuredOutput
@@ -32,21 +32,21 @@ class FollowedGrammar:
 
     @property
     def idle(self) -> bool:
-        """Whether no request needs it."""
+        """True if no request needs it."""
         return not self.holders and not self.num_rows
 
 
 @dataclass(eq=False, slots=True)
 class FollowedRow:
-    """Where one row is in its grammar.
+    """The state of one row in its grammar.
 
     Attributes:
-        key: never another row's.
-        output: all that was chosen.
-        worker: the process that has a matcher of this row; the first `num_sent` of `output` are taken in there.
-        error: why the row can't go on, or None.
-        cause: of the error: `request`: the grammar; `engine`: the machine or the program.
-        ended: whether its output is complete.
+        key: unique among all rows.
+        output: all chosen ids.
+        worker: the process with this row's matcher, which has consumed the first `num_sent` ids of `output`.
+        error: the reason why the row can't go on, or None.
+        cause: cause of the error: `request` is the grammar, `engine` the machine or the program.
+        ended: True if its output is complete.
     """
 
     key: int
@@ -59,6 +59,6 @@ class FollowedRow:
     ended: bool = False
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take in what was chosen; nothing follows the end."""
+        """Append chosen ids, unless the output is complete."""
         if not self.ended:
             self.output.extend(token_ids)

@@ -1,10 +1,10 @@
 """The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `server_handle`.
 
 It reads the vocabulary and forks a process for each grammar, which takes milliseconds and shares the vocabulary's
-memory. It runs nothing that a user has written and has one thread, so forking is safe. It ends when the other end of
-its socket closes; its children end with it (Linux) and when their own sockets close.
+memory. It has one thread and runs no grammar itself, so forking is safe. It ends when the other end of its socket
+closes. Its children end with it (on Linux), and when their own sockets close.
 
-SOCKET is the descriptor of its end of a pair of sockets, MASKS that of the memory where masks are put.
+SOCKET is the descriptor of its end of a pair of sockets, MASKS the descriptor of the shared memory for masks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PR_SET_DUMPABLE = 4
 
 
 class ForkServer:
-    """Obeys one engine. Not thread-safe, and without threads."""
+    """Serves one engine. It has a single thread."""
 
     def __init__(self, channel: Channel[ToServer], masks: MaskMemory) -> None:
         self._channel, self._masks = channel, masks
@@ -88,7 +88,7 @@ class ForkServer:
         try:
             if sys.platform == "linux":
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                self._libc.prctl(_PR_SET_DUMPABLE, 0)  # a crash is nothing that a core collector should look at
+                self._libc.prctl(_PR_SET_DUMPABLE, 0)  # keeps core dumps away from collectors
                 if os.getppid() != server:
                     os._exit(1)
             self._channel.close()
@@ -101,7 +101,7 @@ class ForkServer:
 
 
 def main() -> int:
-    """Run a fork server; the exit status."""
+    """Run a fork server; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))

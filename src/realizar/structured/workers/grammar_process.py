@@ -1,4 +1,4 @@
-"""`GrammarProcess`: what runs in the process of one grammar. It compiles it, then follows the rows that have it."""
+"""`GrammarProcess` runs in the process of one grammar: it compiles the grammar, then follows its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENCODED_TEXTS = 1024
 
 
 class RemoteEncoder:
-    """The model's tokenizer, which the engine's process has. llguidance may call it from any thread."""
+    """Encodes text with the tokenizer in the engine's process. llguidance may call it from any thread."""
 
     def __init__(self) -> None:
         self._channel: Channel[ToWorker] | None = None
@@ -31,12 +31,12 @@ class RemoteEncoder:
         self._known: OrderedDict[str, Sequence[int] | None] = OrderedDict()
 
     def connect(self, channel: Channel[ToWorker]) -> None:
-        """Ask by this channel from now on."""
+        """Use this channel from now on."""
         self._channel = channel
         self._known.clear()
 
     def __call__(self, text: str) -> Sequence[int] | None:
-        """Ids of a text; None where nobody can say."""
+        """The ids of a text; None if the tokenizer is not available."""
         with self._lock:
             if text not in self._known:
                 self._known[text] = self._ask(text)
@@ -53,13 +53,13 @@ class RemoteEncoder:
 
 
 class GrammarProcess:
-    """One grammar and its rows. Ends, with the whole process, when the engine closes the channel.
+    """One grammar and its rows. The process ends when the engine closes the channel.
 
     Args:
-        channel: to the engine's process.
+        channel: channel to the engine's process.
         factory: made by the fork server.
         masks: the shared memory.
-        memory_bytes: what may be taken beyond what the process starts with.
+        memory_bytes: memory that may be allocated in addition to the memory at the start.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GrammarProcess:
         _limit(memory_bytes)
 
     def run(self) -> None:
-        """Compile what comes first, and follow its rows."""
+        """Compile the grammar of the first command, and follow its rows."""
         try:
             command = self._channel.receive()
             if not isinstance(command, Compile):
@@ -125,9 +125,9 @@ def _most_resident_bytes() -> int:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound the memory, leave no core files, and say nothing: a library's panic would quote what a user wrote."""
+    """Bound the memory, disable core files, and close the output, as a library's panic would quote a user's text."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # of systems without /proc, which have no such limit either
+    with suppress(OSError):  # systems without /proc have no such limit either
         data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
         most = _within(data_pages * resource.getpagesize() + memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1])
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
@@ -138,7 +138,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _limit_cpu(cpu_s: int | None) -> None:
-    """Have the kernel end this process after so many more seconds of processor time, or no more."""
+    """Have the kernel end this process after so many more seconds of processor time; None removes the limit."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = hard
     if cpu_s is not None:
@@ -148,5 +148,5 @@ def _limit_cpu(cpu_s: int | None) -> None:
 
 
 def _within(wanted: int, hard: int) -> int:
-    """A limit that may be set under a hard one, which is -1 where there is none."""
+    """The largest allowed limit up to `wanted`; a hard limit of -1 is none."""
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,4 +1,4 @@
-"""`KnownGrammars`: grammars that have been compiled, who needs them, and those that were refused."""
+"""`KnownGrammars`: the compiled grammars with their holders, and the refused grammars."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 
 _MOST_REFUSALS = 1024
 _MOST_REFUSED_CHARACTERS = 16 << 20
-_MEMORY_S = 600.0  # of refusals that the machine may be at fault for
+_MEMORY_S = 600.0  # for refusals that the machine may have caused
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a grammar is refused; `until_s`, of the clock, is when that is forgotten."""
+    """The refusal of a grammar; it is forgotten at `until_s` of the clock."""
 
     reason: str
     cause: ErrorCause
     until_s: float
 
     def error(self) -> InvalidRequestError | RequestFailedError:
-        """What a request for it gets."""
+        """The error of a request with this grammar."""
         if self.cause == "request":
             return InvalidRequestError(self.reason, "structured")
         return RequestFailedError(self.reason)
 
 
 class KnownGrammars:
-    """Thread-safe; nothing here waits for a process but `close`.
+    """The known grammars. Thread-safe; only `close` waits for processes.
 
     Args:
         clock: seconds, monotonic.
@@ -45,18 +45,20 @@ class KnownGrammars:
     def __init__(self, limits: WorkerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
         self._lock = threading.Lock()
-        self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = OrderedDict()  # the last one asked for is last
+        self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = (
+            OrderedDict()
+        )  # the most recently requested one is last
         self._retired: list[FollowedGrammar] = []
         self._refusals: OrderedDict[StructuredOutput, Refusal] = OrderedDict()
         self._refused_characters = 0
 
     def has(self, structured: StructuredOutput) -> bool:
-        """Whether a grammar is compiled, or was refused."""
+        """True if a grammar is compiled or was refused."""
         with self._lock:
             return structured in self._grammars or self._refusal(structured) is not None
 
     def check(self, structured: StructuredOutput) -> None:
-        """Raise InvalidRequestError where a grammar was refused; RequestFailedError where the machine was at fault."""
+        """Raise the error of a refused grammar: InvalidRequestError, or RequestFailedError if the machine caused it."""
         with self._lock:
             self._check(structured)
 
@@ -76,12 +78,12 @@ class KnownGrammars:
             return True
 
     def add(self, structured: StructuredOutput, worker: GrammarWorker) -> None:
-        """A grammar has been compiled by this process."""
+        """Add a grammar that a process has compiled."""
         with self._lock:
             self._grammars[structured] = FollowedGrammar(structured, worker)
 
     def refuse(self, structured: StructuredOutput, reason: str, cause: ErrorCause) -> None:
-        """Remember that a grammar is refused, for as long as there is room; some minutes where it may be a good one."""
+        """Remember a refusal, as long as there is room, or for some minutes if the machine may have caused it."""
         with self._lock:
             self._retire(structured)
             known = self._refusal(structured)
@@ -96,14 +98,14 @@ class KnownGrammars:
                 self._refused_characters -= len(dropped.value)
 
     def forget(self, structured: StructuredOutput) -> None:
-        """Let nobody else follow a grammar that is known."""
+        """Retire a grammar, so that no new row follows it."""
         with self._lock:
             self._retire(structured)
 
     def follow(self, structured: StructuredOutput) -> tuple[FollowedGrammar, Refusal | None]:
-        """The grammar of a row that begins, and why it can't be followed, if so.
+        """The grammar of a new row, and its refusal or None.
 
-        One that was forgotten while the request waited has no process yet.
+        A grammar that was forgotten while the request waited has no process yet.
         """
         with self._lock:
             found = self._grammars.get(structured)
@@ -115,13 +117,13 @@ class KnownGrammars:
             return found, refusal
 
     def unfollow(self, row: FollowedRow) -> None:
-        """A row has ended."""
+        """Note that a row has ended."""
         with self._lock:
             row.grammar.num_rows -= 1
             row.grammar.closed.append(row.key)
 
     def take_surplus(self) -> list[GrammarWorker]:
-        """Processes to be ended: of grammars that nobody may follow any more, and of more idle ones than are kept."""
+        """Remove the processes to be ended: those of retired grammars, and idle ones above the limits."""
         with self._lock:
             surplus = [grammar for grammar in self._retired if not grammar.num_rows]
             self._retired = [grammar for grammar in self._retired if grammar.num_rows]
@@ -143,14 +145,14 @@ class KnownGrammars:
             return workers
 
     def usage(self) -> tuple[int, int]:
-        """Processes, and the bytes that they have taken together."""
+        """The number of processes and the memory that they use together, in bytes."""
         with self._lock:
             return self._usage()
 
     def has_share(self, client: str) -> bool:
-        """Whether a client may have one more process: it has less than what others leave, so one alone has half.
+        """True if a client may have one more process. A client may use as much as is left free, so one alone gets half.
 
-        The client "" is the process's own user, and no share bounds it.
+        The client "" is the process's own user, which has no bound.
         """
         with self._lock:
             used = [each for each in (*self._grammars.values(), *self._retired) if each.worker and not each.idle]
@@ -181,7 +183,7 @@ class KnownGrammars:
             raise refusal.error()
 
     def _refusal(self, structured: StructuredOutput) -> Refusal | None:
-        """What is remembered against a grammar; forgotten when its time is over."""
+        """The remembered refusal of a grammar, or None; expired refusals are removed."""
         refusal = self._refusals.get(structured)
         if refusal is not None and self._clock() >= refusal.until_s:
             del self._refusals[structured]

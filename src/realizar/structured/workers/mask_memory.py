@@ -1,4 +1,4 @@
-"""`MaskMemory`: memory that the engine's process shares with the processes of grammars, where masks are put."""
+"""`MaskMemory`: the memory for masks, shared by the engine's process and the grammars' processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 
 class MaskMemory:
-    """An unnamed file that all these processes have open, mapped as far as it is used.
+    """An unnamed file that all these processes map, as far as it is used.
 
     Args:
-        descriptor: of a file made elsewhere; None makes one.
+        descriptor: descriptor of an existing file; None makes one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -23,30 +23,30 @@ class MaskMemory:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are mapped here."""
+        """The number of bytes mapped in this process."""
         return 0 if self._map is None else len(self._map)
 
     def grow(self, size_bytes: int) -> None:
-        """Make the file as large, if it is smaller. For its owner, while nobody writes."""
+        """Grow the file to at least this size. Only its owner may call this, while no process writes."""
         if size_bytes > self.size_bytes:
             size_bytes = max(size_bytes, 2 * self.size_bytes, 1 << 16)
             os.ftruncate(self.descriptor, size_bytes)
             self.map(size_bytes)
 
     def map(self, size_bytes: int) -> None:
-        """Map so many bytes, which the file has, if fewer are mapped."""
+        """Map at least so many bytes, which the file must have."""
         if size_bytes > self.size_bytes:
             self._map = mmap.mmap(self.descriptor, size_bytes)
 
     def words(self, offset_bytes: int, num_rows: int, num_words: int) -> NDArray[np.uint32]:
-        """A view: uint32 [num_rows, num_words]."""
+        """A view of masks: uint32 [num_rows, num_words]."""
         if self._map is None:
             raise ValueError("nothing is mapped")
         found = np.frombuffer(self._map, np.uint32, num_rows * num_words, offset_bytes)
         return found.reshape(num_rows, num_words)
 
     def close(self) -> None:
-        """Close the file; what is mapped goes with its last view."""
+        """Close the file; the mapping lasts until its last view is freed."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor, self._map = -1, None

@@ -1,4 +1,4 @@
-"""`StepMasks`: puts a step's masks together, whatever becomes of the processes that compute them."""
+"""`StepMasks` collects a step's masks, and handles processes that fail while they compute them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from realizar.structured.workers.server_handle import ServerError
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
 _LOG = logging.getLogger(__name__)
-_MOST_LATE = 2  # rows of a grammar that may run out of time one by one, before the rest is given up
-_LEAST_S = 1e-3  # for a process when the step's time is over: what it has said by then still counts
+_MOST_LATE = 2  # rows of a grammar that may time out one by one, before the other rows are given up
+_LEAST_S = 1e-3  # for a process when the step's time is over, so that an answer that has arrived still counts
 
 
 @dataclass(slots=True)
 class _Part:
-    """One row's part of a step: the drafts that follow it, and the number of its first mask in the memory."""
+    """One row's part of a step: its drafts, and the index of its first mask in the memory."""
 
     row: FollowedRow
     drafts: tuple[int, ...]
@@ -34,14 +34,14 @@ class _Part:
 
 
 class StepMasks:
-    """Not thread-safe: one step at a time.
+    """Computes the masks of one step at a time. Not thread-safe.
 
     Args:
-        memory: where the processes put masks.
+        memory: the shared memory for masks.
         num_words: uint32 words of a mask.
-        step_s: time in which all processes of a step have to answer, and then one that is asked anew.
+        step_s: seconds in which all processes of a step must answer, and again for each process that is asked anew.
         revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
-        condemn: called with a grammar, why, and the cause, when its process died of one row alone.
+        condemn: callback with a grammar, a reason and the cause, when its process died of one row alone.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class StepMasks:
         self._revive, self._condemn = revive, condemn
 
     def compute(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
-        """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
+        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row.
 
-        A row that can't go on is put in `error` and its masks are empty.
+        A row that can't go on gets an `error`, and its masks are empty.
         """
         parts = [_Part(row, tuple(drafts)) for row, drafts in rows]
         groups: dict[FollowedGrammar, list[_Part]] = {}
@@ -74,18 +74,18 @@ class StepMasks:
         try:
             self._ask(groups)
         except BaseException:
-            for grammar in groups:  # an answer may be on its way that nobody will wait for
+            for grammar in groups:  # an answer may be on its way, and nobody will read it
                 _drop_worker(grammar)
             raise
         return [self._taken(part) for part in parts]
 
     def _ask(self, groups: dict[FollowedGrammar, list[_Part]]) -> None:
-        """All processes work at the same time and have one deadline; those that died or are late are asked anew."""
+        """Ask all processes at the same time, with one deadline; failed or late processes are asked anew."""
         deadline_s = monotonic() + self._step_s
         asked: list[FollowedGrammar] = []
         failed: list[tuple[FollowedGrammar, ErrorCause]] = []
         for grammar, parts in groups.items():
-            try:  # one that does not read leaves the others half of the time
+            try:  # a process that does not read leaves half of the time to the others
                 self._send(grammar, parts, max(deadline_s - self._step_s / 2 - monotonic(), _LEAST_S))
                 asked.append(grammar)
             except WorkerDiedError as death:
@@ -106,9 +106,9 @@ class StepMasks:
             self._one_by_one(grammar, groups[grammar], first)
 
     def _one_by_one(self, grammar: FollowedGrammar, parts: Sequence[_Part], first: ErrorCause) -> None:
-        """Follow each row anew, alone, in a new process: the one that ends it again is in error, and no other.
+        """Follow each row anew, alone, in a new process. Only a row that ends its process again gets an error.
 
-        One death that may be the grammar's own, after a `first` that is not, is no proof against the grammar.
+        If the `first` death was not the grammar's fault, one more death is not a proof against the grammar.
         """
         num_late = 0
         reason, cause = "", first
@@ -162,7 +162,7 @@ class StepMasks:
             row.error, row.ended = answer.errors.get(row.key), row.key in answer.ended
 
     def _taken(self, part: _Part) -> NDArray[np.uint32]:
-        """A row's masks, copied: the memory is written again in the next step."""
+        """Copy a row's masks, as the next step overwrites the memory."""
         count = len(part.drafts) + 1
         if part.row.error is not None:
             return np.zeros((count, self._num_words), np.uint32)

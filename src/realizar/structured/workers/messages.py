@@ -1,7 +1,7 @@
-"""What goes between the engine's process, the fork server and the processes of grammars. msgspec only.
+"""Messages between the engine's process, the fork server and the grammars' processes. msgspec only.
 
-All of it is asked by the engine's process and answered in order, but `Encode`, which a grammar's process asks while it
-owes an answer.
+The engine's process sends all commands and gets their answers in order. The exception is `Encode`, which a grammar's
+process sends before its own answer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     """The first record to the fork server; the answer is `Done` or `Refused`.
 
     Attributes:
-        token_bytes: what each id adds to the text.
-        special_ids: control tokens, which are no text.
+        token_bytes: the bytes that each id adds to the text.
+        special_ids: control tokens, which are not text.
         end_ids: ids that end an answer.
         vocab_size: logits per row.
-        can_encode: whether `Encode` is answered.
-        memory_bytes: what a grammar's process may take beyond what the fork server has.
+        can_encode: True if `Encode` is answered.
+        memory_bytes: memory that a grammar's process may use beyond the fork server's.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -42,19 +42,19 @@ class Reap(msgspec.Struct, frozen=True, tag="reap"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """What was asked for is done. `memory_bytes`: what a grammar's process has taken for it."""
+    """The command is done. `memory_bytes`: memory that a grammar's process has used for it."""
 
     memory_bytes: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """What was asked for can't be done; one line for the user that says why."""
+    """The command is refused; `reason` is one line for the user."""
 
     reason: str
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    """The pid stays that of this process until it is reaped."""
+    """The pid of the forked process, which stays valid until `Reap`."""
 
     pid: int
 
@@ -68,7 +68,7 @@ class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
 class Compile(msgspec.Struct, frozen=True, tag="compile"):
     """The first record to a grammar's process: the fields of a `StructuredOutput`. The answer: `Done` or `Refused`.
 
-    `cpu_s`: seconds of processor time after which the process is ended by the kernel.
+    `cpu_s`: seconds of processor time after which the kernel ends the process.
     """
 
     kind: str
@@ -80,10 +80,10 @@ class RowStep(msgspec.Struct, frozen=True, array_like=True):
     """One row's part of a step.
 
     Attributes:
-        key: of the row; not one of another row of this process, ever.
-        starts: whether the row begins here; `token_ids` is then its whole output so far.
-        token_ids: what was chosen since the last step.
-        draft_ids: tokens that are proposed to follow.
+        key: the row's key, which is never reused in this process.
+        starts: True if the row begins here; `token_ids` is then its whole output so far.
+        token_ids: ids chosen since the last step.
+        draft_ids: proposed next tokens.
     """
 
     key: int
@@ -96,9 +96,9 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     """Compute masks of rows; the answer is `Stepped`.
 
     Attributes:
-        rows: their masks follow one another in the shared memory, `len(draft_ids) + 1` each.
+        rows: the rows; their masks follow one another in the shared memory, `len(draft_ids) + 1` for each.
         closed: keys of rows that have ended.
-        offset_bytes: where in the shared memory the first mask goes.
+        offset_bytes: place of the first mask in the shared memory.
         memory_bytes: the size of the shared memory.
     """
 
@@ -109,12 +109,12 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
-    """What came of a step.
+    """The result of a step.
 
     Attributes:
-        errors: why rows can't go on, by key; their masks are empty.
+        errors: reasons why rows can't go on, by key; their masks are empty.
         ended: keys of rows whose output is complete.
-        memory_bytes: what the process has taken so far.
+        memory_bytes: memory that the process has used so far.
     """
 
     errors: dict[int, str]
@@ -123,13 +123,13 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
-    """Which ids the model's tokenizer makes of a text; the answer is `Encoded`."""
+    """Encode a text with the model's tokenizer; the answer is `Encoded`."""
 
     text: str
 
 
 class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
-    """None where the tokenizer fails."""
+    """The text's ids; None if the tokenizer failed."""
 
     token_ids: tuple[int, ...] | None
 

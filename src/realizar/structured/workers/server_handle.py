@@ -1,4 +1,4 @@
-"""`ServerHandle`: the fork server as the engine's process sees it."""
+"""`ServerHandle`: the engine process's handle of the fork server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from realizar.structured.workers.messages import (
 )
 
 SERVER_COMMAND = (sys.executable, "-m", "realizar.structured.workers.fork_server")
-_START_LIMIT_S = 120.0  # of reading the vocabulary: 2 s for 256,000 tokens on an idle machine
+_START_LIMIT_S = 120.0  # for reading the vocabulary, which takes 2 s for 256,000 tokens on an idle machine
 _ANSWER_LIMIT_S = 30.0
 
 
 class ServerError(Exception):
-    """The fork server can't be started, or can't fork; one line. `lasting`: it would say the same again."""
+    """The fork server can't be started, or can't fork; one line. `lasting`: another try would fail in the same way."""
 
     def __init__(self, reason: str, *, lasting: bool = False) -> None:
         super().__init__(reason)
@@ -36,15 +36,15 @@ class ServerError(Exception):
 
 
 class ServerHandle:
-    """Starts a fork server and asks it. Thread-safe.
+    """Starts a fork server and sends it commands. Thread-safe.
 
     Args:
-        vocabulary: sent to it; the constructor waits until it is read.
-        masks_descriptor: of the memory where masks are put.
-        command: what to start; the descriptors of its socket and of the masks are appended.
+        vocabulary: the vocabulary, which the server reads while the constructor waits.
+        masks_descriptor: descriptor of the shared memory for masks.
+        command: the command to start; the descriptors of its socket and of the masks are appended.
 
     Raises:
-        ServerError: it can't be started, or refuses the vocabulary.
+        ServerError: the server can't be started, or refuses the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
@@ -58,7 +58,7 @@ class ServerHandle:
                     pass_fds=(theirs.fileno(), masks_descriptor),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # what a terminal sends to its group is not for it
+                    start_new_session=True,  # keeps the terminal's signals away from it
                 )
             except OSError as error:
                 self._channel.close()
@@ -74,10 +74,10 @@ class ServerHandle:
             raise ServerError(answer.reason, lasting=True)
 
     def fork(self) -> tuple[int, Channel[FromWorker]]:
-        """Start a grammar's process: its pid, which stays its own until `reap`, and the channel to it.
+        """Start a grammar's process; returns its pid, which stays valid until `reap`, and the channel to it.
 
         Raises:
-            ServerError: there is no more room for a process, or the server has died; `alive` tells.
+            ServerError: no process can be forked, or the server has died; `alive` tells which.
         """
         ours, theirs = _pair()
         channel: Channel[FromWorker] = Channel(ours, FromWorker)
@@ -93,7 +93,7 @@ class ServerHandle:
         return answer.pid, channel
 
     def reap(self, pid: int) -> int | None:
-        """The exit status of a process that was killed or has closed its channel; None if the server is gone."""
+        """Get the exit status of a process that was killed or has closed its channel; None if the server is gone."""
         with suppress(ServerError):
             answer = self._ask(Reap(pid), _ANSWER_LIMIT_S)
             if isinstance(answer, Reaped):
@@ -130,7 +130,7 @@ class ServerHandle:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """Two sockets that are connected. Raises ServerError."""
+    """Make a pair of connected sockets. Raises ServerError."""
     try:
         return socket.socketpair()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`GrammarService`: grammars over a model's vocabulary, compiled and followed in processes of their own."""
+"""`GrammarService` compiles and follows grammars over a model's vocabulary, in processes of their own."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _RETRY_S = 5.0
 
 
 class GrammarService:
-    """Compiles grammars on a thread of its own, a share for each client, and computes masks of rows.
+    """Compiles grammars on a thread of its own, with a share for each client, and computes masks of rows.
 
-    `masks`, `open_row` and `close_row` are for the engine, one at a time; everything else is thread-safe. No process is
-    started before the first grammar, or `start`.
+    The engine calls `masks`, `open_row` and `close_row`, one at a time; the other methods are thread-safe. The first
+    process starts with the first grammar, or with `start`.
 
     Args:
-        token_bytes: what each id adds to the text; `Tokenizer.vocabulary_bytes`.
-        special_ids: control tokens, which are no text.
+        token_bytes: the bytes that each id adds to the text; `Tokenizer.vocabulary_bytes`.
+        special_ids: control tokens, which are not text.
         end_ids: ids that end an answer.
         vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
         encode: text to ids without special ones, for text that a grammar leaves no choice about; else greedy.
-        limits: what grammars may take.
-        clock: seconds, monotonic, by which refusals are forgotten.
+        limits: limits of the grammars' time and memory.
+        clock: seconds, monotonic, for the expiry of refusals.
 
     Raises:
         InvalidRequestError: there are no end ids, so that no output could be complete.
@@ -87,18 +87,18 @@ class GrammarService:
         self._keys = itertools.count()
 
     def start(self) -> None:
-        """Read the vocabulary now, in the background: the first grammar would wait for it."""
+        """Read the vocabulary now, in the background, so that the first grammar does not wait for it."""
         with self._thread_lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._compile_all, name="realizar-grammars", daemon=True)
                 self._thread.start()
 
     def prepare(self, structured: StructuredOutput, client: str = "") -> None:
-        """Compile a grammar, unless that was done before; waits for it.
+        """Compile a grammar, unless it is known, and wait for it.
 
         Raises:
-            InvalidRequestError: it is malformed, not supported, impossible or too heavy.
-            RequestFailedError: no process came to an end with it, which may be the machine's fault.
+            InvalidRequestError: the grammar is malformed, not supported, impossible or too heavy.
+            RequestFailedError: no process could finish it, which may be the machine's fault.
             QueueFullError: there is no room for it now. EngineDeadError: the service was closed.
         """
         while not self._known.has(structured):
@@ -119,10 +119,10 @@ class GrammarService:
         self._known.check(structured)
 
     def prepare_later(self, structured: StructuredOutput, client: str, on_done: Report) -> Ticket:
-        """Queue a grammar of a client's; `on_done` hears on another thread when it is compiled, or why it is not.
+        """Queue a client's grammar. `on_done` is called on another thread with the result: None or an error.
 
         Raises:
-            QueueFullError: too many of the client's wait. EngineDeadError: the service was closed.
+            QueueFullError: too many of the client's grammars wait. EngineDeadError: the service was closed.
         """
         ticket = Ticket(structured, client, on_done)
         self._queue.put(ticket)
@@ -130,21 +130,21 @@ class GrammarService:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Wait for a grammar no more: where nobody else does, it is not compiled. Idempotent."""
+        """Cancel a ticket. If no other request waits for its grammar, it is not compiled. Idempotent."""
         self._queue.cancel(ticket)
 
     def hold(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
     ) -> bool:
-        """Keep a compiled grammar for a request for as long as it is open, from the next call on; whether it is there.
+        """Hold a compiled grammar for a request until the request has ended; False if it is not compiled.
 
         Raises:
-            InvalidRequestError, RequestFailedError: it was refused.
+            InvalidRequestError, RequestFailedError: the grammar was refused.
         """
         return self._known.hold(request_id, structured, is_open, client)
 
     def open_row(self, structured: StructuredOutput, output: Sequence[int]) -> FollowedRow:
-        """A row at the grammar's begin, or after some output. It is in error where its grammar was refused."""
+        """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused."""
         grammar, refused = self._known.follow(structured)
         row = FollowedRow(next(self._keys), grammar, list(output))
         if refused is not None:
@@ -156,19 +156,19 @@ class GrammarService:
         self._known.unfollow(row)
 
     def forget(self, structured: StructuredOutput) -> None:
-        """Compile a grammar anew the next time: rows share what is learned of it, and this may be worn out."""
+        """Compile a grammar anew for the next request, as the state that its rows share may have reached its limits."""
         self._known.forget(structured)
 
     def masks(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
-        """Allowed ids of rows, each with the drafts that follow it: uint32 [drafts + 1, words] each.
+        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row.
 
-        Masks after a draft that is not allowed are empty, and nobody reads those after one that ends the output. A row
-        that can't go on is put in `error` and its masks are empty.
+        Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
+        row that can't go on gets an `error`, and its masks are empty.
         """
         return self._masks.compute(rows)
 
     def close(self) -> None:
-        """End all processes; what waits is refused. Idempotent; nobody may be computing masks."""
+        """End all processes; waiting requests get an error. Idempotent. No masks may be in computation."""
         self._queue.close()
         with self._server_lock:
             self._closed = True
@@ -181,7 +181,7 @@ class GrammarService:
         self._memory.close()
 
     def _compile_all(self) -> None:
-        """The compiler's thread."""
+        """Compile all queued grammars; runs on the compiler's thread."""
         try:
             self._running_server()
         except ServerError as error:
@@ -190,7 +190,7 @@ class GrammarService:
             self._queue.finish(job, self._outcome(job))
 
     def _outcome(self, job: CompileJob) -> RealizarError | None:
-        """Why a job's grammar is not compiled, or None."""
+        """Run a job; returns its error, or None."""
         try:
             self._run(job)
         except RealizarError as error:
@@ -201,10 +201,11 @@ class GrammarService:
         return None
 
     def _run(self, job: CompileJob) -> None:
-        """Compile a grammar, unless that was done; remember what came of it.
+        """Compile a grammar, unless it is known, and remember the result.
 
         Raises:
-            InvalidRequestError, RequestFailedError: it is refused. QueueFullError: there is no room for its process.
+            InvalidRequestError, RequestFailedError: the grammar is refused. QueueFullError: there is no room for its
+                process.
         """
         if self._known.has(job.structured):
             return
@@ -232,16 +233,16 @@ class GrammarService:
             self._known.add(job.structured, worker)
 
     def _compile(self, structured: StructuredOutput, job: CompileJob | None = None) -> GrammarWorker | None:
-        """A process that has compiled a grammar; None if nobody waits for the job any more.
+        """Compile a grammar in a new process; None if nobody waits for the job any more.
 
-        A process that crashes is tried once more, in case it was ended from outside.
+        After a crash the compilation is tried once more, in case the process was ended from outside.
 
         Raises:
-            InvalidRequestError: the grammar is refused, or its process dies of it. ServerError: there is no process.
+            InvalidRequestError: the grammar is refused, or its process dies of it. ServerError: no process can start.
             RequestFailedError: its process dies, and the machine may be at fault.
         """
         tries = 2
-        cause: ErrorCause = "request"  # only where every death says so
+        cause: ErrorCause = "request"  # unless a death has another cause
         while True:
             worker = self._new_worker()
             if job is not None:
@@ -261,7 +262,7 @@ class GrammarService:
                     _LOG.warning("compiling a grammar %s; its request is refused", death)
                     error = refusal(structured, f"compiling it {death}")
                     raise (error if cause == "request" else RequestFailedError(str(error))) from death
-            except BaseException:  # a refusal, or a fault of the program: nobody else would end the process
+            except BaseException:  # a refusal, or a bug: the process must be ended here
                 worker.close()
                 raise
             finally:
@@ -269,20 +270,20 @@ class GrammarService:
                     job.stop = None
 
     def _revive(self, grammar: FollowedGrammar) -> GrammarWorker:
-        """A new process for a grammar that rows follow."""
+        """Make a new process for a grammar that rows follow."""
         worker = self._compile(grammar.structured)
         if worker is None:
             raise ServerError("nobody waits for it")
         return worker
 
     def _condemn(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:
-        """A row has ended its grammar's process by itself: nobody else shall follow it."""
+        """Refuse a grammar from now on, after one row has ended its process by itself."""
         error = refusal(grammar.structured, reason)
         _LOG.warning("%s", error)
         self._known.refuse(grammar.structured, str(error), cause)
 
     def _new_worker(self) -> GrammarWorker:
-        """A process for a grammar. A server that died is replaced once. Raises ServerError."""
+        """Make a process for a grammar. A dead server is replaced once. Raises ServerError."""
         try:
             return GrammarWorker(self._running_server(), self._encode)
         except ServerError as error:
@@ -291,7 +292,7 @@ class GrammarService:
         return GrammarWorker(self._running_server(), self._encode)
 
     def _running_server(self) -> ServerHandle:
-        """The fork server; started if there is none, or none that lives. Raises ServerError."""
+        """The fork server, which is started if none is alive. Raises ServerError."""
         with self._server_lock:
             if self._closed:
                 raise ServerError("the engine is being closed")

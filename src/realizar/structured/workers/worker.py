@@ -1,4 +1,4 @@
-"""`GrammarWorker`: a grammar's process as the engine's process sees it."""
+"""`GrammarWorker`: the engine process's handle of a grammar's process."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What grammars may take.
+    """Limits of the grammars' time, memory and number.
 
     Attributes:
-        compile_cpu_s: processor time of compiling one. The heaviest that the bounds on size allow take half a second.
-        compile_s: time of compiling one, should its process hang.
-        step_s: time of one step's masks, should its process hang.
-        memory_bytes: of one grammar and the rows that follow it; the heaviest takes some 50 MB.
-        total_bytes: of all grammars, above which none is compiled.
-        processes: of grammars, with those of requests that wait.
-        idle: of these, how many are kept for requests to come.
+        compile_cpu_s: processor seconds of a compilation. The heaviest grammars within the size bounds take half a
+            second.
+        compile_s: seconds of a compilation, in case its process hangs.
+        step_s: seconds for one step's masks, in case a process hangs.
+        memory_bytes: memory of one grammar and its rows; the heaviest takes about 50 MB.
+        total_bytes: memory of all grammars, above which none is compiled.
+        processes: number of grammars, including those of waiting requests.
+        idle: number of idle grammars that are kept for later requests.
         queued_per_client: grammars of one client that may wait to be compiled.
     """
 
@@ -56,11 +57,11 @@ class WorkerLimits:
 
 
 class WorkerDiedError(Exception):
-    """A grammar's process has ended or been ended; the message continues "compiling it" or "following it".
+    """A grammar's process has ended or was ended; the message continues "compiling it" or "following it".
 
-    `out_of_time`: it was ended because it took too long. `cause`: `request` where it crashed or used up its processor
-    time, which the grammar may do again; `engine` where a clock ran out, as it does on a machine that swaps, or nobody
-    knows how it ended.
+    `out_of_time`: the process was ended because it took too long. `cause`: `request` if it crashed or used up its
+    processor time, which the grammar may cause again; `engine` if it exceeded a time limit, as on a machine that swaps,
+    or if its end is unexplained.
     """
 
     def __init__(self, reason: str, *, out_of_time: bool, cause: ErrorCause = "engine") -> None:
@@ -72,13 +73,13 @@ class GrammarWorker:
     """One process. Only `kill` may be called while another thread uses it.
 
     Attributes:
-        memory_bytes: what it had taken when it answered last.
+        memory_bytes: memory that it used at its last answer.
 
     Args:
-        encode: the model's tokenizer: text to ids, without special ones; None where it is not known.
+        encode: converts text to ids without special tokens, with the model's tokenizer, or None.
 
     Raises:
-        ServerError: it can't be started.
+        ServerError: the process can't be started.
     """
 
     def __init__(self, server: ServerHandle, encode: Callable[[str], Sequence[int]] | None) -> None:
@@ -89,10 +90,10 @@ class GrammarWorker:
         self._reaped = False
 
     def compile(self, structured: StructuredOutput, limits: WorkerLimits) -> None:
-        """Compile the process's grammar; once.
+        """Compile the process's grammar. This is called once.
 
         Raises:
-            InvalidRequestError: it is malformed, not supported or impossible.
+            InvalidRequestError: the grammar is malformed, not supported or impossible.
             WorkerDiedError: the process crashed, or took too much time.
         """
         try:
@@ -108,18 +109,18 @@ class GrammarWorker:
         self.memory_bytes = answer.memory_bytes
 
     def fileno(self) -> int:
-        """Can be read when the process has said something; to wait for several at once."""
+        """The channel's descriptor, for waiting on several processes."""
         return self._channel.fileno()
 
     def send_step(self, step: Step, timeout_s: float) -> None:
-        """Have a step's masks computed; `receive_step` waits for them. Raises WorkerDiedError."""
+        """Send a step; `receive_step` waits for its masks. Raises WorkerDiedError."""
         try:
             self._channel.send(step, timeout_s)
         except ChannelError as error:
             raise self._death(error, timeout_s) from error
 
     def receive_step(self, timeout_s: float) -> Stepped:
-        """What came of the step that was sent. Raises WorkerDiedError."""
+        """Receive the result of the step that was sent. Raises WorkerDiedError."""
         try:
             answer = self._answer(timeout_s)
             if isinstance(answer, Stepped):
@@ -130,23 +131,23 @@ class GrammarWorker:
             raise self._death(error, timeout_s) from error
 
     def kill(self) -> int | None:
-        """End the process, from any thread; idempotent. Its exit status, where this call finds it."""
+        """End the process, from any thread; idempotent. Returns its exit status, if this call gets it."""
         with self._lock:
             if self._reaped:
                 return None
             self._reaped = True
-            if self._server.alive:  # nobody else has its pid before the server has reaped it
+            if self._server.alive:  # the pid is not reused before the server has reaped the process
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
             return self._server.reap(self.pid)
 
     def close(self) -> None:
-        """End the process, which nobody uses any more; idempotent."""
+        """End the process and close the channel; idempotent."""
         self.kill()
         self._channel.close()
 
     def _answer(self, timeout_s: float) -> FromWorker:
-        """The next answer; the tokenizer's questions before it are answered."""
+        """Wait for the next answer, and encode texts for the process meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             record = self._channel.receive(max(deadline_s - time.monotonic(), 1e-3))
@@ -159,12 +160,12 @@ class GrammarWorker:
             return None
         try:
             return tuple(self._encode(text))
-        except BaseException:  # noqa: BLE001 - a panic of the tokenizer's library is no Exception
+        except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
             _LOG.warning("the tokenizer failed on a text that a grammar asks for")
             return None
 
     def _death(self, error: ChannelError, timeout_s: float, cpu_s: int | None = None) -> WorkerDiedError:
-        """End the process, and say how it ended."""
+        """End the process; returns the error that describes its end."""
         status = self.kill()
         self._channel.close()
         if isinstance(error, ChannelTimeoutError):
