@@ -1,1 +1,1 @@
-"""Checkpoint files read into `Checkpoint`: metadata, and tensors as views of the mapped file. numpy."""
+"""Readers of checkpoint files. A `Checkpoint` has metadata, and tensors as views of the mapped file. numpy."""

@@ -1,4 +1,4 @@
-"""`Checkpoint`: what a GGUF file or a safetensors folder holds, in one shape."""
+"""`Checkpoint`: the contents of a GGUF file or a safetensors folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Checkpoint:
         tensors: by name in the file.
         unsupported: names of safetensors tensors whose element type has no ggml id (fp8, unsigned), to that type.
         tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
-        release: tells the system that a tensor's mapped pages are not needed for now (the view stays valid).
+        release: advises the system that a tensor's mapped pages are not needed for now (the view stays valid).
         prefetch: asks the system to read a tensor's bytes ahead, without waiting for them.
     """
 

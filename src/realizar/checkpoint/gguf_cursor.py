@@ -25,7 +25,7 @@ class Cursor:
 
     Attributes:
         position: absolute offset of the next byte.
-        place: what is being read now, for messages: `key 'general.name'`; set by whoever reads.
+        place: the item that is being read, for messages, such as `key 'general.name'`; set by the caller.
     """
 
     def __init__(self, file: MappedFile) -> None:
@@ -54,7 +54,7 @@ class Cursor:
         return start
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[int | float | bool, ...]:
-        """Numbers laid out as `layout`, little-endian; `what` they are is said where the file ends before them."""
+        """Read little-endian numbers of a layout; `what` names them in the error if the file ends before them."""
         return layout.unpack_from(self.file.buffer, self.skip(layout.size, what))
 
     def u32(self, what: str) -> int:
@@ -76,7 +76,7 @@ class Cursor:
         return count
 
     def string(self, what: str) -> str:
-        """A string with its length before it. Raises `CheckpointError` where it is no UTF-8."""
+        """Read a string with its length. Raises `CheckpointError` if it is not UTF-8."""
         offset = self.position
         size = self.u64(f"length of {what}")
         if size > self.bytes_left:
@@ -88,7 +88,7 @@ class Cursor:
             raise self.error(start + error.start, f"{what} is not valid UTF-8") from error
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings, the loop unrolled from `string` because vocabularies hold hundreds of thousands."""
+        """Read `count` strings. The code of `string` is inlined, because vocabularies hold hundreds of thousands."""
         self.spend(count)
         buffer, read_size, end, position = self.file.buffer, _U64.unpack_from, self._end, self.position
         values: list[str] = []

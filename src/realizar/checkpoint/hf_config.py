@@ -18,7 +18,7 @@ _TEMPLATE_KEY = "chat_template"
 
 
 def read_folder_metadata(folder: Path) -> dict[str, Any]:
-    """What the folder's files say, by stem; a file that is absent has no entry.
+    """Read the metadata files of a folder, by stem; a missing file has no entry.
 
     Returns:
         `config`, `generation_config` and `tokenizer_config` (dicts), and `chat_template` (text; from
@@ -39,9 +39,9 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
 
 
 def refuse_remote_code(config: Mapping[str, Any], known_model_types: Collection[str]) -> None:
-    """Refuses a model that only code from its own repository could run. That code is never executed.
+    """Refuse a model that needs code from its own repository. Such code is never executed.
 
-    Where `model_type` is known, `auto_map` is a leftover of the time before, and the known implementation is used.
+    If `model_type` is known, `auto_map` is ignored and the known implementation is used.
 
     Raises:
         UnsupportedModelError: `auto_map` names code, and `model_type` is not among the known ones.

@@ -1,7 +1,7 @@
-"""`ModelFiles`: the files of an opened checkpoint, looked at again without being parsed: are they whole, the same?
+"""`ModelFiles` checks later, without parsing, that the files of an opened checkpoint are whole and unchanged.
 
-A server maps a model's files for as long as it runs, and its engine opens them again whenever it is replaced. Meanwhile
-they may be deleted, cut short or replaced. Standard library only.
+A server maps a model's files for as long as it runs, and a new engine opens them again. Meanwhile they may be deleted,
+truncated or replaced. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Signature: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A file as it was: its size, and the SHA-256 of what comes before its tensors (of all, where it has none)."""
+    """A file's original state: its size, and the SHA-256 of the bytes before its tensors (all bytes if it has none)."""
 
     path: Path
     size: int
@@ -28,7 +28,7 @@ class _Known:
 
 
 class ModelFiles:
-    """What a checkpoint was opened from.
+    """The files of an opened checkpoint.
 
     Args:
         checkpoint: opened just now.
@@ -47,18 +47,18 @@ class ModelFiles:
         self._known = tuple(known + [_known(path, None) for path in beside if path not in starts])
 
     def signature(self) -> Signature:
-        """Size, time of change and inode of each file, None for one that is gone: another one where any was touched."""
+        """Size, modification time and inode of each file; None for a missing file. Any change gives another value."""
         return tuple(_stat(known.path) for known in self._known)
 
     def fault(self) -> str | None:
-        """Why the model can't be loaded from its files as they are, naming one of them; None where nothing is seen.
+        """The reason why the model can't be loaded from its files now, naming one of them; None if no fault is visible.
 
-        Only what lies before the tensors is read.
+        Only the bytes before the tensors are read.
         """
         return next((fault for known in self._known if (fault := _fault(known)) is not None), None)
 
     def shown(self, text: str) -> str:
-        """A text with the files' paths cut to their names: clients are told of no folder."""
+        """A text with the files' paths cut to their names, so that clients see no folders."""
         for known in self._known:
             text = text.replace(os.fspath(known.path), known.path.name)
         return text

@@ -1,4 +1,4 @@
-"""How names that come from a file are shown in messages. Standard library only."""
+"""Names from a file, made safe for messages. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`open_checkpoint`: any model path as a `Checkpoint`, judged by content and not by name. numpy."""
+"""`open_checkpoint` opens any model path as a `Checkpoint`, by the file's content and not by its name. numpy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a GGUF file, a safetensors file, or a folder with either.
+    """Open a GGUF file, a safetensors file, or a folder with either.
 
     Args:
         path: a GGUF file (of a split model the first part), a `.safetensors` file, a `model.safetensors.index.json`,
             or a folder in Hugging Face's layout, or with one GGUF model in it.
 
     Raises:
-        CheckpointError: nothing there, nothing we read, or a malformed file.
+        CheckpointError: the path does not exist, is of an unknown format, or is malformed.
     """
     place = Path(path)
     if place.is_dir():

@@ -104,7 +104,7 @@ def _shard_path(index: Path, tensor: str, file_name: str) -> Path:
 
 
 def _is_inside(folder: Path, path: Path) -> bool:
-    """Whether the file is in the folder once links are followed, or in the store of the hub cache it is part of."""
+    """True if the file is in the folder after following links, or in the blobs of the hub cache that it is part of."""
     root = Path(os.path.realpath(folder))
     allowed = [root]
     if root.parent.name == "snapshots":  # <cache>/models--a--b/snapshots/<revision> links to <cache>/models--a--b/blobs

@@ -1,4 +1,4 @@
-"""JSON objects from files of unknown origin, bounded in size; what is wrong is told with its offset."""
+"""JSON objects from files of unknown origin, bounded in size; errors name the offset."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from realizar.strict_json import StrictJSONError, is_too_large, parse_strictly
 
 MAX_CONTAINERS = 300_000
 MAX_VALUES = 1 << 20
-"""Brackets, and commas, that a file may hold."""
+"""Bounds on the brackets and commas of a file."""
 
 
 def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
     """Parses an object.
 
     Args:
-        path: file that `data` comes from, and `base` the offset of its first byte there: for messages.
+        path, base: the file of `data` and the offset of its first byte there, for messages.
 
     Raises:
         CheckpointError: not UTF-8, not JSON, not an object, nested too deep, too many values, NaN or an infinity, a

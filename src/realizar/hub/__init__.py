@@ -1,1 +1,1 @@
-"""Finding and fetching models: names, downloads, the cache on disk. Imports the nouns only; never prints."""
+"""Models by name: downloads and the cache on disk. This package imports only the nouns and never prints."""

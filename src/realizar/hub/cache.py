@@ -1,4 +1,4 @@
-"""The cache folder: where models lie, and one lock per model. Standard library and filelock."""
+"""The cache folder of models, with a lock for each model. Standard library and filelock."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from realizar.hub.folders import user_cache
 
 
 def folder_bytes(folder: Path) -> int:
-    """Sum of the sizes of all files below a folder; files and folders may vanish meanwhile."""
+    """The sizes of all files below a folder; files and folders may vanish meanwhile."""
     total = 0
-    for parent, _, names in os.walk(folder):  # which passes over a folder that is removed meanwhile
+    for parent, _, names in os.walk(folder):  # skips folders that are removed meanwhile
         for name in names:
             try:
                 total += (Path(parent) / name).stat().st_size
@@ -26,7 +26,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def models_dir() -> Path:
-    """Folder of fetched models."""
+    """The folder of fetched models."""
     return user_cache() / "models"
 
 

@@ -1,4 +1,4 @@
-"""The user's folders for what can be made again and for what can't. Standard library only."""
+"""The user's folders for caches and for data. Standard library only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def user_data() -> Path:
 
 
 def _folder(variable: str, below_home: Path) -> Path:
-    """A path that is not absolute counts as not given: files would lie wherever a command is run."""
+    """A folder named by a variable, or below the home. A relative path is ignored, as it would depend on the cwd."""
     named = Path(os.environ.get(variable, ""))
     if named.is_absolute():
         return named / "realizar"
@@ -39,7 +39,7 @@ def _folder(variable: str, below_home: Path) -> Path:
 
 
 def _home_of_account() -> Path:
-    """The home that the system's list of users names."""
+    """The home folder in the system's list of users."""
     if sys.platform != "win32":
         import pwd
 

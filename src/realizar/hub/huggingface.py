@@ -1,4 +1,4 @@
-"""Models from a Hugging Face endpoint, through huggingface_hub and its own variables (HF_HOME, HF_TOKEN, ...)."""
+"""Models from a Hugging Face endpoint, by huggingface_hub with its own variables (HF_HOME, HF_TOKEN, ...)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?(?::([\w./ -]+))?")
 
 @dataclass(frozen=True, slots=True)
 class RepositoryName:
-    """`user/repo`, `user/repo:Q4_K_M`, `user/repo:file.gguf`, each perhaps with `@revision` after the repository."""
+    """A name: `user/repo`, `user/repo:Q4_K_M` or `user/repo:file.gguf`; `@revision` may follow the repository."""
 
     repo: str
     revision: str | None
@@ -34,29 +34,29 @@ class RepositoryName:
 
     @property
     def folder_name(self) -> str:
-        """A name for it in the file system."""
+        """The name of its folder in the file system."""
         return re.sub(r"[^\w.-]", "--", str(self))
 
 
 def parse_name(name: str) -> RepositoryName | None:
-    """The parts of a Hugging Face name, or None if it is not one."""
+    """Parse a Hugging Face name; None if it is not one."""
     match = _NAME.fullmatch(name)
     return RepositoryName(match.group(1), match.group(2), match.group(3)) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What was fetched: the path to open, and the files in all."""
+    """A fetched model: the path to open, and all files."""
 
     path: Path
     files: tuple[Path, ...]
 
 
 def fetch(name: RepositoryName, progress: Progress) -> Download:
-    """Download the model's files into huggingface_hub's cache, those that it lacks.
+    """Download the model's missing files into huggingface_hub's cache.
 
     Raises:
-        HubError: unknown, private, offline and not cached, or nothing in the repository fits.
+        HubError: the name is unknown, private, or offline and not cached, or the repository has no fitting files.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -64,7 +64,7 @@ def fetch(name: RepositoryName, progress: Progress) -> Download:
     try:
         info = _translated(name, lambda: HfApi(library_name="realizar").model_info(name.repo, revision=name.revision))
     except HubError as error:
-        # Offline, or no answer: what is in the cache will do, if it is all there.
+        # Offline, or no answer: the cached files are used if they are complete.
         if not isinstance(error.__cause__, OfflineModeIsEnabled | ConnectionError) and not _is_transport(
             error.__cause__
         ):
@@ -91,7 +91,7 @@ def _download(files: list[Path]) -> Download:
 
 
 def _cached(name: RepositoryName) -> Download | None:
-    """The model out of huggingface_hub's cache, without asking anyone."""
+    """The model in huggingface_hub's cache, without network access; None if it is not there."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
@@ -107,21 +107,21 @@ def _cached(name: RepositoryName) -> Download | None:
 
 
 def _is_transport(error: BaseException | None) -> bool:
-    """Whether no answer came at all."""
+    """True if an error means that no answer came at all."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return isinstance(error, _http_error()) and not isinstance(error, HfHubHTTPError)
 
 
 def _http_error() -> type[Exception]:
-    """The root of the errors of huggingface_hub's HTTP client, whichever client its version uses."""
+    """The base class of the HTTP errors of huggingface_hub's client, which depends on its version."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return next(base for base in HfHubHTTPError.__bases__ if base is not OSError)
 
 
 def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
-    """Run the call; huggingface_hub's errors become `HubError`, with the original as cause."""
+    """Run a call, and translate huggingface_hub's errors to `HubError` with the original as its cause."""
     from huggingface_hub import errors
 
     try:
@@ -153,7 +153,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _bar_class(progress: Progress, label: str) -> type[Any]:
-    """A progress bar class, as huggingface_hub takes one, that reports to `progress` and draws nothing."""
+    """Make a progress bar class for huggingface_hub that reports to `progress` and draws nothing."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):

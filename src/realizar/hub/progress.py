@@ -1,4 +1,4 @@
-"""How a download tells how far it is. Standard library only."""
+"""The callback for the progress of downloads. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called now and then during a download, possibly from another thread.
+    """A callback that is called repeatedly during a download, possibly from another thread.
 
     Args:
-        label: what is being fetched; one bar per label.
-        done: bytes so far, never falling for a label.
-        total: bytes in all, or None where unknown.
+        label: name of the download; each label has its own bar.
+        done: bytes so far, which never decrease for a label.
+        total: bytes in all, or None if unknown.
     """
 
     def __call__(self, label: str, done: int, total: int | None) -> None: ...
 
 
 def ignore_progress(label: str, done: int, total: int | None) -> None:
-    """The progress of someone who does not watch."""
+    """Ignore the progress."""

@@ -1,4 +1,4 @@
-"""`pull` and `resolve`: from a name that a user types to a path that opens."""
+"""`pull` and `resolve` turn a model's name into a path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from realizar.hub.huggingface import RepositoryName, parse_name
 from realizar.hub.progress import Progress, ignore_progress
 
 RECORD_FILE = "pulled.json"
-"""In a model's folder: the name, path and files of one pulled from Hugging Face."""
+"""A file in a model's folder: the name, path and files of a model from Hugging Face."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class ListedModel:
     """A model with a name.
 
     Attributes:
-        path: what a command opens, or None if it is known and not fetched.
-        size_bytes: of its files; what it will take where not fetched.
+        path: the path to open, or None if the model is not fetched.
+        size_bytes: size of its files, or of the download if it is not fetched.
         source: `builtin` or `hugging face`.
-        has_chat_template: None where only the file could tell.
+        has_chat_template: None if it is not known.
     """
 
     name: str
@@ -37,14 +37,14 @@ class ListedModel:
 
 
 def resolve(name: str, progress: Progress = ignore_progress) -> Path:
-    """The GGUF file or safetensors folder that a name stands for, fetched if it has to be.
+    """Find the GGUF file or safetensors folder of a model, and fetch it if needed.
 
     Args:
-        name: a path, a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). A path that exists
-            wins. What was pulled before is used without asking the network.
+        name: a path, a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). An existing path
+            takes precedence. A model that was pulled before is used without network access.
 
     Raises:
-        HubError: nothing is meant by the name, or it can't be fetched.
+        HubError: the name is unknown, or the model can't be fetched.
     """
     local = _local(name)
     if local is not None:
@@ -60,9 +60,9 @@ def resolve(name: str, progress: Progress = ignore_progress) -> Path:
 
 
 def pull(name: str, progress: Progress = ignore_progress) -> Path:
-    """Fetch a model, or see that it is there, and return what `resolve` would.
+    """Fetch a model if needed, and return its path as `resolve` does.
 
-    A Hugging Face name is asked for again, so that a repository's newer files are fetched.
+    A Hugging Face repository is checked again, so that newer files are fetched.
 
     Raises:
         HubError: as `resolve`.
@@ -75,13 +75,13 @@ def pull(name: str, progress: Progress = ignore_progress) -> Path:
 
 
 def known_without_template(name: str) -> bool:
-    """Whether a name is known, before anything is fetched, to stand for a model without a chat template."""
+    """True if a short name belongs to a model without a chat template; known before anything is fetched."""
     builtin = BUILTIN_MODELS.get(name.lower())
     return builtin is not None and not builtin.has_chat_template and _local(name) is None
 
 
 def list_models() -> tuple[ListedModel, ...]:
-    """Models with a short name, then those pulled from Hugging Face."""
+    """List the models with short names, then those pulled from Hugging Face."""
     listed = [
         ListedModel(
             model.name,
@@ -100,7 +100,7 @@ def list_models() -> tuple[ListedModel, ...]:
 
 
 def _local(name: str) -> Path | None:
-    """The path itself, where the name is one; None where it is a name."""
+    """The path, if the name is an existing path; None if it is a name."""
     path = Path(name).expanduser()
     try:
         if name and path.exists():
@@ -140,7 +140,7 @@ def _pull_repository(name: RepositoryName, progress: Progress) -> Path:
 
 
 def _recorded(folder: Path) -> ListedModel | None:
-    """The Hugging Face model that the folder's record tells of, if its files are all still there."""
+    """The Hugging Face model of a folder's record, if all its files are still there."""
     try:
         record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
         size = sum(Path(file).stat().st_size for file in record["files"])

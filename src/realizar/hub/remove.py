@@ -1,4 +1,4 @@
-"""Deleting a pulled model: its files and nothing else's."""
+"""Removal of a pulled model's files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from realizar.hub.pull import RECORD_FILE
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What would be deleted.
+    """A planned removal.
 
     Attributes:
-        name: of the model.
-        files: of it alone; what another pulled model needs too is not among them.
-        size_bytes: that become free.
-        shared_folder: the folder of Hugging Face's cache, where the files lie in it: other programs read them too.
+        name: the model's name.
+        files: the model's files, without those that another pulled model needs.
+        size_bytes: bytes that become free.
+        shared_folder: the folder of Hugging Face's cache, if it has the files; other programs read them too.
     """
 
     name: str
@@ -32,10 +32,10 @@ class Removal:
 
 
 def plan_removal(name: str) -> Removal:
-    """Look for a pulled model and what it consists of; deletes nothing.
+    """Plan the removal of a pulled model; nothing is deleted yet.
 
     Raises:
-        HubError: no pulled model has the name; or it is a path, whose file is its owner's to delete.
+        HubError: no pulled model has the name, or it is a path.
     """
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is not None:
@@ -60,7 +60,7 @@ def plan_removal(name: str) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Delete what was planned. A process that has the model open goes on with it.
+    """Delete the planned files. A process that has the model open is not affected.
 
     Raises:
         HubError: the cache can't be written.
@@ -90,7 +90,7 @@ def _remove_builtin(model: BuiltinModel) -> None:
 
 
 def _files(record: Path) -> list[Path]:
-    """The files that a record lists; none where it can't be read."""
+    """The files of a record; empty if it can't be read."""
     try:
         return [Path(file) for file in json.loads(record.read_text(encoding="utf-8"))["files"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -104,13 +104,13 @@ def _shared_root() -> Path:
 
 
 def _lies_in(file: Path, root: Path) -> bool:
-    """Whether a record's file is one of a repository in the cache: a record is not trusted with other paths."""
+    """True if a record's file is in a repository of the cache. Other paths in a record are not trusted."""
     parts = file.relative_to(root).parts if file.is_relative_to(root) else ()
     return len(parts) >= 4 and parts[0].startswith("models--") and parts[1] == "snapshots" and ".." not in parts
 
 
 def _unlink_cached(file: Path, root: Path) -> None:
-    """Delete a snapshot's file, its content where no other snapshot has it, and folders that are left empty."""
+    """Delete a snapshot's file, its content if no other snapshot has it, and empty folders."""
     repository = root / file.relative_to(root).parts[0]
     content = file.resolve()
     file.unlink()

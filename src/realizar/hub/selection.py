@@ -1,4 +1,4 @@
-"""Which files of a repository make up one model. Standard library only; works on lists of names."""
+"""`select_files` chooses a repository's files that make up one model, by their names. Standard library only."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[str, ...]:
-    """Files to download, the one to open first: all parts of one GGUF, or safetensors with their JSON files.
+    """Choose the files to download, with the file to open first: all parts of a GGUF, or safetensors with JSON files.
 
     Args:
-        repo: for messages.
-        names: every file of the repository, `/` between folders.
+        repo: the repository's name, for messages.
+        names: every file of the repository, with `/` between folders.
         wanted: a quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the repository's only
             GGUF, else its Q4_K_M or Q8_0.
 
     Raises:
-        HubError: nothing fits, several things do, parts are missing, or there are only pickled weights.
+        HubError: no file or several files match, parts are missing, or there are only pickled weights.
     """
     models = _gguf_models(names)
     if wanted is not None:
@@ -58,7 +58,7 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
 
 
 def _gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """GGUF models by their name without part number, each with its files in order."""
+    """GGUF models by their names without part numbers, each with its files in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         base = PurePosixPath(name).name.lower()
@@ -68,7 +68,7 @@ def _gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def quantization_of(name: str) -> str | None:
-    """The quantisation that a GGUF file's name tells, upper case; None if it tells none."""
+    """The quantisation in a GGUF file's name, in upper case, or None."""
     found = _QUANT.findall(re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE))
     return str(found[-1]).upper() if found else None
 
@@ -101,7 +101,7 @@ def _choices(models: dict[str, list[str]]) -> str:
 
 
 def _checked(repo: str, files: list[str]) -> tuple[str, ...]:
-    """The files, if no part is missing."""
+    """Check that no part is missing, and return the files."""
     match = _SPLIT.search(files[0])
     if match is not None and [_part(name) for name in files] != list(range(1, int(match.group(2)) + 1)):
         raise HubError(
@@ -116,7 +116,7 @@ def _part(name: str) -> int:
 
 
 def _safetensors(names: Sequence[str]) -> list[str]:
-    """Weights at the root: one file, or shards of one index. Other exports beside them are left alone."""
+    """The weights at the root: one file, or the shards of one index, without other exports."""
     root = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if "model.safetensors" in root:
         return ["model.safetensors"]

