@@ -1,1 +1,1 @@
-"""Measurements: our own decode and prefill, peers beside us, and the limits of the machine. Prints nothing."""
+"""Measurements of our own decode and prefill, of other programs, and of the machine's limits. Nothing prints here."""

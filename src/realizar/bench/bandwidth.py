@@ -1,4 +1,4 @@
-"""The limit that decoding runs into: how fast threads read memory. numpy."""
+"""The bandwidth at which threads read memory, which limits decoding. numpy."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_BYTES = 1 << 20
-"""Of each thread: less lies in the nearest caches all the same, and calls would take longer than sums."""
+"""Bytes of each thread, at least: less would be in the nearest caches, and calls would take longer than sums."""
 _CHUNK_BYTES = 16 << 20  # of each thread: long against starting threads, short against a scheduler's time slice
 
 
 def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> float:
-    """GB/s (10^9 bytes) at which threads read an array over and over, in order; the best of many pieces.
+    """GB/s (10^9 bytes) at which threads read an array repeatedly, in order; the best of many chunks.
 
-    An array that no cache holds gives the rate of memory. Of a smaller one caches hold what they hold of weights of
-    that size. A piece takes about a millisecond, so that some pieces are read undisturbed on a busy machine too.
+    An array larger than all caches gives the bandwidth of memory. A smaller one is cached as far as weights of that
+    size would be. A chunk takes about a millisecond, so that some chunks are read undisturbed even on a busy machine.
 
     Args:
-        threads: readers; each sums its own run of an int64 array, with the interpreter's lock released.
-        size_bytes: of the array; `LEAST_BYTES` for each thread are the least.
-        passes: times that the array is read, at least; a small one is read more often.
+        threads: number of threads; each sums its own part of an int64 array, with the interpreter's lock released.
+        size_bytes: size of the array; at least `LEAST_BYTES` for each thread.
+        passes: times that the array is read; a small one is read more often.
     """
     array = np.ones(max(size_bytes, threads * LEAST_BYTES) // 8, dtype=np.int64)
     chunks = array.nbytes // threads // _CHUNK_BYTES
@@ -39,7 +39,7 @@ def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> 
 
 
 def _chunks(run: NDArray[np.int64], count: int) -> list[tuple[NDArray[np.int64], int]]:
-    """A thread's run in pieces that are long enough to time: parts of it, or all of it several times over."""
+    """Cut a thread's part into chunks that are long enough to time, or repeat all of it several times."""
     if count < 2:
         return [(run, max(1, round(_CHUNK_BYTES / run.nbytes)))]
     return [(chunk, 1) for chunk in np.array_split(run, count)]
@@ -48,7 +48,7 @@ def _chunks(run: NDArray[np.int64], count: int) -> list[tuple[NDArray[np.int64],
 def _read(
     chunks: list[tuple[NDArray[np.int64], int]], passes: int, barrier: threading.Barrier
 ) -> list[tuple[float, float, int]]:
-    """When the reading of each piece began and ended, and its bytes. All threads begin each piece together."""
+    """The start, the end and the bytes of each chunk's read. All threads begin each chunk together."""
     spans = []
     for _ in range(passes):
         for chunk, times in chunks:

@@ -55,7 +55,7 @@ _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.
 
 
 def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, seed: int = 0) -> None:
-    """Write a random model to `path`. Tensors are made one by one, so memory holds no more than the largest.
+    """Write a random model to `path`. Tensors are made one by one, so that memory holds only the largest.
 
     Args:
         shape_name: a key of `SHAPES`.
@@ -145,7 +145,7 @@ def _layer(
 
 
 def _gets_more_bits(layer: int, num_layers: int) -> bool:
-    """Whether Q4_K_M stores V and down of a layer in Q6_K: the first and last eighth and every third between."""
+    """True if Q4_K_M stores V and down of a layer in Q6_K: in the first and last eighth and every third between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
@@ -164,7 +164,7 @@ def _state(seed: int, name: str) -> list[int]:
 
 
 def _random_matrix(ggml_type: GGMLType, rows: int, cols: int, state: list[int]) -> NDArray[np.uint8]:
-    """Weights under which a row's product with a vector keeps the vector's size."""
+    """Random weights with a standard deviation that keeps the size of a vector that they multiply."""
     return random_blocks(ggml_type, rows, cols, np.random.default_rng(state), std=cols**-0.5)
 
 

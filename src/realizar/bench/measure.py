@@ -1,4 +1,4 @@
-"""How fast a loaded engine reads and writes: token ids only, no vocabulary."""
+"""`measure` times prefill and decode of a loaded engine, with token ids only."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ def run_realizar(model: Path, threads: int, work: Workload) -> Speeds:
 
 
 def compiling_for(instruction_set: str) -> dict[str, str]:
-    """An environment in which Numba compiles for the plainest processor with an instruction set, and not for this one.
+    """An environment in which Numba compiles for the simplest processor with an instruction set, instead of this one.
 
-    Else float32 loops beside the forced products would use this processor's vectors.
+    Otherwise float32 loops beside the forced matmuls would use this processor's wider vectors.
     """
     from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, index_of
 

@@ -85,7 +85,7 @@ def compare(
     In each round every program runs once, one after the other, so that a slow minute of the machine meets all of them.
 
     Args:
-        log: told what is running.
+        log: callback for progress messages.
     """
     failures: list[str] = []
     rows = []

@@ -1,4 +1,4 @@
-"""What the pictures of this folder share: SVG that follows the reader's light or dark, with colours by name."""
+"""Functions for this folder's SVG pictures, with named colours that follow the viewer's light or dark mode."""
 
 from __future__ import annotations
 

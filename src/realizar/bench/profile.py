@@ -94,7 +94,7 @@ def profile_step(
 
     Args:
         config: `context_length`, `max_running` and `max_step_tokens` are set to what the step needs.
-        log: told what is running. progress: told of loading.
+        log: callback for progress messages. progress: callback for the progress of loading.
 
     Raises:
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
@@ -182,12 +182,12 @@ def limit_label(share: float) -> str:
 
 
 def limit_line(profile: StepProfile) -> str:
-    """What the read limit is."""
+    """A line that states the read limit."""
     return f"{profile.limit_bytes / 1e6:,.0f} MB, read over and over, come at {profile.limit_gb_per_s:.1f} GB/s"
 
 
 def coverage(profile: StepProfile) -> str:
-    """What of a step its parts are, and what the rest may be."""
+    """A line that compares the sum of the parts with the step."""
     share = f"the parts, each timed alone, take {profile.sum_ms:.3f} ms of a step's {profile.wall_ms:.3f} ms"
     if profile.sum_ms > profile.wall_ms:
         return f"{share}: they overlap in it"

@@ -82,9 +82,9 @@ class Answered:
 
     Attributes:
         due_s: when it should have been sent. sent_s: when it was.
-        deltas_s: when each piece of text came. ended_s: when the answer was whole, or failed.
-        prompt_tokens, output_tokens: as the server counts; pieces stand for tokens where it does not.
-        error: what went wrong, or None.
+        deltas_s: times at which each delta of text arrived. ended_s: time at which the answer was complete, or failed.
+        prompt_tokens, output_tokens: the server's counts; without them, deltas are counted as tokens.
+        error: the reason of a failure, or None.
     """
 
     due_s: float
@@ -111,7 +111,7 @@ class Answered:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one piece of text and the next."""
+        """Seconds between one delta of text and the next."""
         return [later - earlier for earlier, later in zip(self.deltas_s, self.deltas_s[1:], strict=False)]
 
 
@@ -142,7 +142,7 @@ class _Exchange(asyncio.Protocol):
         self._end("the connection broke" if exc else None)
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser, with a piece of the body."""
+        """Called by the parser with a part of the body."""
         now = time.perf_counter()
         self._held += body
         if self._parser.get_status_code() != 200:
@@ -181,7 +181,7 @@ class _Exchange(asyncio.Protocol):
 
 
 async def send(target: Target, prompt: str, max_tokens: int, due_s: float, timeout_s: float) -> Answered:
-    """Send a request and time its answer. What goes wrong is told in the record."""
+    """Send a request and time its answer. A failure is recorded in `error`."""
     request, host, port, tls = _request(target, target.body(prompt, max_tokens))
     loop = asyncio.get_running_loop()
     exchange = _Exchange(request)

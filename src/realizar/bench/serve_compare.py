@@ -27,7 +27,7 @@ def compare_servers(
 
     Args:
         warmup: requests to each server before the first round, not counted.
-        log: told what is running.
+        log: callback for progress messages.
 
     Raises:
         InvalidRequestError: a server refuses or does not answer a first request.

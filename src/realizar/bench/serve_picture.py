@@ -1,4 +1,4 @@
-"""The latency picture of a load: what share of first texts, gaps and answers came within what time. Writes SVG."""
+"""The latency picture of a load: the shares of first texts, gaps and answers by their times. Writes SVG."""
 
 from __future__ import annotations
 

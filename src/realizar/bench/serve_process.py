@@ -22,7 +22,7 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSize:
-    """How a server is started.
+    """The size of a server to start.
 
     Attributes:
         parallel: requests that it takes at a time.

@@ -1,4 +1,4 @@
-"""What a load showed: percentiles, throughput, goodput, and one server beside another."""
+"""The report of a load: percentiles, throughput, goodput, and a comparison of servers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Summary:
     Attributes:
         num_requests, num_failed: sent, and not answered whole. errors: what failed, and how often.
         requests_per_s, output_tokens_per_s, total_tokens_per_s: over the whole run.
-        ttft, gap, tpot, e2e: first text; between pieces of text; mean per token of a request; whole answers.
+        ttft, gap, tpot, e2e: first text; between deltas of text; mean per token of a request; whole answers.
         goodput: requests per second that met every objective, and their share of all; None without objectives.
         lag_ms: by which requests were sent late, at the 99th percentile.
         generator_cpu_share: of one core that the load generator took.

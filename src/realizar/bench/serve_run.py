@@ -46,7 +46,7 @@ def run_load(
 
     Args:
         requests: of `plan_requests`.
-        progress: told how many have ended, whenever one does.
+        progress: callback with the number of ended requests, whenever one ends.
 
     Raises:
         InvalidRequestError: the target's address is none.

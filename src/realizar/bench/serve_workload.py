@@ -1,5 +1,5 @@
-"""What a load on a server consists of: when requests arrive, what they ask, how long their answers are. All of it is
-drawn from one seed, so that two servers get the same requests. Standard library only.
+"""The requests of a load on a server: their arrival times, prompts and answer lengths. All are drawn from one seed, so
+that two servers get the same requests. Standard library only.
 """
 
 from __future__ import annotations

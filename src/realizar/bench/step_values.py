@@ -1,4 +1,4 @@
-"""`realizar trace`: what the residual stream holds from layer to layer while a prompt is read, on either backend."""
+"""`realizar trace`: the residual stream's values from layer to layer during a prompt, on either backend."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What to time: P tokens from nothing, then G after them, `repeats` times for each number of rows."""
+    """The work to time: P prompt tokens, then G generated tokens, `repeats` times for each number of rows."""
 
     prompt_tokens: int
     gen_tokens: int
@@ -73,8 +73,8 @@ def measure_throughput(
     Args:
         config: `context_length`, `typical_request_tokens`, `max_running` and `max_step_tokens` are set to what the work
             needs.
-        log: told what is running.
-        progress: told of loading: what is being done, and the share done.
+        log: callback for progress messages.
+        progress: callback for the progress of loading, with the stage and the share done.
 
     Raises:
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
