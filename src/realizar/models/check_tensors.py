@@ -1,4 +1,4 @@
-"""Strict loading, both ways: what a spec names is what a checkpoint holds. Standard library only."""
+"""Loading is strict both ways: the tensors of a spec are exactly those of the checkpoint. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MAX_LISTED = 8
 
 
 def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    """Compare names and shapes.
+    """Compare the names and shapes of a spec's tensors with the checkpoint's.
 
     Raises:
         UnsupportedModelError: the checkpoint holds no weights, or a weight of an element type that has no ggml id.
-        CheckpointError: lists tensors that are missing, left over, or of another shape.
+        CheckpointError: tensors are missing, unexpected or of another shape; lists them.
     """
     require_weights(checkpoint)
     sources: dict[str, list[TensorSource]] = {}
@@ -47,7 +47,7 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 
 def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
-    """The shape of the checkpoint tensor that holds these parts one below the other."""
+    """The shape of the checkpoint tensor that holds these parts, stacked by rows."""
     if not any(part.fused for part in parts):
         return parts[0].shape
     return (max(part.first_row + part.shape[0] for part in parts), *parts[0].shape[1:])

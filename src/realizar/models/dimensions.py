@@ -127,7 +127,7 @@ def _read_head_size(hparams: HyperParameters, hidden: int, heads: int, known: Ma
 
 
 def _read_vocab_size(hparams: HyperParameters, known: Mapping[str, Any]) -> int:
-    """`vocab_size`; in a GGUF file without it the length of the token list, or the rows of the embedding."""
+    """`vocab_size`; a GGUF file without it has the length of the token list, or the rows of the embedding."""
     fallback: Any = known.get("vocab_size", REQUIRED)
     if hparams.is_gguf:
         tokens = hparams.checkpoint.metadata.get("tokenizer.ggml.tokens")

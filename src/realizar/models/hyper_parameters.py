@@ -1,7 +1,7 @@
 """`HyperParameters`: hyper-parameters read strictly from GGUF keys or from `config.json`. Standard library only.
 
-A getter takes the GGUF key (without the architecture's prefix) and the `config.json` key; None where a format does not
-have the parameter, whose default then holds. Every value is checked for type and range; errors name file and key.
+A getter takes the GGUF key (without the architecture's prefix) and the `config.json` key; None if a format does not
+have the parameter, which then gets its default. Every value is checked for type and range; errors name file and key.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REQUIRED: Final = _Required.REQUIRED
 
 T = TypeVar("T")
 
-# No model's number lies outside; inside, float32 arithmetic with a few of them neither overflows nor vanishes.
+# The numbers of all models are in this range, in which float32 arithmetic with a few of them can't over- or underflow.
 MIN_NUMBER, MAX_NUMBER = 1e-15, 1e12
 
-# Where these end a key's name, 1 says "nothing" too.
+# For keys with these suffixes, 1 is neutral too.
 _FACTOR_SUFFIXES = ("_scale", "_multiplier", "_scaling")
 
 
@@ -78,7 +78,7 @@ class HyperParameters:
         return None if gguf is None else f"{self.architecture}.{gguf}"
 
     def raw(self, gguf: str | None, hf: str | None) -> Any:
-        """The unchecked value, or None where the key is absent (or null)."""
+        """The unchecked value, or None if the key is absent or null."""
         key = self.key(gguf, hf)
         if key is None:
             return None
@@ -86,7 +86,7 @@ class HyperParameters:
         return self._values.get(key)
 
     def is_present(self, gguf: str | None, hf: str | None) -> bool:
-        """Whether the key is there, even with a null value (which in `config.json` may differ from a missing key)."""
+        """True if the key is there, even with a null value (which in `config.json` may differ from a missing key)."""
         key = self.key(gguf, hf)
         return key is not None and key in self._values
 
@@ -95,14 +95,14 @@ class HyperParameters:
         return CheckpointError(self.path, f"key '{self._parent}{self.key(gguf, hf)}'", reason)
 
     def unsupported(self, gguf: str | None, hf: str | None, value: object) -> UnsupportedModelError:
-        """The error for a value with a meaning that this program does not have."""
+        """The error for a value that this program does not support."""
         key = f"{self._parent}{self.key(gguf, hf)}"
         return UnsupportedModelError(f"{self.path}: key '{key}': unsupported value {_shorten(value)}")
 
     def integer(
         self, gguf: str | None, hf: str | None, *, high: int, low: int = 1, default: int | _Required = REQUIRED
     ) -> int:
-        """A whole number from `low` to `high`. A GGUF array with one value per layer is taken if all agree."""
+        """A whole number from `low` to `high`. A GGUF array with one value per layer is accepted if all are equal."""
         value = self._uniform(gguf, hf, self.raw(gguf, hf))
         if value is None:
             return self._default(gguf, hf, default)
@@ -140,14 +140,14 @@ class HyperParameters:
         return number
 
     def optional_number(self, gguf: str | None, hf: str | None) -> float | None:
-        """A positive number; None where the key is absent, null or zero (soft caps, scales)."""
+        """A positive number; None if the key is absent, null or zero (soft caps, scales)."""
         value = self.raw(gguf, hf)
         if value is None or (value == 0 and value is not False):
             return None
         return self.checked_number(gguf, hf, value)
 
     def boolean(self, gguf: str | None, hf: str | None, *, default: bool) -> bool:
-        """True or false, `default` where the key is absent; raises `CheckpointError` for anything else."""
+        """True or false, `default` if the key is absent; raises `CheckpointError` for other values."""
         value = self.raw(gguf, hf)
         if value is None:
             return default
@@ -156,7 +156,7 @@ class HyperParameters:
         return value
 
     def text(self, gguf: str | None, hf: str | None, *, default: str) -> str:
-        """A text, `default` where the key is absent; raises `CheckpointError` for anything else."""
+        """A text, `default` if the key is absent; raises `CheckpointError` for other values."""
         value = self.raw(gguf, hf)
         if value is None:
             return default
@@ -165,7 +165,7 @@ class HyperParameters:
         return value
 
     def refuse_unread(self) -> None:
-        """Refuse keys that nobody read, unless they are known to leave the result alone or their value says "nothing".
+        """Refuse keys that were not read, unless they are known to have no effect or their value is neutral.
 
         Raises:
             UnsupportedModelError: names the first such key.
@@ -214,12 +214,12 @@ def config_path(checkpoint: Checkpoint) -> Path:
 
 
 def _is_sequence(value: object) -> bool:
-    """Whether it is a list, or a numpy array, which `Sequence` does not know."""
+    """True for a list or a numpy array, which is not a `Sequence`."""
     return not isinstance(value, Mapping) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _is_neutral(value: Any) -> bool:
-    """Whether a value says "nothing": null, false, zero, none or empty."""
+    """True for neutral values: null, false, zero, none or empty."""
     if isinstance(value, Mapping) or (_is_sequence(value) and not isinstance(value, str)):
         return len(value) == 0
     return value in (None, False, 0, "", "none")

@@ -1,7 +1,7 @@
-"""Keys of `config.json` and of GGUF files that leave the result of a decoder alone. Standard library only.
+"""Keys of `config.json` and of GGUF files without effect on the result of a decoder. Standard library only.
 
-What is here was found in the published files of the architectures of this folder, and in the configuration classes of
-transformers. A key that an architecture's file reads need not be here; a key of another kind is refused by name.
+The keys are from the published files of these architectures, and from the configuration classes of transformers. A key
+that an architecture's file reads need not be here; an unknown key is refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_TRAINING = """
     attention_dropout attn_pdrop classifier_dropout embd_pdrop embedding_dropout gradient_checkpointing hidden_dropout
     initializer_range pretraining_tp resid_pdrop residual_dropout
 """
-# Which biases there are shows in the tensors, and a tensor that nobody reads is refused.
+# The tensors show which biases there are, and a tensor that is not read is refused.
 _OF_BIASES = "attention_bias lm_head_bias mlp_bias qkv_bias use_bias use_qkv_bias"
 # Precision of an intermediate result, and the norms' epsilon of other architectures.
 _OF_NUMBERS = """
@@ -69,7 +69,7 @@ CONFIG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_rope": (True,),
     "is_causal": (True,),
 }
-"""Values of other keys that leave the result alone, beside those that say "nothing"."""
+"""Values of other keys that have no effect, besides neutral values."""
 
 _OF_ROPE = """
     type rope_type factor original_max_position_embeddings long_factor short_factor low_freq_factor high_freq_factor

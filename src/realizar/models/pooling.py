@@ -1,4 +1,4 @@
-"""How a model was made to be pooled into embeddings, if it was. Standard library only."""
+"""The pooling that an embedding model was trained with. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from realizar.request import Pooling
 _GGUF_KINDS: dict[Any, Pooling] = {
     1: "mean",
     3: "last",
-}  # of `<architecture>.pooling_type`; 0, 2 and 4 are none of ours
+}  # values of `<architecture>.pooling_type`; 0, 2 and 4 are not supported
 _FOLDER_KEYS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 _MAX_BYTES = 1 << 16
 
 
 def default_pooling(checkpoint: Checkpoint) -> Pooling | None:
-    """From GGUF's `pooling_type`, or a sentence-transformers folder's `1_Pooling/config.json`; None without either.
+    """Read GGUF's `pooling_type`, or a sentence-transformers folder's `1_Pooling/config.json`; None without either.
 
     Raises:
         CheckpointError: that file is not strict JSON.

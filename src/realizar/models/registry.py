@@ -1,4 +1,4 @@
-"""Which architecture's file builds the spec of a checkpoint. numpy only."""
+"""The table of architectures: `build_spec` calls the file of a checkpoint's architecture. numpy only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rotary frequencies: plain and with linear, llama-3, YaRN and longrope scaling. numpy only.
 
-All is computed in float32 in the order of operations of Hugging Face's transformers (`modeling_rope_utils.py`), which
-is what the models were trained and published with.
+All values are computed in float32, in the order of operations of Hugging Face's transformers
+(`modeling_rope_utils.py`), with which the models were trained and published.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Yarn:
         factor: how much longer the context became.
         original_context: tokens before.
         beta_fast, beta_slow: rotations within the original context at which the ramp ends and begins.
-        truncate: whether the ramp's ends are rounded outwards to whole dimensions.
+        truncate: True if the ramp's ends are rounded outwards to whole dimensions.
     """
 
     factor: float
@@ -73,12 +73,12 @@ class Yarn:
         return frequencies
 
     def _dimension(self, base: float, size: int, rotations: float) -> float:
-        """The dimension that turns `rotations` times within the original context."""
+        """The dimension that rotates `rotations` times within the original context."""
         return size * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cosine and sine by: `0.1 scale ln(factor) + 1`."""
+    """YaRN's factor of cosine and sine: `0.1 scale ln(factor) + 1`."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
@@ -88,7 +88,7 @@ def divided_frequencies(base: float, size: int, divisors: NDArray[np.float32]) -
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:
-    """What longrope multiplies cosine and sine by."""
+    """Longrope's factor of cosine and sine."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
 
 

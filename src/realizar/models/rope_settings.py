@@ -1,4 +1,4 @@
-"""From hyper-parameters to `Rope`: which scaling a checkpoint asks for, with its parameters. numpy only."""
+"""`read_rope` reads a checkpoint's rope parameters and scaling into a `Rope`. numpy only."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def read_rope(
     """The rotary embedding that a checkpoint describes.
 
     Args:
-        pairing: of the GGUF form; Hugging Face's is always `neox`.
-        layer_type: the entry of `rope_parameters` where these differ between kinds of layers.
-        default_base: where the checkpoint gives none.
+        pairing: pairing in the GGUF format; Hugging Face's is always `neox`.
+        layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
+        default_base: the base if the checkpoint gives none.
 
     Raises:
         CheckpointError: a parameter is missing or out of range.
@@ -113,7 +113,7 @@ def _gguf_yarn(hparams: HyperParameters, factor: float, original: int) -> Yarn:
 
 
 def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[np.float32] | None:
-    """The values of a float32 tensor of `count` divisors, or None where the file has none."""
+    """The values of a float32 tensor of `count` divisors, or None if the file has none."""
     tensor = hparams.checkpoint.tensors.get(name)
     if tensor is None:
         return None
@@ -189,7 +189,7 @@ def _config_longrope(rope: HyperParameters, base: float, size: int, original: in
 
 
 def _config_parameters(hparams: HyperParameters, layer_type: str) -> HyperParameters:
-    """`rope_parameters` (transformers 5), of one kind of layer where they differ, or `rope_scaling` (before)."""
+    """`rope_parameters` (transformers 5), of one kind of layer if they differ, or the older `rope_scaling`."""
     for key in ("rope_parameters", "rope_scaling"):
         values: Any = hparams.raw(None, key)
         if values is None:
@@ -207,7 +207,7 @@ def _config_parameters(hparams: HyperParameters, layer_type: str) -> HyperParame
 
 
 def _config_original_context(hparams: HyperParameters, rope: HyperParameters, sizes: Dimensions) -> int:
-    """The top level's value where there is one, then the rope's own, then the whole context, as transformers has it."""
+    """The top level's value if there is one, then the rope's own, then the whole context, as in transformers."""
     inner = rope.integer(
         None, "original_max_position_embeddings", high=MAX_CONTEXT, default=sizes.trained_context_length
     )

@@ -1,7 +1,7 @@
 """`ModelSpec`: a model described, not programmed. Backends interpret it. Standard library only.
 
 Canonical tensor names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`), whatever the checkpoint; fields
-that hold one are of type `TensorName`, and `ModelSpec.tensors` says where each lies in the checkpoint.
+that hold one are of type `TensorName`, and `ModelSpec.tensors` gives the place of each in the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a canonical tensor lies: a checkpoint tensor, a run of its rows (fused QKV, gate and up), or a stack.
+    """The place of a canonical tensor: a checkpoint tensor, a range of its rows (fused QKV, gate and up), or a stack.
 
     Attributes:
         name: in the checkpoint; the first of `stack` where there is one.
@@ -311,7 +311,7 @@ class ModelSpec:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding."""
+        """True if the head is the embedding."""
         return self.head.weight == self.embedding
 
     def attentions(self) -> tuple[tuple[int, Attention], ...]:

@@ -40,11 +40,11 @@ class SpecBuilder:
 
     Args:
         hparams, sizes: the model's hyper-parameters.
-        norm_kind: of all its norms.
+        norm_kind: kind of all its norms.
         norm_weight_offset: see `Norm`; used only for Hugging Face checkpoints, as GGUF converters add it.
-        norm_bias: whether norms have a bias.
-        norm_after_attention: whether `post_attention_layernorm` is applied to attention's output (GGUF names differ).
-        prefix: of canonical names that a safetensors checkpoint has in place of `model.`, and before `lm_head`.
+        norm_bias: True if norms have a bias.
+        norm_after_attention: True if `post_attention_layernorm` is applied to attention's output (GGUF names differ).
+        prefix: prefixes that a safetensors checkpoint has instead of `model.`, and before `lm_head`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SpecBuilder:
         return self._prefix[1] + canonical
 
     def has(self, canonical: TensorName) -> bool:
-        """Whether the checkpoint holds a tensor of this canonical name by itself."""
+        """True if the checkpoint has a tensor of this canonical name."""
         return self.stored_name(canonical) in self.hparams.checkpoint.tensors
 
     def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
@@ -89,12 +89,12 @@ class SpecBuilder:
         return _ACTIVATIONS[name]
 
     def bias(self, hf_key: str | None, projection: str, *, default: bool = False) -> bool:
-        """Whether a projection has a bias: `config.json` says so; a GGUF file shows it in its first layer.
+        """True if a projection has a bias, by `config.json`, or by the first layer's tensors of a GGUF file.
 
         Args:
-            hf_key: None where a configuration can't say it.
-            projection: in a layer, or `lm_head`.
-            default: where neither says so.
+            hf_key: None if a configuration has no key for it.
+            projection: name in a layer, or `lm_head`.
+            default: value if neither decides.
         """
         if self.hparams.is_gguf:
             return self.has(f"{'' if projection == 'lm_head' else 'model.layers.0.'}{projection}.bias") or default
@@ -114,10 +114,10 @@ class SpecBuilder:
         return Linear(weight, out_features, in_features, bias_name)
 
     def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
-        """Matrices that lie one below the other in the checkpoint tensor `base`.
+        """Matrices that are stacked by rows in the checkpoint tensor `base`.
 
         Args:
-            parts: canonical base name and rows of each, in order.
+            parts: canonical base name and out_features of each, in order.
         """
         matrices, row = [], 0
         for name, rows in parts:
@@ -181,11 +181,11 @@ class SpecBuilder:
         return FeedForward(activation, up, down, gate)
 
     def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
-        """The attention window of each layer that `windowed_layers` names; one that no context can leave is no window.
+        """The attention window of each layer in `windowed_layers`. A window as long as the context is dropped.
 
         Args:
             is_windowed: see `windowed_layers`.
-            default: the window where the checkpoint has no key for it.
+            default: the window if the checkpoint has no key for it.
         """
         keys = ("attention.sliding_window", "sliding_window")
         stated = self.hparams.integer(*keys, low=0, high=MAX_CONTEXT, default=0)
@@ -195,7 +195,7 @@ class SpecBuilder:
         return [window if flag else None for flag in self.windowed_layers(is_windowed)]
 
     def windowed_layers(self, is_windowed: Callable[[int], bool]) -> list[bool]:
-        """Which layers have a window (and the rope that goes with it).
+        """True for each layer with a window (and the rope that belongs to it).
 
         `layer_types` of `config.json` or the GGUF window pattern (one flag per layer, or the period whose last layer is
         full) says so, and `is_windowed` where the checkpoint does not.
@@ -229,10 +229,10 @@ class SpecBuilder:
         """The whole model.
 
         Args:
-            tied_by_default: whether the head is the embedding where `config.json` does not say. A GGUF file is tied
-                when it has no `output.weight`.
-            head_bias: whether logits have a bias, tied or not.
-            is_ignored: checkpoint names that are known and not needed.
+            tied_by_default: True if the head is the embedding unless `config.json` decides. A GGUF file is tied if it
+                has no `output.weight`.
+            head_bias: True if logits have a bias, tied or not.
+            is_ignored: True for checkpoint names that are known and not needed.
         """
         sizes, hparams = self.sizes, self.hparams
         embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))

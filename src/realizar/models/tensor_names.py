@@ -40,7 +40,7 @@ def gguf_name(canonical: str, *, norm_after_attention: bool) -> str:
     """The GGUF name of a canonical tensor.
 
     Args:
-        norm_after_attention: whether `post_attention_layernorm` is applied to attention's output.
+        norm_after_attention: True if `post_attention_layernorm` is applied to attention's output.
     """
     layer = _LAYER.fullmatch(canonical)
     if layer is None:
@@ -52,5 +52,5 @@ def gguf_name(canonical: str, *, norm_after_attention: bool) -> str:
 
 
 def is_unneeded(name: str) -> bool:
-    """Whether a checkpoint tensor is known and takes no part: tables that are computed, or read into the spec."""
+    """True for known checkpoint tensors that are not loaded: tables that are computed, or read into the spec."""
     return name in _UNNEEDED_GGUF or _UNNEEDED.fullmatch(name) is not None

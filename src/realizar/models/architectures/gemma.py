@@ -132,7 +132,7 @@ def _read_local_rope(hparams: HyperParameters, sizes: Dimensions) -> Rope:
 
 
 def _find_prefix(hparams: HyperParameters) -> tuple[str, str]:
-    """Where the text model lies inside a multi-modal checkpoint."""
+    """The prefixes of the text model inside a multi-modal checkpoint."""
     for prefix in _TEXT_PREFIXES:
         if f"{prefix[0]}embed_tokens.weight" in hparams.checkpoint.tensors:
             return prefix
