@@ -1,10 +1,10 @@
-"""Every error a user of realizar can meet, in one tree. Standard library only.
+"""The tree of all errors that a user of realizar can get. Standard library only.
 
 RealizarError
 ├── CheckpointError         a malformed file: names the file, the place in it, and the reason
 ├── UnsupportedModelError   a well-formed model that this program can't run
-├── TokenizerError          a vocabulary that is missing or that we can't reproduce exactly
-├── ChatTemplateError       a template that fails, is refused, or runs over its bounds
+├── TokenizerError          a vocabulary that is missing or can't be reproduced exactly
+├── ChatTemplateError       a template that fails, is refused, or exceeds its bounds
 ├── InvalidRequestError     a request whose field is out of range; `param` names the field
 │   └── ContextLengthError  prompt and output do not fit the context
 ├── HubError                a model that can't be found or fetched
@@ -12,9 +12,9 @@ RealizarError
 │   └── StepMemoryError     a step did not fit into the device's memory: its requests ended, and others may run
 ├── KernelError             a device kernel that can't be compiled, loaded or launched
 ├── StepError               a kernel failed in a step: its requests ended, and others may run
-├── DeviceLostError         the device's context is unusable: only a new process can go on
+├── DeviceLostError         the device's context is unusable: a new process is needed
 ├── RequestFailedError      the model or the program failed on one request; others go on
-├── QueueFullError          as many requests wait as may; try again after `retry_after_s`
+├── QueueFullError          the queue is full; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
     └── EngineUnavailableError  it is starting, starting again, or draining; try again after `retry_after_s`
 """
@@ -47,7 +47,7 @@ class UnsupportedModelError(RealizarError):
 
 
 class TokenizerError(RealizarError):
-    """No vocabulary, or one of a kind that we can't reproduce exactly."""
+    """A vocabulary is missing, or can't be reproduced exactly."""
 
 
 class ChatTemplateError(RealizarError):
@@ -55,7 +55,7 @@ class ChatTemplateError(RealizarError):
 
 
 class InvalidRequestError(RealizarError):
-    """A request that can't be honoured. `param` is the name of the field at fault, if there is one."""
+    """An invalid request. `param` is the name of the field at fault, or None."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class ContextLengthError(InvalidRequestError):
 
 
 class HubError(RealizarError):
-    """A model that is not found, not readable, or whose bytes are not the expected ones."""
+    """A model is not found, not readable, or its bytes are not the expected ones."""
 
 
 class CapacityError(RealizarError):
@@ -79,7 +79,7 @@ class StepMemoryError(CapacityError):
 
 
 class KernelError(RealizarError):
-    """A device kernel that can't be compiled, loaded or launched; says which and why."""
+    """A device kernel can't be compiled, loaded or launched; the message names the kernel and the reason."""
 
 
 class StepError(RealizarError):
@@ -87,7 +87,7 @@ class StepError(RealizarError):
 
 
 class DeviceLostError(RealizarError):
-    """The device's context is unusable: only a new process can go on."""
+    """The device's context is unusable: a new process is needed."""
 
 
 class RequestFailedError(RealizarError):
@@ -99,7 +99,7 @@ class EngineDeadError(RealizarError):
 
 
 class EngineUnavailableError(EngineDeadError):
-    """No request is taken now: the engine is starting, starting again after a crash, or draining.
+    """The engine takes no requests now: it is starting, restarting after a crash, or draining.
 
     `retry_after_s`: seconds after which to try again.
     """
@@ -110,7 +110,7 @@ class EngineUnavailableError(EngineDeadError):
 
 
 class QueueFullError(RealizarError):
-    """As many requests wait as may. `retry_after_s`: seconds after which to try again."""
+    """The queue is full. `retry_after_s`: seconds after which to try again."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

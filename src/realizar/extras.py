@@ -1,4 +1,4 @@
-"""How to install what only some need. Standard library only."""
+"""Installation hints for optional dependencies. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def how_to_install(extra: str) -> str:
-    """A command that installs an extra of realizar, which is in no package index under its name.
+    """The command that installs an extra of realizar, which no package index has under its name.
 
     Args:
         extra: a name from `[project.optional-dependencies]`, such as `cuda`.

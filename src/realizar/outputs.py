@@ -1,4 +1,4 @@
-"""What comes out: of a step per sequence, of a stream per piece, of a request at its end. Standard library only."""
+"""Outputs: of a step for each choice, of a stream for each delta, and of a whole request. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ErrorCause = Literal["request", "engine", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class RowError:
-    """Why one request ended without its output, while all others go on.
+    """The error of one request that ended without its output, while all others go on.
 
     Attributes:
         message: one line for the user, without paths and addresses.
@@ -28,10 +28,10 @@ class RowError:
 
     @classmethod
     def of(cls, error: Exception, where: str) -> RowError:
-        """An exception that one row raised. One that nobody foresaw tells its class: its text belongs into the log.
+        """Convert an exception of one row. An unexpected exception is shown by its class only; its text is logged.
 
         Args:
-            where: the part that raised it, as `sampling`.
+            where: the part that raised it, such as `sampling`.
         """
         if isinstance(error, InvalidRequestError):
             return cls(str(error), "request", error.param)
@@ -56,7 +56,7 @@ class TokenLogprobs:
 
 @dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class TokenOutput:
-    """What one step gave one choice of a request.
+    """The output of one step for one choice of a request.
 
     Attributes:
         token_ids: new tokens; a stop token that ended the choice is the last of them.
@@ -66,7 +66,7 @@ class TokenOutput:
         scheduled_s, produced_s: of `time.monotonic`: when the choice first entered a step, and when this one ended.
         num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
         pooled: float32 values [hidden_size]; with the last output of a pooled request.
-        error: why the whole request ended without its output; nothing follows, of any choice.
+        error: the reason why the whole request ended without its output; no output of any choice follows.
     """
 
     request_id: str
@@ -85,12 +85,12 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """A piece of a stream: what one choice gained. Pieces of text concatenate to the whole.
+    """A delta of a stream: the output that one choice gained. The texts of all deltas concatenate to the whole.
 
     Attributes:
-        token_ids: the tokens gained; their text may come with a later piece, where it ends inside a character or
-            could be the start of a stop string.
-        finish_reason: set on the last piece of the choice.
+        token_ids: the tokens gained; their text may come with a later delta, if it ends inside a character or could be
+            the start of a stop string.
+        finish_reason: set on the last delta of the choice.
         stop_reason: the stop string or the stop token id that ended it.
         num_cached_tokens: prompt tokens that the first choice found in the prefix cache, as far as it is known yet.
     """
@@ -107,7 +107,7 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When a request passed its stations, in seconds of `time.monotonic`."""
+    """The times of a request's stages, in seconds of `time.monotonic`."""
 
     arrival_s: float
     scheduled_s: float
@@ -116,17 +116,17 @@ class Timings:
 
     @property
     def queue_s(self) -> float:
-        """Waiting for the first step."""
+        """Seconds of waiting for the first step."""
         return self.scheduled_s - self.arrival_s
 
     @property
     def prefill_s(self) -> float:
-        """From the first step to the first token, or to the end of scoring."""
+        """Seconds from the first step to the first token, or to the end of scoring."""
         return self.first_token_s - self.scheduled_s
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the last."""
+        """Seconds from the first token to the last."""
         return self.finished_s - self.first_token_s
 
 

@@ -21,12 +21,12 @@ class Request:
         sampling: with `seed` set; `stop_token_ids` are all ids that end a choice, the model's included unless ignored.
         max_tokens: tokens to generate per choice; 0 only scores or pools the prompt.
         arrival_s: of `time.monotonic`.
-        priority: lower is sooner; among equals, first come, first served. Each step is worth 64 arrivals, so that who
-            waits is not overtaken for ever.
+        priority: lower is sooner; equal priorities are first come, first served. Each step of priority is worth 64
+            arrivals, so that a waiting request is not overtaken for ever.
         cache_salt: requests share cached blocks only with those of the same salt.
         pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
             generates nothing: its `max_tokens` is 0.
-        client: whose request it is, for fair shares of what is done before it runs; any name, "" for nobody's.
+        client: the client's name, for fair shares of the work before the request runs; "" if there is none.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What a caller asks of sampling, validated. Names and neutral values are vLLM's. Standard library only."""
+"""Validated sampling parameters. Names and neutral values are vLLM's. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice"
 BUILT_IN_SAMPLING: Mapping[str, float | int] = MappingProxyType(
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 )
-"""What commands, server and `LLM` use where a model's files advise nothing: llama.cpp's defaults. Small models write
-word salad without them. `SamplingParams()` itself is neutral, as vLLM's is."""
+"""Defaults of commands, server and `LLM` if a model's files have none: llama.cpp's values. Small models write word
+salad without them. `SamplingParams()` itself is neutral, as vLLM's is."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A grammar that the output must follow, to its end. It is compiled, and refused if it can't be, by the engine.
+    """A grammar that the output must follow to its end. The engine compiles it, or refuses it.
 
     Attributes:
         kind: `json_object` is any JSON object; `choice` is one of some strings.
@@ -140,7 +140,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the choice is the largest logit."""
+        """True if the largest logit is chosen."""
         return self.temperature == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people read them, in one way everywhere. Standard library only."""
+"""Formatting of sizes in bytes. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ((1, "B", 0), (10**3, "kB", 1), (10**6, "MB", 1), (10**9, "GB", 2), (10
 
 
 def format_bytes(num_bytes: float) -> str:
-    """In units of 1,000, as hubs and disks show sizes: `98.4 MB`, `1.51 GB`."""
+    """Format a size in units of 1,000, as hubs and disks do: `98.4 MB`, `1.51 GB`."""
     for unit, name, digits in _UNITS:
         if round(num_bytes / unit, digits) < 1000 or name == "TB":
             break

@@ -1,4 +1,4 @@
-"""JSON of unknown origin: bounded before it is parsed, no NaN, no duplicate keys. Standard library only."""
+"""Strict JSON for texts of unknown origin: no NaN, no duplicate keys, bounded before parsing. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 
 class StrictJSONError(ValueError):
-    """Text that is not JSON, or that Python would take and we do not.
+    """A text is not JSON, or is refused although Python would accept it.
 
     Attributes:
-        position: the character where it is wrong, or None where that is not known.
+        position: index of the character at fault, or None if it is not known.
     """
 
     def __init__(self, reason: str, position: int | None = None) -> None:
@@ -20,12 +20,12 @@ class StrictJSONError(ValueError):
 
 
 def is_too_large(data: bytes, max_containers: int, max_values: int) -> bool:
-    """Whether brackets or commas are more than allowed: what parsing costs hangs on these, not on the size alone."""
+    """True if there are too many brackets or commas, which the cost of parsing depends on as much as on the size."""
     return data.count(b"[") + data.count(b"{") > max_containers or data.count(b",") > max_values
 
 
 def parse_strictly(text: str) -> Any:
-    """The value of a text.
+    """Parse a text.
 
     Raises:
         StrictJSONError: not JSON, nested too deeply, a duplicate key, NaN, an infinity, or a number that is too long.
