@@ -1,4 +1,4 @@
-"""Every snippet of docs/python.md runs as it stands, and prints what the page says."""
+"""Every snippet of docs/python.md, and the README's, runs as it stands and prints what the page says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.process.served import serving
 
 _PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 _TEXT = _PAGE.read_text(encoding="utf-8")
+_README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 _LOCAL, _REMOTE = _TEXT.split("\n## Clients of a server\n")
 _SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _MARK = "# -> "
@@ -38,6 +39,8 @@ def test_snippets_with_the_model_in_this_process(smollm2_path: Path) -> None:
     try:
         for snippet in _SNIPPET.findall(_LOCAL):
             _run(snippet, names)
+        (snippet,) = _SNIPPET.findall(_README)
+        _run(snippet.replace('llm = LLM("smollm2:135m")', ""), names)
     finally:
         if "llm" in names:
             names["llm"].close()
