@@ -18,7 +18,7 @@ HOSTILE_KEY = "hostile-client"
 _START_S = 300.0
 _STOP_S = 120.0
 _POLL_S = 0.05
-_GRAVE = re.compile(r"Traceback|CRITICAL|books are wrong|never awaited|Exception ignored", re.IGNORECASE)
+_GRAVE = re.compile(r"Traceback|CRITICAL|block audit found|never awaited|Exception ignored", re.IGNORECASE)
 _SIZE = ("--context-length", "1024", "--max-running", "8", "--max-queued", "64", "--kv-cache-bytes", "200M")
 _OPEN = ("--allow-request-templates", "--allow-request-priority", "--embeddings", "last")
 
