@@ -20,10 +20,10 @@ from realizar.backends.cpu.instruction_set import index_of as set_index
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import GROUP, index_of
+from realizar.backends.cpu.weights.formats import GROUP, format_number
 from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import random_blocks
+from realizar.quantization import block_source, random_blocks
 
 SIZE, REPEATS = 2048, 200
 
@@ -38,7 +38,7 @@ def activations(tokens: int, width: int) -> np.ndarray:
     return records
 
 
-def best_seconds(matrix: PackedMatrix, name: str, instruction_set: str, tokens: int) -> float:
+def best_seconds(matrix: PackedMatrix, instruction_set: str, tokens: int) -> float:
     """The least time of one product."""
     instructions = select(instruction_set)
     lanes = instructions.lanes
@@ -54,7 +54,7 @@ def best_seconds(matrix: PackedMatrix, name: str, instruction_set: str, tokens: 
             "residual_scale": 1.0, "block_bytes": 1 << 20,
         }
     )  # fmt: skip
-    kernel = make_linear(set_index(instructions.name), index_of(name), 0).ctypes
+    kernel = make_linear(set_index(instructions.name), format_number(matrix.weight_format), 0).ctypes
     argument, first, threads = ctypes.c_int64(address(record)), ctypes.c_int64(0), ctypes.c_int64(1)
     best = float("inf")
     for _ in range(REPEATS):
@@ -73,8 +73,8 @@ def main() -> int:
     instructions = select(given.instruction_set)
     for weight_type in given.types:
         data = random_blocks(weight_type, SIZE, SIZE, np.random.default_rng(1), 0.02)
-        matrix = pack(weight_type, data, SIZE, SIZE, instructions.lanes)
-        seconds = best_seconds(matrix, weight_type.name, instructions.name, given.tokens)
+        matrix = pack(block_source(weight_type, data, SIZE, SIZE), instructions.lanes)
+        seconds = best_seconds(matrix, instructions.name, given.tokens)
         speed = SIZE * SIZE * given.tokens / seconds / 1e9
         print(f"{weight_type.name:8} {instructions.name:12} {speed:8.1f} G multiply-adds/s")
     return 0

@@ -17,7 +17,7 @@ from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 from realizar.backends.cpu.kernels.rotate import make_rotate
 from realizar.backends.cpu.kernels.select import select
 from realizar.backends.cpu.kv.layout import KV_DTYPES
-from realizar.backends.cpu.weights.formats import FORMATS, WeightFormat
+from realizar.backends.cpu.weights.formats import WeightFormat, format_number
 
 _MADE: dict[tuple[Any, ...], Any] = {}
 
@@ -34,9 +34,7 @@ class KernelLibrary:
         self._on_compile = on_compile
 
     def linear(self, weight_format: WeightFormat, add: bool) -> int:
-        forms = list(FORMATS.values())
-        index = forms.index(weight_format)
-        return self._address("linear", make_linear, self._isa, index, int(add))
+        return self._address("linear", make_linear, self._isa, format_number(weight_format), int(add))
 
     def float_linear(self, kind: str, add: bool) -> int:
         return self._address("float linear", make_float_linear, self._isa, FLOAT_TYPES.index(kind), int(add))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from realizar.backends.cpu.instruction_set import select
-from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
-from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
@@ -41,13 +41,14 @@ def plan_memory(
     workspace = Workspace(  # reserved, never written: it costs nothing
         spec, config.max_step_tokens, MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0]
     )
-    floats = all(stored_type(spec, checkpoint, linear.weight).name == "F32" for linear in linears)
+    tensors = WeightTensors(spec, checkpoint)
+    floats = tensors.are_float32(linears)
     free = free_memory_bytes() if free_bytes is None else free_bytes
     sizes = [KVSizes(spec, config, length, "f32" if floats else "f16") for length in planned_lengths(context)]
     limit = kv_limit_bytes(spec, config, sizes[-1], free)
     return MemoryPlan(
         device="cpu",
-        weight_bytes=sum(_matrix_bytes(spec, checkpoint, linear, instructions.lanes) for linear in linears),
+        weight_bytes=sum(_matrix_bytes(tensors, linear, instructions.lanes) for linear in linears),
         embedding_bytes=embedding_bytes(spec, checkpoint),
         workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS,
         kv_dtype=sizes[0].dtype,
@@ -61,8 +62,7 @@ def plan_memory(
     )
 
 
-def _matrix_bytes(spec: ModelSpec, checkpoint: Checkpoint, linear: Linear, lanes: int) -> int:
-    ggml_type = stored_type(spec, checkpoint, linear.weight)
-    if ggml_type.name.lower() in FLOAT_TYPES:
-        return packed_float_bytes(ggml_type, linear.out_features, linear.in_features, lanes)
-    return packed_bytes(ggml_type.name, linear.out_features, linear.in_features, lanes)
+def _matrix_bytes(tensors: WeightTensors, linear: Linear, lanes: int) -> int:
+    layout = tensors.layout(linear.weight)
+    size = packed_float_bytes if layout.is_float else packed_bytes
+    return size(layout, linear.out_features, linear.in_features, lanes)

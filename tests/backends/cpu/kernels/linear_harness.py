@@ -14,10 +14,10 @@ from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_feature
 from realizar.backends.cpu.instruction_set import index_of as isa_index
 from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import GROUP, index_of
+from realizar.backends.cpu.weights.formats import GROUP, WeightFormat, format_number
 from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import random_blocks, to_planes
+from realizar.quantization import MatrixSource, random_blocks
 
 HOST_SETS = [candidate.name for candidate in INSTRUCTION_SETS if supported(candidate, host_features())]
 _HALF = ((0, 0xFF), (1, 0xFF))
@@ -104,12 +104,12 @@ def random_activations(tokens: int, cols: int, rng: np.random.Generator) -> Acti
 
 
 @cache
-def kernel(instruction_set: str, name: str, add: int = 0) -> Any:
-    return make_linear(isa_index(instruction_set), index_of(name), add).ctypes
+def kernel(instruction_set: str, form: WeightFormat, add: int = 0) -> Any:
+    return make_linear(isa_index(instruction_set), format_number(form), add).ctypes
 
 
 def run_linear(
-    instruction_set: str, name: str, matrix: PackedMatrix, x: Activations, tokens: int, threads: int = 1,
+    instruction_set: str, matrix: PackedMatrix, x: Activations, tokens: int, threads: int = 1,
     out: NDArray[np.float32] | None = None, residual_scale: float = 1.0, bias: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:  # fmt: skip
     """The kernel's result for the first `tokens`, [tokens, rows]; added to `out` if that is given."""
@@ -128,20 +128,18 @@ def run_linear(
             "block_bytes": 384 * 1024, "bias": address(bias),
         }
     )  # fmt: skip
-    run = kernel(instruction_set, name, int(out is not None))
+    run = kernel(instruction_set, matrix.weight_format, int(out is not None))
     for thread in range(threads):
         run(address(record), thread, threads)
     return result[:, : matrix.rows]
 
 
-def check_product(
-    instruction_set: str, ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, x: Activations
-) -> None:  # fmt: skip
+def check_product(instruction_set: str, source: MatrixSource, x: Activations) -> None:
     """All tokens at once against float64; each number of tokens, and three threads, against that bit for bit."""
-    tokens, cols = x.values.shape
-    matrix = pack(ggml_type, data, rows, cols, lanes_of(instruction_set))
-    got = run_linear(instruction_set, ggml_type.name, matrix, x, tokens)
-    planes = to_planes(ggml_type, data, rows, cols)
+    tokens = len(x.values)
+    matrix = pack(source, lanes_of(instruction_set))
+    got = run_linear(instruction_set, matrix, x, tokens)
+    planes = source.planes(0, source.out_features)
     scales = np.repeat(planes.group_scales().astype(np.float64), planes.group_size, axis=1)
     weights = planes.integers() * scales
     magnitudes = np.abs(weights)
@@ -152,5 +150,5 @@ def check_product(
     allowed = 1e-5 * (np.abs(x.values) @ magnitudes.T) + 1e-30
     assert (np.abs(got - x.values @ weights.T) <= allowed).all()
     for count in range(1, tokens):
-        np.testing.assert_array_equal(run_linear(instruction_set, ggml_type.name, matrix, x, count), got[:count])
-    np.testing.assert_array_equal(run_linear(instruction_set, ggml_type.name, matrix, x, tokens, threads=3), got)
+        np.testing.assert_array_equal(run_linear(instruction_set, matrix, x, count), got[:count])
+    np.testing.assert_array_equal(run_linear(instruction_set, matrix, x, tokens, threads=3), got)

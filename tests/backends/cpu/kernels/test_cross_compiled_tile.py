@@ -9,7 +9,9 @@ from realizar.backends.cpu.codegen.emit import I64, Emitter
 from realizar.backends.cpu.codegen.tile import TileEmitter
 from realizar.backends.cpu.codegen.tile_addresses import TileAddresses
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, index_of
-from realizar.backends.cpu.weights.formats import FORMATS
+from realizar.backends.cpu.weights.formats import packed_format
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 _TARGETS = {
     "neon_dot": ("aarch64-unknown-linux-gnu", "+neon,+dotprod", "sdot"),
@@ -28,9 +30,8 @@ def assembly(instruction_set: str, name: str, tokens: int) -> str:
     builder = ir.IRBuilder(function.append_basic_block())
     e = Emitter(builder, INSTRUCTION_SETS[index_of(instruction_set)].lanes)
     *addresses, out = function.args
-    for token, sums in enumerate(
-        TileEmitter(e, FORMATS[name], instruction_set, tokens).emit(TileAddresses(*addresses))
-    ):
+    tile = TileEmitter(e, packed_format(GGML_LAYOUTS[GGMLType[name]]), instruction_set, tokens)
+    for token, sums in enumerate(tile.emit(TileAddresses(*addresses))):
         e.store(sums, e.at(out, token * 4 * e.lanes))
     builder.ret_void()
     binding.initialize_all_targets()

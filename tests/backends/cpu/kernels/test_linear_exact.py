@@ -7,7 +7,7 @@ import pytest
 
 from backends.cpu.kernels.linear_harness import HOST_SETS, check_product, filled_blocks, random_activations
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES, random_blocks
+from realizar.quantization import QUANTIZED_TYPES, block_source, random_blocks
 
 _FEW = ("Q5_0", "Q8_0", "Q4_K", "Q6_K", "IQ2_XXS")
 _MATRIX = [
@@ -30,7 +30,7 @@ def test_product_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
         (33, 5 * block, 2),
     ):
         data = random_blocks(ggml_type, rows, cols, rng, 0.02)
-        check_product(instruction_set, ggml_type, data, rows, random_activations(tokens, cols, rng))
+        check_product(instruction_set, block_source(ggml_type, data, rows, cols), random_activations(tokens, cols, rng))
 
 
 @pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
@@ -38,4 +38,4 @@ def test_product_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
 def test_extreme_codes_do_not_saturate(instruction_set: str, ggml_type: GGMLType, fill: int) -> None:
     cols = max(256, ggml_type.block_size)
     x = random_activations(5, cols, np.random.default_rng(6))
-    check_product(instruction_set, ggml_type, filled_blocks(ggml_type, 3, cols, fill), 3, x)
+    check_product(instruction_set, block_source(ggml_type, filled_blocks(ggml_type, 3, cols, fill), 3, cols), x)

@@ -24,7 +24,7 @@ from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import pack
 from realizar.backends.cpu.weights.pack_floats import pack_floats
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import dequantize, random_blocks
+from realizar.quantization import block_source, random_blocks
 
 
 @njit
@@ -51,12 +51,12 @@ def test_residual_and_bias(instruction_set: str) -> None:
     rows, cols, tokens = 21, 96, 4
     data = random_blocks(GGMLType.Q8_0, rows, cols, rng, 0.1)
     x = random_activations(tokens, cols, rng)
-    matrix = pack(GGMLType.Q8_0, data, rows, cols, lanes_of(instruction_set))
-    plain = run_linear(instruction_set, "Q8_0", matrix, x, tokens).astype(np.float64)
+    matrix = pack(block_source(GGMLType.Q8_0, data, rows, cols), lanes_of(instruction_set))
+    plain = run_linear(instruction_set, matrix, x, tokens).astype(np.float64)
     bias = aligned_zeros(64, np.float32)
     bias[:rows] = rng.standard_normal(rows)
     before = rng.standard_normal((tokens, rows)).astype(np.float32)
-    got = run_linear(instruction_set, "Q8_0", matrix, x, tokens, 2, before, 0.25, bias)
+    got = run_linear(instruction_set, matrix, x, tokens, 2, before, 0.25, bias)
     np.testing.assert_allclose(got, before + 0.25 * (plain + bias[:rows]), atol=1e-6)
 
 
@@ -69,7 +69,8 @@ def test_scales_of_any_sign_and_size(name: str, scale: float) -> None:
     data = random_blocks(ggml_type, 5, 256, rng, 0.02).reshape(-1, ggml_type.type_size)
     at = {"Q6_K": 208, "TQ2_0": 64}.get(name, 0)
     data[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    check_product(HOST_SETS[0], ggml_type, data.reshape(-1), 5, random_activations(3, 256, rng))
+    source = block_source(ggml_type, data.reshape(-1), 5, 256)
+    check_product(HOST_SETS[0], source, random_activations(3, 256, rng))
 
 
 @cache
@@ -82,11 +83,11 @@ def _float_kernel(instruction_set: str, kind: str) -> Any:
 def test_float_weights(instruction_set: str, kind: str) -> None:
     rng, ggml_type = np.random.default_rng(4), GGMLType[kind.upper()]
     for rows, cols, tokens in ((1, 64, 9), (17, 30, 7), (33, 257, 2)):
-        data = random_blocks(ggml_type, rows, cols, rng, 0.5)
-        matrix = pack_floats(ggml_type, data, rows, cols, lanes_of(instruction_set))
+        source = block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.5), rows, cols)
+        matrix = pack_floats(source, lanes_of(instruction_set))
         x = np.zeros((tokens, matrix.columns), np.float32)
         x[:, :cols] = rng.standard_normal((tokens, cols))
-        weights = dequantize(ggml_type, data, rows, cols).astype(np.float64)
+        weights = source.dequantize().astype(np.float64)
 
         def run(count: int, matrix: Any = matrix, x: Any = x, rows: int = rows) -> Any:
             out = aligned_zeros(count * matrix.tiles * lanes_of(instruction_set), np.float32).reshape(count, -1)

@@ -34,7 +34,7 @@ class TileEmitter:
     def emit(self, tile: TileAddresses) -> list[Value]:
         """float32 lanes per token: rows of the tile times each token."""
         e, form = self.e, self.format
-        if form.blocks:
+        if form.kept is not None:
             return VectorCodebookTile(e, form, self.instruction_set, self.tokens).emit(tile)
         start = [e.const_f32(0.0)] * self.tokens
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]

@@ -1,4 +1,6 @@
-"""The tile product of IQ1, IQ2 and IQ3: their blocks are kept as in the file, half-word by half-word over the lanes.
+"""The tile product of layouts with a codebook of vectors, whose blocks are kept as in the file.
+
+They lie half-word by half-word over the lanes.
 
 So they pack to exactly their size. A row of a tile is a lane; every group of 32 columns is decoded to eight words of
 four signed bytes by gathers from a table of the grid's entries, then multiplied as 8-bit codes are.
@@ -14,11 +16,9 @@ from realizar.backends.cpu.codegen.dot import make_dot
 from realizar.backends.cpu.codegen.emit import F16, F32, I16, I32, Emitter, Value
 from realizar.backends.cpu.codegen.tile_addresses import TileAddresses
 from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS, Block
-from realizar.backends.cpu.codegen.vector_codebook_tables import entry_bytes
 from realizar.backends.cpu.weights.formats import GROUP, WeightFormat
-from realizar.checkpoint.ggml_types import SUPER_BLOCK
 
-_GROUPS = SUPER_BLOCK // GROUP
+_GROUPS = 256 // GROUP  # of a block
 
 
 class VectorCodebookTile:
@@ -26,7 +26,9 @@ class VectorCodebookTile:
 
     def __init__(self, e: Emitter, weight_format: WeightFormat, instruction_set: str, tokens: int) -> None:
         self.e, self.format, self.instruction_set, self.tokens = e, weight_format, instruction_set, tokens
-        self.kind, self.entry = KINDS[weight_format.blocks], entry_bytes(weight_format.blocks)
+        assert weight_format.kept is not None
+        self.layout = weight_format.kept
+        self.kind, self.entry = KINDS[self.layout], self.layout.vector_size
 
     def emit(self, tile: TileAddresses) -> list[Value]:
         """float32 lanes per token: rows of the tile times each token."""
@@ -34,8 +36,8 @@ class VectorCodebookTile:
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
 
         def block(index: Value, sums: list[Value]) -> list[Value]:
-            at = e.scaled(tile.codes, index, self.format.block_bytes * e.lanes)
-            e.prefetch_ahead(at, self.format.block_bytes * e.lanes)
+            at = e.scaled(tile.codes, index, self.layout.block_bytes * e.lanes)
+            e.prefetch_ahead(at, self.layout.block_bytes * e.lanes)
             first = e.b.mul(index, e.const(_GROUPS))
             bits = self.kind.super_bits(Block(e, at, e.const(0), tile.table, self.entry))
             halves = e.b.bitcast(e.b.trunc(bits, ir.VectorType(I16, e.lanes)), ir.VectorType(F16, e.lanes))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from realizar.backends.cpu.codegen.emit import I16, I32, I64, Emitter, Value
+from realizar.quantization import WeightLayout
+from realizar.quantization import ggml_layouts as ggml
 
 
 class Block:
@@ -193,12 +195,13 @@ class Kind:
     super_bits: Callable[[Block], Value] = _first_half
 
 
-KINDS: dict[str, Kind] = {
-    "IQ1_S": Kind(_iq1_s, 0.125),
-    "IQ1_M": Kind(_iq1_m, 0.125, _four_nibbles),
-    "IQ2_XXS": Kind(_iq2_xxs, 0.125),
-    "IQ2_XS": Kind(_iq2_xs, 0.125),
-    "IQ2_S": Kind(_iq2_s, 0.125),
-    "IQ3_XXS": Kind(_iq3_xxs, 0.25),
-    "IQ3_S": Kind(_iq3_s, 1.0),
+KINDS: dict[WeightLayout, Kind] = {
+    ggml.IQ1_S: Kind(_iq1_s, 0.125),
+    ggml.IQ1_M: Kind(_iq1_m, 0.125, _four_nibbles),
+    ggml.IQ2_XXS: Kind(_iq2_xxs, 0.125),
+    ggml.IQ2_XS: Kind(_iq2_xs, 0.125),
+    ggml.IQ2_S: Kind(_iq2_s, 0.125),
+    ggml.IQ3_XXS: Kind(_iq3_xxs, 0.25),
+    ggml.IQ3_S: Kind(_iq3_s, 1.0),
 }
+"""Kernels by the layout whose blocks they read."""

@@ -1,4 +1,4 @@
-"""Rows of the embedding as float32, straight from the file's blocks: what a step starts with."""
+"""Rows of the embedding as float32, straight from the file's blocks: a step starts with them."""
 
 from __future__ import annotations
 
@@ -14,50 +14,47 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.codegen.emit import F16, F32, I8, I16, I32, Value
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address
-from realizar.backends.cpu.weights.formats import FORMATS, GROUP
+from realizar.backends.cpu.weights.formats import GROUP, packed_format
 from realizar.backends.cpu.weights.repack_fields import Fields
 from realizar.backends.cpu.weights.repack_readers import READERS
-from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import dequantize
+from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization.layout import FloatType
 
-_FLOATS = ("F32", "F16", "BF16")
-COMPILED = (*_FLOATS, *(name for name in READERS if not FORMATS[name].codebook))
-"""Types that have a kernel here. Codebooks, which embeddings hardly ever have, go through numpy."""
+_FLOAT_BYTES: dict[FloatType, int] = {"f32": 4, "f16": 2, "bf16": 2}
+COMPILED: tuple[FloatType | WeightLayout, ...] = (
+    *_FLOAT_BYTES,
+    *(layout for layout in READERS if layout.codebook is None),
+)
+"""Numbers and layouts that have a kernel here. Codebooks, which embeddings hardly ever have, go through numpy."""
 _WIDE = ir.VectorType(F32, GROUP)
 _SIGNATURE = void(int64, int64, types.Array(int32, 1, "C"), types.Array(float32, 2, "A"), float32)
 
 
 class EmbeddingRows:
-    """Reads rows of a stored matrix.
+    """Reads out_features of a matrix where it lies."""
 
-    Args:
-        data: uint8, the raw blocks, rows one after another; kept alive here.
-        rows, cols: its shape.
-    """
-
-    def __init__(self, ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int) -> None:
-        self._type, self._cols = ggml_type, cols
-        self._data = np.ascontiguousarray(data).reshape(rows, -1)
-        compiled = ggml_type.name in COMPILED and cols % GROUP == 0
-        self._read = make_read_rows(COMPILED.index(ggml_type.name)) if compiled else None
-        self._at, self._row_bytes = address(self._data), self._data.shape[1]
+    def __init__(self, source: MatrixSource) -> None:
+        kind = source.layout.float_type or source.layout
+        self._source, self._raw = source, source.raw
+        compiled = self._raw is not None and kind in COMPILED and source.in_features % GROUP == 0
+        self._read = make_read_rows(COMPILED.index(kind)) if compiled else None
 
     def read(self, ids: NDArray[np.int32], scale: float, out: NDArray[np.float32]) -> None:
-        """out [len(ids), cols] = scale * rows `ids`, the same bits as `dequantize` times float32 `scale`."""
-        if self._read is not None:
-            self._read(self._at, self._row_bytes, np.ascontiguousarray(ids), out, scale)
+        """out [len(ids), in_features] = out_features `ids`, the same bits as dequantised times float32 `scale`."""
+        if self._read is not None and self._raw is not None:
+            self._read(address(self._raw), self._raw.strides[0], np.ascontiguousarray(ids), out, scale)
             return
-        rows = self._data[ids].reshape(-1)
-        np.multiply(dequantize(self._type, rows, len(ids), self._cols), np.float32(scale), out=out)
+        np.multiply(self._source.gather(ids), np.float32(scale), out=out)
 
 
 @cache
 def make_read_rows(kind: int) -> Any:
-    """The reader of type COMPILED[kind]: address of row 0, bytes of a row, ids, out [ids, cols], scale."""
-    name = COMPILED[kind]
-    floats = name in _FLOATS
-    block_bytes = GGMLType[name].type_size * (GROUP if floats else 1)
-    cols = GROUP if floats else GGMLType[name].block_size
+    """The reader of COMPILED[kind]: address of row 0, bytes of a row, ids, out [ids, cols], scale."""
+    layout = COMPILED[kind]
+    if isinstance(layout, WeightLayout):
+        block_bytes, cols = layout.block_bytes, layout.block_size
+    else:
+        block_bytes, cols = _FLOAT_BYTES[layout] * GROUP, GROUP
 
     @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def read_rows(source: int, row_bytes: int, ids: Any, out: Any, scale: float) -> None:
@@ -75,12 +72,12 @@ def dequantize_block(typing_context: Any, kind: Any, source: Any, out: Any, scal
     """Write one block's columns, times `scale`, as float32."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
-    name = COMPILED[kind.literal_value]
+    layout = COMPILED[kind.literal_value]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Fields(builder, arguments[1])
         factor = _spread(e, [arguments[3]])
-        groups = [_load_floats(e, name)] if name in _FLOATS else _dequantize(e, name)
+        groups = _dequantize(e, layout) if isinstance(layout, WeightLayout) else [_load_floats(e, layout)]
         for index, values in enumerate(groups):
             e.store(builder.fmul(values, factor), e.at(arguments[2], index * GROUP * 4), 4)
         return context.get_dummy_value()
@@ -88,25 +85,25 @@ def dequantize_block(typing_context: Any, kind: Any, source: Any, out: Any, scal
     return void(kind, int64, int64, float32), codegen
 
 
-def _load_floats(e: Fields, name: str) -> Value:
-    if name == "F32":
+def _load_floats(e: Fields, kind: FloatType) -> Value:
+    if kind == "f32":
         return e.load(e.block, _WIDE)
-    if name == "F16":
+    if kind == "f16":
         return e.b.fpext(e.load(e.block, ir.VectorType(F16, GROUP)), _WIDE)
     wide = ir.VectorType(I32, GROUP)
     bits = e.b.zext(e.load(e.block, ir.VectorType(I16, GROUP)), wide)
     return e.b.bitcast(e.b.shl(bits, ir.Constant(wide, [16] * GROUP)), _WIDE)
 
 
-def _dequantize(e: Fields, name: str) -> list[Value]:
+def _dequantize(e: Fields, layout: WeightLayout) -> list[Value]:
     """float32 [32] per group: scale * (code - offset) + minimum, each step rounded."""
-    form, reader = FORMATS[name], READERS[name]
+    form, reader = packed_format(layout), READERS[layout]
     nibbles = 2 if form.small == "u4" else 1  # that share a stored value
     small = [_small(e, form.small, value, plane) for value in reader.small(e) for plane in range(nibbles)]
     supers = [_half(e, value) for value in reader.supers(e)]
     parts = GROUP // form.group
     result = []
-    for group in range(GGMLType[name].block_size // GROUP):
+    for group in range(layout.block_size // GROUP):
         if form.centred:
             planes = [[e.b.fadd(supers[0], supers[0])], [e.b.fneg(supers[0])]]
         elif form.small == "none":

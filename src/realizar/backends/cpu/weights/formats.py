@@ -1,4 +1,4 @@
-"""Packed weight formats: what a kernel must know to read a tile. Standard library only.
+"""Packed weight formats: what a kernel must know to read a tile, and which format a layout is packed in.
 
 A matrix [rows, cols] is cut into tiles of `lanes` rows; lane r of a vector belongs to row r of the tile. Three arrays:
 
@@ -6,7 +6,7 @@ A matrix [rows, cols] is cut into tiles of `lanes` rows; lane r of a vector belo
     scales  [tiles, cols/32, 32/group, 1 or 2 (scale, minimum), lanes] of the small type
     supers  [tiles, cols/super, 1 or 2 (scale, minimum), lanes] float16 or float32, for two-level scales
 
-The vector-codebook types keep their blocks instead: codes [tiles, blocks, half-words of a block, lanes] int16.
+Layouts with a codebook of vectors keep their blocks instead: codes [tiles, blocks, half-words of a block, lanes] int16.
 
 Code bits lie in planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1). Word j of a group of 32 columns (columns
 4 j .. 4 j + 3) lies, in a plane of b bits with v = b vectors, in vector j % v at bit b * (j // v) of every byte.
@@ -15,9 +15,12 @@ Code bits lie in planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1). Wo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from realizar.checkpoint.ggml_types import SUPER_BLOCK, GGMLType
+from realizar.backends.cpu.codegen.activation_layout import OFFSET_SUMS
+from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS
+from realizar.errors import UnsupportedModelError
+from realizar.quantization import WeightLayout
 
 GROUP = 32  # columns that share one activation scale
 SmallType = Literal["none", "f16", "i8", "u8", "u4", "e8m0", "e4m3"]
@@ -40,7 +43,7 @@ class WeightFormat:
         super_size: columns per super-scale (float16), 0 for one-level scales.
         codebook: whether codes index a table of 16 signed bytes (`offset` is then 128: the table stores value + 128).
         centred: whether codes 0 and 1 mean minus and plus the super-scale.
-        blocks: ggml type whose blocks of 256 columns are kept as they are, or empty. block_bytes: their size.
+        kept: layout whose blocks of 256 columns are kept as they are, or None.
     """
 
     bits: int
@@ -51,8 +54,7 @@ class WeightFormat:
     super_size: int = 0
     codebook: bool = False
     centred: bool = False
-    blocks: str = ""
-    block_bytes: int = 0
+    kept: WeightLayout | None = None
 
     @property
     def vectors(self) -> int:
@@ -76,8 +78,8 @@ class WeightFormat:
 
     def codes_bytes(self, lanes: int, cols: int) -> int:
         """Bytes of codes per tile."""
-        if self.blocks:
-            return cols // SUPER_BLOCK * self.block_bytes * lanes
+        if self.kept is not None:
+            return self.kept.row_bytes(cols) * lanes
         return cols // GROUP * self.vectors * lanes * 4
 
     def scales_bytes(self, lanes: int, cols: int) -> int:
@@ -89,39 +91,83 @@ class WeightFormat:
         return cols // self.super_size * self.planes * lanes * 2 if self.super_size else 0
 
 
-KEPT_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-# Kernels take the position here as a compile-time constant.
-FORMATS: dict[str, WeightFormat] = {
-    "Q4_0": WeightFormat(4, 8, 32, "f16"),
-    "Q4_1": WeightFormat(4, 0, 32, "f16", minima=True),
-    "Q5_0": WeightFormat(5, 16, 32, "f16"),
-    "Q5_1": WeightFormat(5, 0, 32, "f16", minima=True),
-    "Q8_0": WeightFormat(8, 128, 32, "f16"),
-    "Q2_K": WeightFormat(2, 0, 16, "u4", minima=True, super_size=256),
-    "Q3_K": WeightFormat(3, 4, 16, "i8", super_size=256),
-    "Q4_K": WeightFormat(4, 0, 32, "u8", minima=True, super_size=256),
-    "Q5_K": WeightFormat(5, 0, 32, "u8", minima=True, super_size=256),
-    "Q6_K": WeightFormat(6, 32, 16, "i8", super_size=256),
-    "IQ4_NL": WeightFormat(4, 128, 32, "f16", codebook=True),
-    "IQ4_XS": WeightFormat(4, 128, 32, "i8", super_size=256, codebook=True),
-    "MXFP4": WeightFormat(4, 128, 32, "e8m0", codebook=True),
-    "NVFP4": WeightFormat(4, 128, 16, "e4m3", codebook=True),
-    "Q1_0": WeightFormat(1, 0, 32, "none", super_size=128, centred=True),
-    "Q2_0": WeightFormat(2, 1, 32, "none", super_size=64),
-    "TQ1_0": WeightFormat(2, 1, 32, "none", super_size=256),
-    "TQ2_0": WeightFormat(2, 1, 32, "none", super_size=256),
-    **{
-        name: WeightFormat(8, 128, 32, "none", blocks=name, block_bytes=GGMLType[name].type_size) for name in KEPT_TYPES
-    },
-}
-FORMAT_NAMES: tuple[str, ...] = tuple(FORMATS)
+KEPT_LAYOUTS = tuple(KINDS)
+"""Layouts whose blocks of 256 columns are kept as they are, since kernels read them so."""
+_OFFSETS = (0, *OFFSET_SUMS)  # that a group of 32 can have
+_MOST_SUPER = 1 << 16
+_RADICES = (16, 256, 2, len(SMALL_BYTES), 2, _MOST_SUPER, 2, 2, len(KEPT_LAYOUTS) + 1)
+"""Of the digits of a format's number, in the order of `WeightFormat`'s fields."""
 
 
-def format_at(index: int) -> WeightFormat:
-    """The format of an index, as kernels hold it."""
-    return FORMATS[FORMAT_NAMES[index]]
+def packed_format(layout: WeightLayout) -> WeightFormat:
+    """The format in which matrices of a layout are packed.
+
+    Raises:
+        UnsupportedModelError: no kernel can express the layout.
+    """
+    if layout in KINDS:
+        return WeightFormat(8, 128, GROUP, "none", kept=layout)
+    reason = _refusal(layout)
+    if reason is not None:
+        raise UnsupportedModelError(f"weights in the layout {layout.name} do not run on the CPU: {reason}")
+    book, scale = layout.codebook is not None, cast("SmallType", layout.scale)
+    offset = 128 if book else layout.offset
+    if layout.super_group_size is None and (layout.centred or (scale == "f16" and layout.group_size > GROUP)):
+        minima = layout.minimum and not layout.centred
+        return WeightFormat(layout.bits, offset, GROUP, "none", minima, layout.group_size, book, layout.centred)
+    group = min(layout.group_size, GROUP)  # wider groups repeat their scale
+    return WeightFormat(layout.bits, offset, group, scale, layout.minimum, layout.super_group_size or 0, book)
 
 
-def index_of(name: str) -> int:
-    """The index of a format, for use as a compile-time constant."""
-    return FORMAT_NAMES.index(name)
+def _refusal(layout: WeightLayout) -> str | None:
+    """Why no kernel reads a layout, or None."""
+    one_level = layout.super_group_size is None
+    small = ("f16", "e8m0", "e4m3") if one_level else ("i8", "u8", "u4")
+    eight = layout.bits == 8 and layout.codebook is None
+    offsets = (128,) if eight else _OFFSETS if layout.group_size > 16 else (0, 1, 2, 4, 8, 16, 32, 64)
+    sizes = [layout.group_size, layout.super_group_size or layout.group_size]
+    if layout.is_float:
+        return "they have no codes"
+    if layout.vector_size > 1:
+        return f"no kernel reads its codebook of vectors, {layout.codebook.name if layout.codebook else ''}"
+    if layout.codebook is not None and (layout.codebook.entries, layout.bits) != (16, 4):
+        return f"its codebook has {layout.codebook.entries} entries, not 16"
+    if layout.bits not in PLANES:
+        return f"codes have {layout.bits} bits"
+    if layout.offset not in offsets and layout.codebook is None:
+        return f"codes of {layout.bits} bits have the offset {layout.offset}"
+    if any(size % GROUP and size != 16 for size in sizes) or sizes[1] % sizes[0] or sizes[1] >= _MOST_SUPER:
+        return f"groups have {layout.group_size} columns"
+    if layout.scale not in small or (layout.scale == "u4" and not layout.minimum):
+        return f"scales are of type {layout.scale}"
+    if layout.minimum and layout.scale in ("e8m0", "e4m3"):
+        return f"minima are of type {layout.scale}"
+    if layout.centred and (layout.bits != 1 or not one_level or layout.scale != "f16"):
+        return "codes are centred"
+    return None
+
+
+def format_number(form: WeightFormat) -> int:
+    """A format as a number, for use as a compile-time constant: equal in every process."""
+    kept = 0 if form.kept is None else 1 + KEPT_LAYOUTS.index(form.kept)
+    digits = (
+        form.bits, form.offset, int(form.group == GROUP), tuple(SMALL_BYTES).index(form.small), int(form.minima),
+        form.super_size, int(form.codebook), int(form.centred), kept,
+    )  # fmt: skip
+    number = 0
+    for digit, radix in zip(reversed(digits), reversed(_RADICES), strict=True):
+        number = number * radix + digit
+    return number
+
+
+def format_at(number: int) -> WeightFormat:
+    """The format of a number that `format_number` has given."""
+    digits = []
+    for radix in _RADICES:
+        number, digit = divmod(number, radix)
+        digits.append(digit)
+    bits, offset, whole, small, minima, super_size, book, centred, kept = digits
+    return WeightFormat(
+        bits, offset, GROUP if whole else GROUP // 2, tuple(SMALL_BYTES)[small], bool(minima), super_size, bool(book),
+        bool(centred), KEPT_LAYOUTS[kept - 1] if kept else None,
+    )  # fmt: skip

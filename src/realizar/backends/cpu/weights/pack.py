@@ -1,4 +1,4 @@
-"""Matrices as the kernels read them: raw blocks to tiles, by several threads. The layout stands in `formats`."""
+"""Matrices as the kernels read them: sources to tiles, by several threads. The layout of tiles stands in `formats`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.codegen.vector_codebook_tables import codebook_table
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import FORMATS, GROUP, WeightFormat, index_of
-from realizar.backends.cpu.weights.repack import make_repack
-from realizar.checkpoint.ggml_types import GGMLType
+from realizar.backends.cpu.weights.formats import GROUP, WeightFormat, packed_format
+from realizar.backends.cpu.weights.pack_planes import pack_planes
+from realizar.backends.cpu.weights.repack import REPACKED, make_repack
 from realizar.errors import UnsupportedModelError
-from realizar.quantization.iq_linear import IQ4_VALUES
-from realizar.quantization.microscaling import E2M1_DOUBLED
+from realizar.quantization import MatrixSource, WeightLayout
 
 _PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are released
-_CODEBOOKS = {"IQ4_NL": IQ4_VALUES, "IQ4_XS": IQ4_VALUES, "MXFP4": E2M1_DOUBLED, "NVFP4": E2M1_DOUBLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,85 +55,114 @@ class PackedMatrix:
         }  # fmt: skip
 
 
-def allocate(name: str, rows: int, cols: int, lanes: int) -> PackedMatrix:
-    """A matrix of zeros in the format of a ggml type.
+def allocate(layout: WeightLayout, rows: int, cols: int, lanes: int) -> PackedMatrix:
+    """A matrix of zeros in the format of a layout.
 
     Raises:
-        UnsupportedModelError: the type has no packed format.
+        UnsupportedModelError: no kernel can express the layout, or the columns are not whole groups.
     """
-    sizes = _sizes(name, rows, cols, lanes)
+    sizes = _sizes(layout, rows, cols, lanes)
     codes, scales, supers = (aligned_zeros(size, np.uint8) for size in sizes)
-    return PackedMatrix(FORMATS[name], rows, cols, -(-rows // lanes), codes, scales, supers, _table(name))  # type: ignore[arg-type]
+    form, tiles = packed_format(layout), -(-rows // lanes)
+    return PackedMatrix(form, rows, cols, tiles, codes, scales, supers, _table(layout))  # type: ignore[arg-type]
 
 
-def packed_bytes(name: str, rows: int, cols: int, lanes: int) -> int:
-    """Bytes of a packed matrix of a ggml type.
+def packed_bytes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> int:
+    """Bytes of a packed matrix of a layout.
 
     Raises:
-        UnsupportedModelError: the type has no packed format.
+        UnsupportedModelError: as in `allocate`.
     """
-    return sum(_sizes(name, rows, cols, lanes))
+    return sum(_sizes(layout, rows, cols, lanes))
 
 
-def _sizes(name: str, rows: int, cols: int, lanes: int) -> tuple[int, int, int]:
+def _sizes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> tuple[int, int, int]:
     """Bytes of codes, scales and super-scales."""
-    if name not in FORMATS:
-        raise UnsupportedModelError(f"weights of type {name} do not run on the CPU")
-    form, tiles = FORMATS[name], -(-rows // lanes)
+    form, tiles = packed_format(layout), -(-rows // lanes)
+    if cols % GROUP:
+        raise UnsupportedModelError(
+            f"weights in the layout {layout.name} do not run on the CPU: {cols} columns are no multiple of {GROUP}"
+        )
     codes, scales = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
     return tiles * codes, tiles * scales, tiles * form.supers_bytes(lanes, cols)
 
 
-def _table(name: str) -> NDArray[np.uint8] | None:
-    """A codebook of 16 bytes, plus 128 to be unsigned, as often as the widest vector holds it; or a grid's entries."""
-    if FORMATS[name].blocks:
-        return codebook_table(name)
-    if name not in _CODEBOOKS:
+def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
+    """A codebook of 16 bytes, plus 128 to be unsigned, as often as the widest vector holds it; or one of vectors."""
+    book = layout.codebook
+    if book is None:
         return None
-    return np.tile((_CODEBOOKS[name].astype(np.int16) + 128).astype(np.uint8), 4)
+    if book.vector_size > 1:
+        return codebook_table(book, layout.signs)
+    return np.tile((book.load().astype(np.int16) + 128).astype(np.uint8), 4)
 
 
 def pack(
-    ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, lanes: int,
-    pool: Executor | None = None, packed: Callable[[int, int], None] | None = None,
-) -> PackedMatrix:  # fmt: skip
-    """Pack a matrix of any quantised type; equal to what its `Planes` hold.
+    source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
+) -> PackedMatrix:
+    """Pack a matrix of codes; equal to what its `Planes` hold.
 
     Args:
-        data: uint8, the raw blocks, rows one after another.
-        lanes: rows of a tile.
+        lanes: out_features of a tile.
         pool: threads to spread tiles over; the calling thread alone if None.
-        packed: called, by any thread, with the range of bytes of `data` that is done with.
+        packed: called, by any thread, with the run of out_features that is done with.
 
     Raises:
-        UnsupportedModelError: the type has no packed format.
+        UnsupportedModelError: as in `allocate`; or a layout that keeps its blocks comes without raw bytes.
     """
-    matrix = allocate(ggml_type.name, rows, cols, lanes)
-    repack = make_repack(index_of(ggml_type.name), lanes)
-    data = np.ascontiguousarray(data)
-    source, row_bytes = address(data), data.size // rows
-    targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
-
-    def piece(start: int, first: int, stop: int) -> None:
-        repack(source + start, *targets, rows, cols // ggml_type.block_size, first, stop)
-
-    over_tiles(matrix.tiles, rows, lanes, row_bytes, piece, pool, packed)
+    matrix = allocate(source.layout, source.out_features, source.in_features, lanes)
+    raw = source.raw if source.layout in REPACKED else None
+    if raw is not None:
+        run = _repacked(source.layout, raw, matrix, lanes)
+    elif matrix.weight_format.kept is None:
+        run = _from_planes(source, matrix, lanes)
+    else:
+        raise UnsupportedModelError(
+            f"weights in the layout {source.layout.name} run on the CPU from their own blocks alone, and have none"
+        )
+    over_tiles(matrix.tiles, source.out_features, lanes, source.row_bytes, run, pool, packed)
     return matrix
 
 
+def _repacked(
+    layout: WeightLayout, raw: NDArray[np.uint8], matrix: PackedMatrix, lanes: int
+) -> Callable[[int, int], None]:
+    """Packs runs of tiles by a compiled repacker."""
+    repack, row_bytes = make_repack(REPACKED.index(layout), lanes), raw.strides[0]
+    targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
+    blocks = matrix.cols // layout.block_size
+
+    def run(first: int, stop: int) -> None:
+        source = address(raw) + first * lanes * row_bytes
+        repack(source, row_bytes, *targets, matrix.rows, blocks, first, stop)
+
+    return run
+
+
+def _from_planes(source: MatrixSource, matrix: PackedMatrix, lanes: int) -> Callable[[int, int], None]:
+    """Packs runs of tiles by numpy."""
+    form = matrix.weight_format
+    codes, scales, supers = (array.reshape(matrix.tiles, -1) for array in (matrix.codes, matrix.scales, matrix.supers))
+
+    def run(first: int, stop: int) -> None:
+        planes = source.planes(first * lanes, min(stop * lanes, matrix.rows))
+        pack_planes(planes, form, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
+
+    return run
+
+
 def over_tiles(
-    tiles: int, rows: int, lanes: int, row_bytes: int, run: Callable[[int, int, int], None],
+    tiles: int, rows: int, lanes: int, row_bytes: int, run: Callable[[int, int], None],
     pool: Executor | None, packed: Callable[[int, int], None] | None,
 ) -> None:  # fmt: skip
-    """Call `run(first byte, first tile, last tile + 1)` for runs of tiles, on the pool's threads."""
+    """Call `run(first tile, last tile + 1)` for runs of tiles, on the pool's threads."""
     step = max(1, _PIECE_BYTES // (row_bytes * lanes))
 
     def piece(first: int) -> None:
         stop = min(first + step, tiles)
-        start, end = first * lanes * row_bytes, min(stop * lanes, rows) * row_bytes
-        run(start, first, stop)
+        run(first, stop)
         if packed is not None:
-            packed(start, end)
+            packed(first * lanes, min(stop * lanes, rows))
 
     for _ in (map if pool is None else pool.map)(piece, range(0, tiles, step)):
         pass

@@ -19,7 +19,8 @@ from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.float_linear import CHAINS
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import over_tiles
-from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization.layout import FloatType
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,12 @@ class FloatMatrix:
     """A float matrix in tiles [tiles, padded columns, lanes].
 
     Attributes:
-        kind: `f32`, `f16` or `bf16`.
+        kind: element type, `f32`, `f16` or `bf16`.
         columns: padded to a multiple of 4.
         weights: float32, or uint16 bits.
     """
 
-    kind: str
+    kind: FloatType
     rows: int
     columns: int
     tiles: int
@@ -45,20 +46,22 @@ class FloatMatrix:
 
 
 def pack_floats(
-    ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, lanes: int,
-    pool: Executor | None = None, packed: Callable[[int, int], None] | None = None,
-) -> FloatMatrix:  # fmt: skip
-    """Pack a matrix of F32, F16 or BF16; arguments as in `pack`."""
-    data, size = np.ascontiguousarray(data), ggml_type.type_size
+    source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
+) -> FloatMatrix:
+    """Pack a float matrix; arguments as in `pack`."""
+    raw, kind = source.raw, source.layout.float_type
+    assert raw is not None  # every float matrix has its raw bytes
+    assert kind is not None
+    rows, cols, size = source.out_features, source.in_features, source.layout.block_bytes
     tiles, columns = _tiles(rows, cols, lanes)
     out = aligned_zeros(tiles * columns * lanes, np.float32 if size == 4 else np.uint16)
-    transpose, source, target = make_transpose(size, lanes), address(data), address(out)
+    transpose, target, row_bytes = make_transpose(size, lanes), address(out), raw.strides[0]
 
-    def piece(start: int, first: int, stop: int) -> None:
-        transpose(source + start, target, rows, cols, columns, first, stop)
+    def run(first: int, stop: int) -> None:
+        transpose(address(raw) + first * lanes * row_bytes, row_bytes, target, rows, cols, columns, first, stop)
 
-    over_tiles(tiles, rows, lanes, cols * size, piece, pool, packed)
-    return FloatMatrix(ggml_type.name.lower(), rows, columns, tiles, out)
+    over_tiles(tiles, rows, lanes, source.row_bytes, run, pool, packed)
+    return FloatMatrix(kind, rows, columns, tiles, out)
 
 
 def _tiles(rows: int, cols: int, lanes: int) -> tuple[int, int]:
@@ -66,22 +69,24 @@ def _tiles(rows: int, cols: int, lanes: int) -> tuple[int, int]:
     return -(-rows // lanes), -(-cols // CHAINS) * CHAINS
 
 
-def packed_float_bytes(ggml_type: GGMLType, rows: int, cols: int, lanes: int) -> int:
+def packed_float_bytes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> int:
     """Bytes of a packed float matrix."""
     tiles, columns = _tiles(rows, cols, lanes)
-    return tiles * columns * lanes * ggml_type.type_size
+    return tiles * columns * lanes * layout.block_bytes
 
 
 @cache
 def make_transpose(size: int, lanes: int) -> Any:
-    """Moves numbers of `size` bytes: address of the first tile's first row, target, rows, columns of the source and of
-    the target, first tile, last tile + 1."""
+    """Moves numbers of `size` bytes: address of the first tile's first row, bytes from a row to the next, target, rows,
+    columns of the source and of the target, first tile, last tile + 1."""
 
-    @njit(void(*[int64] * 7), nogil=True, cache=is_kept())
-    def transpose(source: int, target: int, rows: int, cols: int, columns: int, first: int, stop: int) -> None:
+    @njit(void(*[int64] * 8), nogil=True, cache=is_kept())
+    def transpose(
+        source: int, row_bytes: int, target: int, rows: int, cols: int, columns: int, first: int, stop: int
+    ) -> None:
         for tile in range(first, stop):
             for lane in range(min(lanes, rows - tile * lanes)):
-                at = source + ((tile - first) * lanes + lane) * cols * size
+                at = source + ((tile - first) * lanes + lane) * row_bytes
                 to = target + (tile * columns * lanes + lane) * size
                 for column in range(cols):
                     move(size, at + column * size, to + column * lanes * size)

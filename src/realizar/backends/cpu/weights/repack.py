@@ -1,4 +1,4 @@
-"""Raw blocks to tiles, compiled: one small function per ggml type that moves whole 32-bit words of codes."""
+"""Raw blocks to tiles, compiled: one small function per layout that moves whole 32-bit words of codes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen.emit import Value
 from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.weights.formats import FORMAT_NAMES, FORMATS, GROUP, PLANES, SMALL_BYTES, WeightFormat
+from realizar.backends.cpu.weights.formats import (
+    GROUP,
+    KEPT_LAYOUTS,
+    PLANES,
+    SMALL_BYTES,
+    WeightFormat,
+    packed_format,
+)
 from realizar.backends.cpu.weights.repack_fields import WORDS, Fields
 from realizar.backends.cpu.weights.repack_readers import READERS
-from realizar.checkpoint.ggml_types import GGMLType
 
-_SIGNATURE = types.void(*[types.int64] * 8)
+REPACKED = (*READERS, *KEPT_LAYOUTS)
+"""Layouts whose raw blocks are repacked. Kernels take the position here as a compile-time constant."""
+_SIGNATURE = types.void(*[types.int64] * 9)
 
 
 @intrinsic(prefer_literal=True)
 def repack_block(
     typing_context: Any, kind: Any, lanes: Any, source: Any, codes: Any, scales: Any, supers: Any
 ) -> Any:  # fmt: skip
-    """Move one block of ggml type number `kind` of FORMAT_NAMES to its lane. Addresses, the lane's offset included."""
+    """Move one block of layout number `kind` of REPACKED to its lane. Addresses, the lane's offset included."""
     if not isinstance(kind, types.IntegerLiteral) or not isinstance(lanes, types.IntegerLiteral):
         return None
-    name, count = FORMAT_NAMES[kind.literal_value], lanes.literal_value
+    layout, count = REPACKED[kind.literal_value], lanes.literal_value
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, codes, scales, supers = arguments[2:]
         e = Fields(builder, source)
-        form = FORMATS[name]
-        if form.blocks:
-            for index in range(form.block_bytes // 2):
+        form = packed_format(layout)
+        if form.kept is not None:
+            for index in range(layout.block_bytes // 2):
                 e.store(e.half_word(2 * index), e.at(codes, index * count * 2), 2)
             return context.get_dummy_value()
-        reader = READERS[name]
-        for group in range(GGMLType[name].block_size // GROUP):
+        reader = READERS[layout]
+        for group in range(layout.block_size // GROUP):
             _store_codes(e, form, reader.words(e, group), e.at(codes, form.codes_bytes(count, GROUP * group)), count)
         for index, value in enumerate(reader.small(e)):
             e.store(value, e.at(scales, index * count * SMALL_BYTES[form.small]), 1)
@@ -65,25 +73,25 @@ def _store_codes(e: Fields, form: WeightFormat, words: Value, target: Value, lan
 
 @cache
 def make_repack(kind: int, lanes: int) -> Any:
-    """The repacker of a type: source, codes, scales, supers, rows, blocks of a row, first tile, last tile + 1.
+    """The repacker of layout REPACKED[kind]. Its arguments: source, row bytes, codes, scales, supers, rows, blocks of a
+    row, first tile, last tile + 1.
 
-    Addresses are those of the whole matrix, `source` that of the first tile's first row. Lanes beyond the last row are
-    left as they are.
+    Addresses are those of the whole matrix, `source` that of the first tile's first row; rows of the source lie `row
+    bytes` apart. Lanes beyond the last row are left as they are.
     """
-    name = FORMAT_NAMES[kind]
-    form, ggml_type = FORMATS[name], GGMLType[name]
-    block_bytes, cols = ggml_type.type_size, ggml_type.block_size
+    layout = REPACKED[kind]
+    form, block_bytes, cols = packed_format(layout), layout.block_bytes, layout.block_size
     codes_bytes, scales_bytes = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
     supers_bytes, small_bytes = form.supers_bytes(lanes, cols), SMALL_BYTES[form.small]
-    code_bytes = 2 if form.blocks else 4
+    code_bytes = 4 if form.kept is None else 2
 
     @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def repack(
-        source: int, codes: int, scales: int, supers: int, rows: int, blocks: int, first: int, stop: int
+        source: int, row_bytes: int, codes: int, scales: int, supers: int, rows: int, blocks: int, first: int, stop: int
     ) -> None:
         for tile in range(first, stop):
             for lane in range(min(lanes, rows - tile * lanes)):
-                at = source + ((tile - first) * lanes + lane) * blocks * block_bytes
+                at = source + ((tile - first) * lanes + lane) * row_bytes
                 for block in range(blocks):
                     index = tile * blocks + block
                     repack_block(

@@ -1,4 +1,4 @@
-"""How the blocks of each ggml type are read, for `repack`. Layouts: ggml-common.h, as in `realizar.quantization`."""
+"""How the blocks of each layout are read, for `repack`. Layouts: ggml-common.h, as in `realizar.quantization`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from llvmlite import ir
 
 from realizar.backends.cpu.codegen.emit import I8, I16, I32, Value
 from realizar.backends.cpu.weights.repack_fields import Fields
+from realizar.quantization import WeightLayout
+from realizar.quantization import ggml_layouts as ggml
 
 
 def _no_scales(e: Fields) -> list[Value]:
@@ -155,23 +157,24 @@ def _nvfp4_scales(e: Fields) -> list[Value]:
     return e.elements(b.select(highest, e.byte_constant([0] * 4), values))
 
 
-READERS: dict[str, BlockReader] = {
-    "Q4_0": BlockReader(lambda e, group: e.nibbles(2), _halves(0)),
-    "Q4_1": BlockReader(lambda e, group: e.nibbles(4), _halves(0, 2)),
-    "Q5_0": BlockReader(partial(_q5, 2), _halves(0)),
-    "Q5_1": BlockReader(partial(_q5, 4), _halves(0, 2)),
-    "Q8_0": BlockReader(_q8_0, _halves(0)),
-    "Q2_K": BlockReader(partial(_bits_of_run, 16, 2), _bytes_at(0, 16), _half_and_minimum(80, 82)),
-    "Q3_K": BlockReader(_q3_k, _q3_k_scales, _halves(108)),
-    "Q4_K": BlockReader(partial(_bits_of_run, 16, 4), _six_bit_scales, _half_and_minimum(0, 2)),
-    "Q5_K": BlockReader(_q5_k, _six_bit_scales, _half_and_minimum(0, 2)),
-    "Q6_K": BlockReader(_q6_k, _bytes_at(192, 16), _halves(208)),
-    "IQ4_NL": BlockReader(lambda e, group: e.nibbles(2), _halves(0)),
-    "IQ4_XS": BlockReader(lambda e, group: e.nibbles(8 + 16 * group), _iq4_xs_scales, _halves(0)),
-    "MXFP4": BlockReader(lambda e, group: e.nibbles(1), _bytes_at(0, 1)),
-    "NVFP4": BlockReader(_nvfp4, _nvfp4_scales),
-    "Q1_0": BlockReader(lambda e, group: e.plain_bits(2 + 4 * group), supers=_halves(0)),
-    "Q2_0": BlockReader(_q2_0, supers=_halves(0)),
-    "TQ1_0": BlockReader(_tq1_0, supers=_halves(52)),
-    "TQ2_0": BlockReader(partial(_bits_of_run, 0, 2), supers=_halves(64)),
+READERS: dict[WeightLayout, BlockReader] = {
+    ggml.Q4_0: BlockReader(lambda e, group: e.nibbles(2), _halves(0)),
+    ggml.Q4_1: BlockReader(lambda e, group: e.nibbles(4), _halves(0, 2)),
+    ggml.Q5_0: BlockReader(partial(_q5, 2), _halves(0)),
+    ggml.Q5_1: BlockReader(partial(_q5, 4), _halves(0, 2)),
+    ggml.Q8_0: BlockReader(_q8_0, _halves(0)),
+    ggml.Q2_K: BlockReader(partial(_bits_of_run, 16, 2), _bytes_at(0, 16), _half_and_minimum(80, 82)),
+    ggml.Q3_K: BlockReader(_q3_k, _q3_k_scales, _halves(108)),
+    ggml.Q4_K: BlockReader(partial(_bits_of_run, 16, 4), _six_bit_scales, _half_and_minimum(0, 2)),
+    ggml.Q5_K: BlockReader(_q5_k, _six_bit_scales, _half_and_minimum(0, 2)),
+    ggml.Q6_K: BlockReader(_q6_k, _bytes_at(192, 16), _halves(208)),
+    ggml.IQ4_NL: BlockReader(lambda e, group: e.nibbles(2), _halves(0)),
+    ggml.IQ4_XS: BlockReader(lambda e, group: e.nibbles(8 + 16 * group), _iq4_xs_scales, _halves(0)),
+    ggml.MXFP4: BlockReader(lambda e, group: e.nibbles(1), _bytes_at(0, 1)),
+    ggml.NVFP4: BlockReader(_nvfp4, _nvfp4_scales),
+    ggml.Q1_0: BlockReader(lambda e, group: e.plain_bits(2 + 4 * group), supers=_halves(0)),
+    ggml.Q2_0: BlockReader(_q2_0, supers=_halves(0)),
+    ggml.TQ1_0: BlockReader(_tq1_0, supers=_halves(52)),
+    ggml.TQ2_0: BlockReader(partial(_bits_of_run, 0, 2), supers=_halves(64)),
 }
+"""Layouts whose own blocks are repacked without `Planes`; all others go through `pack_planes`."""

@@ -1,0 +1,60 @@
+"""`WeightTensors`: the canonical tensors of a model as weight sources, wherever its checkpoint has them. numpy only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.models.spec import Linear, ModelSpec, TensorName
+from realizar.quantization import MatrixSource, WeightLayout, tensor_layout, tensor_source
+
+
+class WeightTensors:
+    """Looks tensors up by their canonical name. A tensor that is fused with others in the checkpoint is a slice."""
+
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint) -> None:
+        self._spec, self._checkpoint = spec, checkpoint
+
+    def layout(self, name: TensorName) -> WeightLayout:
+        """How a tensor is stored, from the checkpoint's header alone.
+
+        Raises:
+            UnsupportedModelError: weights can't have its type.
+        """
+        return tensor_layout(self._checkpoint, self._spec.tensors[name].name)
+
+    def are_float32(self, linears: list[Linear]) -> bool:
+        """Whether every matrix is stored in float32."""
+        return all(self.layout(linear.weight).float_type == "f32" for linear in linears)
+
+    def matrix(self, name: TensorName) -> MatrixSource:
+        """A matrix of the model.
+
+        Raises:
+            UnsupportedModelError: weights can't have its type.
+        """
+        place = self._spec.tensors[name]
+        whole = tensor_source(self._checkpoint, place.name)
+        return whole.rows(place.first_row, place.first_row + place.shape[0]) if place.fused else whole
+
+    def vector(self, name: TensorName) -> NDArray[np.float32]:
+        """The values of a norm, a bias or sinks: float32 [size]."""
+        values: NDArray[np.float32] = self._vector_source(name).dequantize()[0]
+        return values
+
+    def check_vectors(self) -> None:
+        """Refuse a norm, bias or sink that is not finite; they are small, and some are read in the first step alone.
+
+        Raises:
+            CheckpointError: a value is NaN or infinite.
+        """
+        for name, place in self._spec.tensors.items():
+            if len(place.shape) == 1:
+                self._vector_source(name).check_finite(0, 1)
+
+    def _vector_source(self, name: TensorName) -> MatrixSource:
+        """A vector as a matrix of one out_feature."""
+        place = self._spec.tensors[name]
+        whole = tensor_source(self._checkpoint, place.name)
+        return whole.columns(place.first_row, place.first_row + place.shape[0]) if place.fused else whole
