@@ -25,9 +25,10 @@ from realizar.backends.cuda.matmul.tuning_table import best_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms, written
 from realizar.backends.cuda.tuning.sweep import ROW_COUNTS, Shape, sweep
-from realizar.backends.cuda.weights.pack_raw import Packer, RawMatrix
+from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import random_blocks
+from realizar.quantization import WeightLayout, block_source, random_blocks
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS, Q4_K, Q6_K
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LAYERS = 32
@@ -44,7 +45,7 @@ def time_packing() -> None:
     for _ in range(2):
         torch.cuda.synchronize()
         started = time.monotonic()
-        packer.pack([RawMatrix(GGMLType.Q4_K, data, 28672, 4096)])
+        packer.pack([block_source(GGMLType.Q4_K, data, 28672, 4096)])
         torch.cuda.synchronize()
         taken = time.monotonic() - started
     print(f"packing Q4_K: {data.size / taken / 1e9:.1f} GB/s of the file", flush=True)
@@ -53,9 +54,9 @@ def time_packing() -> None:
 class Bench:
     """The matrices of the 8B shape and what they are multiplied with."""
 
-    def __init__(self, products: Products, ggml_type: GGMLType, compact: bool, count: int = LAYERS) -> None:
+    def __init__(self, products: Products, layout: WeightLayout, compact: bool, count: int = LAYERS) -> None:
         self.products = products
-        self.stacks = {n: copies(r, c, count, ggml_type, compact) for n, (r, c) in SHAPES.items()}
+        self.stacks = {n: copies(r, c, count, layout, compact) for n, (r, c) in SHAPES.items()}
         self.inputs: dict[tuple[int, int, ActivationFormat], Activations] = {}
         self.partials = torch.empty(3 << 26, device="cuda")
 
@@ -109,8 +110,8 @@ def line(bench: Bench, rows: int, configs: dict[str, ProductConfig], label: str)
 
 def time_mixed(products: Products) -> None:
     """Q, K and V of one layer where V is of another type, in one grid, against all of one type."""
-    stacks = [copies(5120, 4096, LAYERS, GGMLType.Q4_K, False), copies(1024, 4096, LAYERS, GGMLType.Q6_K, False)]
-    whole = copies(6144, 4096, LAYERS, GGMLType.Q4_K, False)
+    stacks = [copies(5120, 4096, LAYERS, Q4_K, False), copies(1024, 4096, LAYERS, Q6_K, False)]
+    whole = copies(6144, 4096, LAYERS, Q4_K, False)
     partials = torch.empty((12, 64, 6144), device="cuda")
     for rows in (1, 8, 64):
         x = written(products, torch.randn(rows, 4096, device="cuda"), products.activation_format(rows))
@@ -130,9 +131,9 @@ def time_mixed(products: Products) -> None:
         )
 
 
-def time_gated(products: Products, ggml_type: GGMLType, compact: bool) -> None:
+def time_gated(products: Products, layout: WeightLayout, compact: bool) -> None:
     """Gate and up, 32 layers, ending with the activation, against partial sums that are not yet read."""
-    matrices = [dataclasses.replace(one, interleaved=True) for one in copies(28672, 4096, LAYERS, ggml_type, compact)]
+    matrices = [dataclasses.replace(one, interleaved=True) for one in copies(28672, 4096, LAYERS, layout, compact)]
     for rows in ROWS:
         gated, plain = route_gated(products, rows, matrices[0], "silu"), products.route(rows, matrices[0])
         if gated is None:
@@ -156,15 +157,15 @@ def time_gated(products: Products, ggml_type: GGMLType, compact: bool) -> None:
             print(f"  parts, unroll, blocks {shape}: {replay_ms(partial(all_gated, gated)):7.3f} ms", flush=True)
 
 
-def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
-    bench = Bench(products, ggml_type, compact)
+def time_all(products: Products, layout: WeightLayout, compact: bool) -> None:
+    bench = Bench(products, layout, compact)
     for rows in ROWS:
         configs = {n: products.route(rows, stack[0]) for n, stack in bench.stacks.items()}
-        line(bench, rows, configs, ggml_type.name)
+        line(bench, rows, configs, layout.name)
     del bench
-    time_gated(products, ggml_type, compact)
+    time_gated(products, layout, compact)
     time_mixed(products)
-    heads = copies(128256, 4096, 2, GGMLType.Q6_K, compact)
+    heads = copies(128256, 4096, 2, Q6_K, compact)
     partials = torch.empty((1, 64, 128256), device="cuda")
     for rows in (1, 8, 64):
         config = dataclasses.replace(products.route(rows, heads[0]), splits=1)
@@ -178,10 +179,10 @@ def time_all(products: Products, ggml_type: GGMLType, compact: bool) -> None:
         print(f"head Q6_K rows {rows}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
 
 
-def run_search(products: Products, ggml_type: GGMLType, row_counts: list[int], out: Path | None) -> None:
+def run_search(products: Products, layout: WeightLayout, row_counts: list[int], out: Path | None) -> None:
     """Print the best of each shape and number of rows, and write them."""
     started = time.monotonic()
-    shapes = [Shape(rows, cols, ggml_type) for rows, cols in SHAPES.values()]
+    shapes = [Shape(rows, cols, layout) for rows, cols in SHAPES.values()]
     lines = sweep(products.tuning, shapes, row_counts, DeviceMeter(products))
     for best in best_lines(lines):
         print(*best.to_json(), f"{best.cost:.5f}")
@@ -200,15 +201,15 @@ def main() -> None:
     arguments = parser.parse_args()
     products = Products("cuda")
     print(torch.cuda.get_device_name(), products.arch, flush=True)
-    ggml_type = GGMLType[arguments.type]
+    layout = GGML_LAYOUTS[GGMLType[arguments.type]]
     if "check" in arguments.what and pytest.main(["-q", "-p", "no:cacheprovider", "-m", "gpu", *CHECKS]) != 0:
         sys.exit("the products are wrong")
     if "load" in arguments.what:
         time_packing()
     if "time" in arguments.what:
-        time_all(products, ggml_type, arguments.compact)
+        time_all(products, layout, arguments.compact)
     if "search" in arguments.what:
-        run_search(products, ggml_type, [int(rows) for rows in arguments.rows.split(",")], arguments.out)
+        run_search(products, layout, [int(rows) for rows in arguments.rows.split(",")], arguments.out)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CapacityError
-from realizar.models.spec import ModelSpec, TensorName
+from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _SHORTEST_CONTEXT = 512
@@ -105,11 +104,6 @@ def planned_lengths(context_length: int) -> list[int]:
     """Lengths that a plan shows."""
     powers = [_SHORTEST_CONTEXT << power for power in range(40) if _SHORTEST_CONTEXT << power < context_length]
     return [*powers, context_length]
-
-
-def stored_type(spec: ModelSpec, checkpoint: Checkpoint, name: TensorName) -> GGMLType:
-    """The type in which a canonical tensor is stored."""
-    return checkpoint.tensors[spec.tensors[name].name].ggml_type
 
 
 def embedding_bytes(spec: ModelSpec, checkpoint: Checkpoint) -> int:

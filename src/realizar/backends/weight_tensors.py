@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +26,7 @@ class WeightTensors:
         """
         return tensor_layout(self._checkpoint, self._spec.tensors[name].name)
 
-    def are_float32(self, linears: list[Linear]) -> bool:
+    def are_float32(self, linears: Iterable[Linear]) -> bool:
         """Whether every matrix is stored in float32."""
         return all(self.layout(linear.weight).float_type == "f32" for linear in linears)
 
@@ -44,17 +46,18 @@ class WeightTensors:
         return values
 
     def check_vectors(self) -> None:
-        """Refuse a norm, bias or sink that is not finite; they are small, and some are read in the first step alone.
+        """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
 
         Raises:
             CheckpointError: a value is NaN or infinite.
         """
-        for name, place in self._spec.tensors.items():
-            if len(place.shape) == 1:
-                self._vector_source(name).check_finite(0, 1)
+        biases = (linear.bias for linear in self._spec.linears() if linear.bias is not None)
+        for name in dict.fromkeys((*self._spec.vectors(), *biases)):
+            source = self._vector_source(name)
+            source.check_finite(0, source.out_features)
 
     def _vector_source(self, name: TensorName) -> MatrixSource:
-        """A vector as a matrix of one out_feature."""
+        """A vector as a matrix of one out_feature; a convolution as one with an out_feature for each channel."""
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
         return whole.columns(place.first_row, place.first_row + place.shape[0]) if place.fused else whole

@@ -9,7 +9,8 @@ import torch
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, pack_by_threads
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads
+from realizar.quantization import MatrixSource
 
 
 class FakeCard(DeviceProfile):
@@ -28,7 +29,7 @@ class FakePacker:
 
     def pack(
         self,
-        parts: Sequence[RawMatrix],
+        parts: Sequence[MatrixSource],
         into: torch.Tensor | None = None,
         uploaded: Callable[[int], None] | None = None,
         **options: Any,

@@ -78,10 +78,10 @@ def test_an_upload_that_fails_names_its_tensors(monkeypatch: pytest.MonkeyPatch)
     def expect(failing: str, named: str) -> None:
         wanted = checkpoint.tensors[spec.tensors[failing].name].data
 
-        def fails(self: Any, data: Any, *arguments: Any) -> Any:
-            if np.shares_memory(data, wanted):
+        def fails(self: Any, source: Any, *arguments: Any) -> Any:
+            if np.shares_memory(source.raw, wanted):
                 raise OUT_OF_MEMORY
-            return pack(self, data, *arguments)
+            return pack(self, source, *arguments)
 
         monkeypatch.setattr(weights_module.Weights, "_pack_plain", fails)
         backend = CUDABackend(device=interpreter_device())

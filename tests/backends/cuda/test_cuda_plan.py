@@ -26,7 +26,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
-from realizar.quantization import to_planes
+from realizar.quantization import block_source
 from realizar.quantization.random_blocks import random_blocks
 
 
@@ -34,8 +34,8 @@ from realizar.quantization.random_blocks import random_blocks
 def test_a_matrix_is_as_large_as_planned(name: str) -> None:
     ggml_type, rows, cols = GGMLType[name], 130, 512
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(1), 0.02)
-    packed = pack_matrix(to_planes(ggml_type, data.reshape(-1), rows, cols), "cpu")
-    assert matrix_bytes(ggml_type, rows, cols) == packed.size_bytes
+    source = block_source(ggml_type, data, rows, cols)
+    assert matrix_bytes(source.layout, rows, cols) == pack_matrix(source, "cpu").size_bytes
 
 
 def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:

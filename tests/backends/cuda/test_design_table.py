@@ -24,6 +24,7 @@ from realizar.backends.cuda.device_errors import device_errors  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.kernel_sizes import decode_parts  # noqa: E402
 from realizar.backends.cuda.launch import Launch  # noqa: E402
+from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.fp8_copies import FP8Copy  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
@@ -34,14 +35,14 @@ from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.backends.cuda.weights.load import matrix_bytes  # noqa: E402
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, raw_format  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows  # noqa: E402
 from realizar.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CheckpointError, DeviceLostError  # noqa: E402
-from realizar.quantization import dequantize, random_blocks  # noqa: E402
+from realizar.quantization import block_source, random_blocks  # noqa: E402
+from realizar.quantization.ggml_layouts import Q4_K  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
@@ -104,7 +105,8 @@ def one_product_takes_all_types_side_by_side(_runner: GPURunner) -> None:
     types, (rows, cols), tokens = (GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q8_0), (24, 224), 3
     rng = np.random.default_rng(4)
     data = [random_blocks(each, rows, cols, rng, 0.05) for each in types]
-    matrices = [pack_plain(each, raw, rows, cols, DEVICE.torch_device) for each, raw in zip(types, data, strict=True)]
+    sources = [block_source(each, raw, rows, cols) for each, raw in zip(types, data, strict=True)]
+    matrices = [pack_plain(source, DEVICE.torch_device) for source in sources]
     linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
     (form,) = linear.forms(tokens)
     x = buffers.get(form, cols)
@@ -112,7 +114,7 @@ def one_product_takes_all_types_side_by_side(_runner: GPURunner) -> None:
     x.scales.fill_(1.0)
     partials = torch.full((linear.splits(tokens), tokens, linear.width), float("nan"), device=DEVICE.torch_device)
     linear.launch(tokens, lambda wanted: buffers.get(wanted, cols), partials)
-    weights = np.concatenate([dequantize(each, raw, rows, cols) for each, raw in zip(types, data, strict=True)])
+    weights = np.concatenate([source.dequantize() for source in sources])
     expected = x.values.double().cpu().numpy() @ weights.T.astype(np.float64)
     assert np.abs(partials.sum(dim=0).cpu().numpy() - expected).max() <= 2e-3 * np.abs(expected).max()
 
@@ -137,7 +139,7 @@ def logits_of_a_model_of_many_parts(runner: GPURunner) -> None:
 
 
 def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
-    form = raw_format(RawMatrix(GGMLType.Q4_K, np.zeros(0, np.uint8), 0, 0))
+    form = fragment_format(Q4_K)
     for capability, shared, tiles in (((9, 0), 227 * 1024, WgmmaTiles), ((8, 0), 163 * 1024, MmaSyncTiles)):
         tuning = load_tuning("none", capability, 108, shared)
         for rows in (1, tuning.int8_rows):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
@@ -23,18 +22,17 @@ from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths, stored_type
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths
 from realizar.backends.program import Program, build_program
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec, TensorName
-from realizar.quantization import QUANTIZED_TYPES, to_planes
+from realizar.quantization import WeightLayout
 
 _EVERYTHING = 1 << 60  # bytes: no limit
 _GRAPHS = 128 << 20  # bytes
-_COLS = 256  # of a sample matrix: every type has whole blocks there
 
 
 def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, free: int) -> MemoryPlan:
@@ -50,18 +48,18 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
     """
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
-    program, linears = build_program(spec), spec.linears()
-    types = {linear.weight: stored_type(spec, checkpoint, linear.weight) for linear in linears}
-    weight_bytes = sum(matrix_bytes(types[one.weight], one.out_features, one.in_features) for one in linears)
+    program, linears, tensors = build_program(spec), spec.linears(), WeightTensors(spec, checkpoint)
+    layouts = {linear.weight: tensors.layout(linear.weight) for linear in linears}
+    weight_bytes = sum(matrix_bytes(layouts[one.weight], one.out_features, one.in_features) for one in linears)
     embedding = embedding_bytes(spec, checkpoint)
     context = min(config.context_length or spec.context_length, spec.context_length)
-    automatic = "f32" if set(types.values()) == {GGMLType.F32} else "bf16"
+    automatic = "f32" if tensors.are_float32(linears) else "bf16"
     kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
     sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
     workspace = Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
-    copies = _copy_bytes(program, types) if config.fp8_copies else 0
+    copies = _copy_bytes(program, layouts) if config.fp8_copies else 0
     reserved = reserved_bytes(config.max_running, spec.vocab_size, context, free) + _estimated_bytes(spec, sizes)
     limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace - reserved, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
@@ -92,21 +90,23 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     return partials + 4 * sizes.tokens * (spec.hidden_size + attention + widest) + _GRAPHS
 
 
-def _copy_bytes(program: Program, types: Mapping[TensorName, GGMLType]) -> int:
+def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) -> int:
     """Of the FP8 copies of all products whose matrices are quantised."""
     groups = {tuple(linear.weight for linear in group): group for group in program.matmuls()}
     sizes = [
         (sum(linear.out_features for linear in group), group[0].in_features)
         for weights, group in groups.items()
-        if all(types[weight] in QUANTIZED_TYPES for weight in weights)
+        if not any(layouts[weight].is_float for weight in weights)
     ]
     return sum(copy_bytes(*size) for size in sizes if is_copied(*size))
 
 
-def matrix_bytes(ggml_type: GGMLType, rows: int, cols: int) -> int:
-    """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of floats."""
-    if ggml_type not in QUANTIZED_TYPES:
-        return rows * cols * ggml_type.type_size
-    sample = np.zeros(_COLS // ggml_type.block_size * ggml_type.type_size, np.uint8)
-    form = fragment_format(to_planes(ggml_type, sample, 1, _COLS))
-    return form.size_bytes(rows, cols) + 4 * -(-rows // BLOCK)
+def matrix_bytes(layout: WeightLayout, rows: int, cols: int) -> int:
+    """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of floats.
+
+    Raises:
+        UnsupportedModelError: no kernel expresses the layout.
+    """
+    if layout.is_float:
+        return rows * layout.row_bytes(cols)
+    return fragment_format(layout).size_bytes(rows, cols) + 4 * -(-rows // BLOCK)

@@ -6,16 +6,15 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
-from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
+from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import (
-    REPACKED_TYPES,
     GatedActivation,
     MatvecTiles,
     MmaSyncTiles,
@@ -25,10 +24,10 @@ from realizar.backends.cuda.native.sources import (
     product_source,
     repack_source,
 )
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, raw_format
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
 KERNELS: tuple[tuple[str, Tiles], ...] = (
@@ -39,7 +38,7 @@ KERNELS: tuple[tuple[str, Tiles], ...] = (
 
 
 def form_of(ggml_type: GGMLType) -> FragmentFormat:
-    return raw_format(RawMatrix(ggml_type, np.zeros(0, np.uint8), 0, 0))
+    return fragment_format(GGML_LAYOUTS[ggml_type])
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +142,7 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
 
 
 def test_helpers_compile() -> None:
-    sources = [repack_source(ggml_type, form_of(ggml_type)) for ggml_type in REPACKED_TYPES]
+    sources = [repack_source(layout, fragment_format(layout)) for layout in REPACKED_LAYOUTS]
     cubins = compile_sources([activations_source(), *sources], "sm_80")
     assert b"to_int8" in cubins[0]
     assert b"to_half" in cubins[0]

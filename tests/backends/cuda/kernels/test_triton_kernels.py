@@ -17,7 +17,7 @@ from realizar.backends.cuda.kernels.weights import embed_quantized  # noqa: E402
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
-from realizar.quantization import QUANTIZED_TYPES, dequantize  # noqa: E402
+from realizar.quantization import QUANTIZED_TYPES, block_source, dequantize  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 
 pytestmark = [
@@ -164,7 +164,7 @@ def test_embedding_of_every_type(ggml_type: object) -> None:
     """Bit for bit the reference's weights; id -1 is the row's last choice."""
     cols = max(64, ggml_type.block_size)
     data = random_blocks(ggml_type, 9, cols, np.random.default_rng(6), 0.1)
-    matrix = pack_plain(ggml_type, data.view(np.uint8).reshape(-1), 9, cols, CPU)
+    matrix = pack_plain(block_source(ggml_type, data, 9, cols), CPU)
     out = torch.full((3, cols), float("nan"))
     ids, rows, last = (torch.tensor(v, dtype=torch.int32) for v in ([8, -1, 0], [0, 1, 0], [2, 5]))
     embed_quantized[(3, -(-cols // 256))](

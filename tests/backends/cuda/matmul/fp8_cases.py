@@ -8,11 +8,10 @@ import torch
 from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.matmul.fp8_copies import FORM, FP8Copy
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers
-from realizar.backends.cuda.weights.pack_raw import RawMatrix
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.spec import Linear, ModelSpec
-from realizar.quantization import to_planes
+from realizar.quantization import BlockSource, block_source
 from realizar.quantization.random_blocks import random_blocks
 from reference_model import Array, ReferenceModel
 from reference_tensors import load_tensors
@@ -42,15 +41,15 @@ def row_errors(found: Array, expected: Array) -> Array:
     return np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
 
 
-def raw_matrix(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> RawMatrix:
+def raw_matrix(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> BlockSource:
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.05)
-    return RawMatrix(ggml_type, np.ascontiguousarray(data).reshape(-1), rows, cols)
+    return block_source(ggml_type, np.ascontiguousarray(data).reshape(-1), rows, cols)
 
 
-def exact_weights(parts: list[RawMatrix], interleaved: bool = False) -> torch.Tensor:
+def exact_weights(parts: list[BlockSource], interleaved: bool = False) -> torch.Tensor:
     """float64 [rows, cols], 64 rows of each by turns or one below the other."""
-    floats = [to_planes(one.ggml_type, one.data, one.rows, one.cols).dequantize().astype(np.float64) for one in parts]
-    cols = parts[0].cols
+    floats = [part.dequantize().astype(np.float64) for part in parts]
+    cols = parts[0].in_features
     if interleaved:
         return torch.from_numpy(np.stack([each.reshape(-1, 64, cols) for each in floats], axis=1).reshape(-1, cols))
     return torch.from_numpy(np.concatenate(floats))

@@ -11,25 +11,24 @@ from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
 from realizar.backends.cuda.matmul.quantized import Activations, ProductConfig, Products
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
-from realizar.backends.cuda.weights.pack_raw import RawMatrix
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import random_blocks, to_planes
+from realizar.quantization import BlockSource, block_source, random_blocks
 
 TYPES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ4_NL)
 ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu")
 WIDTH, COLS = 320, 512  # five strips each: with two groups the last block of the Hopper kernel ends early
 
 
-def raw_pair(ggml_type: GGMLType, width: int, cols: int) -> list[RawMatrix]:
+def raw_pair(ggml_type: GGMLType, width: int, cols: int) -> list[BlockSource]:
     rngs = [np.random.default_rng(seed) for seed in range(2)]
-    return [RawMatrix(ggml_type, random_blocks(ggml_type, width, cols, rng, 0.05), width, cols) for rng in rngs]
+    return [block_source(ggml_type, random_blocks(ggml_type, width, cols, rng, 0.05), width, cols) for rng in rngs]
 
 
 def pair(ggml_type: GGMLType, width: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, list[torch.Tensor]]:
     """Gate and up interleaved, and what they are."""
-    planes = [to_planes(raw.ggml_type, raw.data, width, cols) for raw in raw_pair(ggml_type, width, cols)]
-    exact = [torch.from_numpy(each.dequantize()).to("cuda", torch.float64) for each in planes]
-    return pack_matrix(planes, "cuda", interleaved=True), exact
+    sources = raw_pair(ggml_type, width, cols)
+    exact = [torch.from_numpy(each.dequantize()).to("cuda", torch.float64) for each in sources]
+    return pack_matrix(sources, "cuda", interleaved=True), exact
 
 
 def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActivation) -> torch.Tensor:
@@ -42,8 +41,8 @@ def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActiva
 def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
     """What reads the activation: a matrix [256, width] on a GPU, and what it is."""
     data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
-    planes = to_planes(GGMLType.Q6_K, data, 256, width)
-    return pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+    source = block_source(GGMLType.Q6_K, data, 256, width)
+    return pack_matrix(source, "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
 def check_chain(

@@ -26,8 +26,8 @@ from realizar.backends.cuda.matmul.quantized import Activations, Int8Activations
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, pack_by_threads
-from realizar.quantization import to_planes
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads
+from realizar.quantization import MatrixSource
 
 ROW_FACTOR = 64.0  # of halves from products that end with an activation
 
@@ -49,10 +49,10 @@ class HostPacker:
     def __init__(self, device: torch.device) -> None: ...
 
     def pack(
-        self, parts: Sequence[RawMatrix], into: torch.Tensor | None = None, interleaved: bool = False
+        self, parts: Sequence[MatrixSource], into: torch.Tensor | None = None, interleaved: bool = False
     ) -> PackedMatrix:
         packed = pack_by_threads(parts, "cpu", into, interleaved=interleaved)
-        floats = [to_planes(part.ggml_type, part.data, part.rows, part.cols).dequantize() for part in parts]
+        floats = [part.dequantize() for part in parts]
         if interleaved:
             strips = np.stack([each.reshape(-1, 64, packed.cols) for each in floats], axis=1)
             _floats[packed.weights.data_ptr()] = strips.reshape(-1, packed.cols)

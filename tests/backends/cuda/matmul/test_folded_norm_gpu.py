@@ -19,7 +19,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa
 from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, Products  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
-from realizar.quantization import random_blocks, to_planes  # noqa: E402
+from realizar.quantization import block_source, random_blocks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 EPS, LAYERS, SCALE = 1e-5, 6, 0.3
@@ -80,10 +80,10 @@ class Model:
 def model(request: pytest.FixtureRequest) -> Model:
     cols, rng = request.param, np.random.default_rng(1)
     data = random_blocks(GGMLType.Q4_K, cols, cols, rng, 1 / np.sqrt(cols))
-    planes = to_planes(GGMLType.Q4_K, data, cols, cols)
+    source = block_source(GGMLType.Q4_K, data, cols, cols)
     weight = torch.from_numpy((1 + 0.3 * rng.standard_normal(cols)).astype(np.float32)).cuda()
-    exact = torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
-    return Model(Products("cuda"), pack_matrix(planes, "cuda"), exact, weight)
+    exact = torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
+    return Model(Products("cuda"), pack_matrix(source, "cuda"), exact, weight)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 33, 64, 130])

@@ -25,7 +25,6 @@ from realizar.backends.cuda.weights import pack_raw
 from realizar.backends.cuda.weights.pack import pack_matrix
 from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import to_planes
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
@@ -178,7 +177,7 @@ def test_packing_on_the_device_interleaves(ggml_type: GGMLType, monkeypatch: pyt
     monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 18)
     parts = raw_pair(ggml_type, 4096, COLS)
     got = Packer("cuda").pack(parts, interleaved=True)
-    wanted = pack_matrix([to_planes(p.ggml_type, p.data, p.rows, p.cols) for p in parts], "cuda", interleaved=True)
+    wanted = pack_matrix(parts, "cuda", interleaved=True)
     assert got.interleaved
     assert torch.equal(got.weights, wanted.weights)
     assert torch.equal(got.block_scales, wanted.block_scales)

@@ -15,11 +15,12 @@ import torch
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
 from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
 from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, ProductConfig, Products
-from realizar.backends.cuda.native.sources import REPACKED_TYPES, MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
+from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
+from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
-from realizar.backends.cuda.weights.pack_raw import Packer, RawMatrix
+from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import QUANTIZED_TYPES, random_blocks, to_planes
+from realizar.quantization import QUANTIZED_TYPES, BlockSource, WeightLayout, block_source, random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)
@@ -41,16 +42,15 @@ def shape_for(ggml_type: GGMLType, number: int) -> tuple[int, int]:
     return 80 + 24 * (number % 4), unit * -(-(320 + 32 * (number % 5)) // unit)
 
 
-def random_raw(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> RawMatrix:
-    return RawMatrix(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.02), rows, cols)
+def random_raw(ggml_type: GGMLType, rows: int, cols: int, seed: int) -> BlockSource:
+    return block_source(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.02), rows, cols)
 
 
 def random_matrix(
     ggml_type: GGMLType, rows: int, cols: int, seed: int, compact: bool
 ) -> tuple[PackedMatrix, torch.Tensor]:
-    raw = random_raw(ggml_type, rows, cols, seed)
-    planes = to_planes(ggml_type, raw.data, rows, cols)
-    return pack_matrix(planes, "cuda", compact), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+    source = random_raw(ggml_type, rows, cols, seed)
+    return pack_matrix(source, "cuda", compact), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
 def kernels(products: Products, rows: int) -> Iterator[ProductConfig]:
@@ -231,14 +231,18 @@ def test_written_activations_equal_the_reference(products: Products, rows: int, 
     assert np.array_equal(half.values.cpu().numpy().view(np.uint16), values.view(np.uint16))
 
 
-@pytest.mark.parametrize("ggml_type", REPACKED_TYPES)
-def test_repacking_equals_the_reference(ggml_type: GGMLType) -> None:
-    cols = max(320 // ggml_type.block_size, 1) * ggml_type.block_size
-    parts = [random_raw(ggml_type, rows, cols, rows) for rows in (128, 90)]
+@pytest.mark.parametrize("layout", REPACKED_LAYOUTS, ids=lambda each: each.name)
+@pytest.mark.parametrize("shard", [False, True])
+def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> None:
+    """Of matrices, and of slices by columns, whose rows lie apart in memory."""
+    cols = max(320 // layout.block_size, 1) * layout.block_size
+    parts = [random_raw(GGMLType[layout.name], rows, cols * (1 + shard), rows) for rows in (128, 90)]
+    if shard:
+        parts = [part.columns(cols, 2 * cols) for part in parts]
     seen: list[int] = []
     got = Packer("cuda").pack(parts, uploaded=seen.append)
-    expected = pack_matrix([to_planes(p.ggml_type, p.data, p.rows, p.cols) for p in parts], "cuda")
+    expected = pack_matrix(parts, "cuda")
     assert torch.equal(got.weights, expected.weights)
     assert torch.equal(got.block_scales, expected.block_scales)
     assert (got.rows, got.cols, got.format) == (expected.rows, expected.cols, expected.format)
-    assert sum(seen) == sum(part.data.size for part in parts)
+    assert sum(seen) == sum(part.size_bytes for part in parts)

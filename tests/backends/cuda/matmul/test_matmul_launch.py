@@ -25,7 +25,7 @@ from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Wgm
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
-from realizar.quantization import random_blocks, to_planes
+from realizar.quantization import block_source, random_blocks
 
 
 class RecordingKernel:
@@ -81,7 +81,7 @@ def products_on(
 
 def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(0), 0.02)
-    return pack_matrix(to_planes(ggml_type, data, rows, cols), "cpu")
+    return pack_matrix(block_source(ggml_type, data, rows, cols), "cpu")
 
 
 def int8(rows: int, cols: int) -> Int8Activations:

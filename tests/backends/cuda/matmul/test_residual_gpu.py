@@ -19,7 +19,7 @@ from realizar.backends.cuda.matmul.residual import Residual, launch_residual, sh
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import random_blocks, to_planes
+from realizar.quantization import block_source, random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 # One part and many, more parts than chunks, tiles beyond the last, and rows that one pass of a block does not hold.
@@ -86,8 +86,9 @@ def products() -> Products:
 
 def matrix_of(ggml_type: GGMLType, rows: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, torch.Tensor]:
     """A matrix, and what it is in float64."""
-    planes = to_planes(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(5), 0.05), rows, cols)
-    return pack_matrix(planes, "cuda"), torch.from_numpy(planes.dequantize()).to("cuda", torch.float64)
+    data = random_blocks(ggml_type, rows, cols, np.random.default_rng(5), 0.05)
+    source = block_source(ggml_type, data, rows, cols)
+    return pack_matrix(source, "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
 def config(products: Products, tiles: MatvecTiles) -> ProductConfig:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,15 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cpu import step_values as on_cpu  # noqa: E402
 from realizar.backends.cuda import step_values as on_gpu  # noqa: E402
-from realizar.backends.cuda.weights import load as weights  # noqa: E402
 from realizar.backends.step_values import StageValues, describe_values, distance  # noqa: E402
+from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.bench.profile import StepWork, one_step  # noqa: E402
+from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.commands.trace import report  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
+from realizar.quantization import BlockSource, MatrixSource  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
@@ -72,13 +73,13 @@ def test_both_backends_see_the_same(values_on_cpu: list[StageValues]) -> None:
 def test_the_stage_at_which_two_runs_part(values_on_cpu: list[StageValues], monkeypatch: pytest.MonkeyPatch) -> None:
     """One has lost the output projection of the second layer."""
     spec, _ = random_model(RECIPE)
-    stored_rows, lost = weights.Weights.stored_rows, spec.layers[1].mixer.o.weight
+    matrix, lost = WeightTensors.matrix, spec.layers[1].mixer.o.weight
 
-    def rows(self: weights.Weights, name: str) -> Any:
-        data, ggml_type = stored_rows(self, name)
-        return (np.zeros_like(data) if name == lost else data), ggml_type
+    def without(self: WeightTensors, name: str) -> MatrixSource:
+        source = matrix(self, name)
+        return BlockSource(GGMLType[source.layout.name], np.zeros_like(source.raw)) if name == lost else source
 
-    monkeypatch.setattr(weights.Weights, "stored_rows", rows)
+    monkeypatch.setattr(WeightTensors, "matrix", without)
     lines = report(values_on_gpu(), values_on_cpu, 0.1)
     assert lines[-1] == "the two runs part at: layer 1 feed-forward input"
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul.tuning_table import (
     Choice,
     DeviceTuning,
@@ -24,11 +24,11 @@ from realizar.backends.cuda.matmul.tuning_table import (
 )
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
 from realizar.backends.cuda.tuning.candidates import candidates, split_counts
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, raw_format
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
-FORMS = {t: raw_format(RawMatrix(t, np.zeros(0, np.uint8), 0, 0)) for t in QUANTIZED_TYPES}
+FORMS = {t: fragment_format(GGML_LAYOUTS[t]) for t in QUANTIZED_TYPES}
 SHAPES = ((64, 256), (960, 576), (2048, 2048), (6144, 4096), (28672, 4096), (4096, 14336), (1024, 4096), (128256, 4096))
 DEVICES = {
     "NVIDIA H200": load_tuning("NVIDIA H200", (9, 0), 132, 227 * 1024),

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
@@ -17,21 +16,21 @@ from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends import select  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
-from realizar.backends.cuda.layouts.fragments import FragmentFormat  # noqa: E402
+from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line, load_tuning, own_table, updated_lines  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
 from realizar.backends.cuda.tuning.candidates import candidates, split_counts  # noqa: E402
 from realizar.backends.cuda.tuning.sweep import Shape, model_shapes, sweep  # noqa: E402
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, raw_format  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402
+from realizar.quantization.ggml_layouts import Q4_0, Q4_K  # noqa: E402
 
 HOPPER = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024)
 AMPERE = load_tuning("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * 1024)
-SHAPE = Shape(1536, 1024, GGMLType.Q4_K)
+SHAPE = Shape(1536, 1024, Q4_K)
 
 
 class MadeUpMeter:
@@ -45,7 +44,7 @@ class MadeUpMeter:
 
     def take(self, shape: Shape) -> FragmentFormat:
         self._shape = shape
-        return raw_format(RawMatrix(shape.ggml_type, np.zeros(0, np.uint8), 0, 0))
+        return fragment_format(shape.layout)
 
     def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
         self._prepared = rows, tiles
@@ -130,11 +129,11 @@ def test_shapes_of_a_model() -> None:
     value = checkpoint.tensors[spec.tensors[spec.layers[0].mixer.v.weight].name]
     checkpoint.tensors[value.name] = replace(value, ggml_type=GGMLType.Q8_0)
     assert model_shapes(spec, checkpoint) == [
-        Shape(512, 256, GGMLType.Q4_0),
-        Shape(256, 256, GGMLType.Q4_0),
-        Shape(1024, 256, GGMLType.Q4_0),
-        Shape(256, 512, GGMLType.Q4_0),
-        Shape(160, 256, GGMLType.Q4_0, 256),
+        Shape(512, 256, Q4_0),
+        Shape(256, 256, Q4_0),
+        Shape(1024, 256, Q4_0),
+        Shape(256, 512, Q4_0),
+        Shape(160, 256, Q4_0, 256),
     ]
     assert model_shapes(*random_model(Recipe(weights="BF16"))) == []
 

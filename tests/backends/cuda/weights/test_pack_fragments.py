@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,20 +11,44 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from backends.grouped_source import grouped_source
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format, pack_fragments
 from realizar.backends.cuda.weights.pack import codebook_table, pack_matrix, strip_places
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, memory_bytes, pack_by_threads, raw_format
+from realizar.backends.cuda.weights.pack_raw import memory_bytes, pack_by_threads
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import QUANTIZED_TYPES, Planes, random_blocks, to_planes
+from realizar.quantization import (
+    QUANTIZED_TYPES,
+    BlockSource,
+    Codebook,
+    MatrixSource,
+    Planes,
+    WeightLayout,
+    block_source,
+    random_blocks,
+)
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS, IQ2_XS, Q4_0, Q4_1, Q6_K, Q8_0
 
 TWO_LEVEL_CHOICE = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K, GGMLType.Q3_K)
 CASES = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in TWO_LEVEL_CHOICE]
 
 
-def random_planes(ggml_type: GGMLType, rows: int, cols: int, seed: int = 0) -> Planes:
+def random_source(ggml_type: GGMLType, rows: int, cols: int, seed: int = 0) -> BlockSource:
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(seed), 0.02)
-    return to_planes(ggml_type, data, rows, cols)
+    return block_source(ggml_type, data, rows, cols)
+
+
+def check_weights(source: MatrixSource, compact: bool = False) -> None:
+    """Weights of a packed matrix, drawn at random, are the source's."""
+    rows, cols, form = source.out_features, source.in_features, fragment_format(source.layout, compact)
+    data, block_scales = pack_fragments(source.planes(0, rows), form)
+    assert data.size == form.size_bytes(rows, cols)
+    reader = Reader(form, data, block_scales, codebook_table(source.layout), cols)
+    exact = source.dequantize()
+    rng = np.random.default_rng(1)
+    largest = np.abs(exact).max()
+    for row, col in zip(rng.integers(0, rows, 300), rng.integers(0, cols, 300), strict=True):
+        assert abs(reader.weight(int(row), int(col)) - exact[row, col]) <= 1e-3 * largest
 
 
 def bits(data: np.ndarray, at: int, first: int, count: int) -> int:
@@ -118,25 +144,27 @@ class Reader:
 
 @pytest.mark.parametrize(("ggml_type", "compact"), CASES, ids=lambda value: getattr(value, "name", str(value)))
 def test_every_weight_is_where_the_layout_says(ggml_type: GGMLType, compact: bool) -> None:
-    rows, cols = 84, ggml_type.block_size * -(-320 // ggml_type.block_size)
-    planes = random_planes(ggml_type, rows, cols)
-    form = fragment_format(planes, compact)
-    data, block_scales = pack_fragments(planes, form)
-    assert data.size == form.size_bytes(rows, cols)
-    reader = Reader(form, data, block_scales, codebook_table(planes), cols)
-    exact = planes.dequantize()
-    rng = np.random.default_rng(1)
-    largest = np.abs(exact).max()
-    for row, col in zip(rng.integers(0, rows, 300), rng.integers(0, cols, 300), strict=True):
-        assert abs(reader.weight(int(row), int(col)) - exact[row, col]) <= 1e-3 * largest
+    cols = ggml_type.block_size * -(-320 // ggml_type.block_size)
+    check_weights(random_source(ggml_type, 84, cols), compact)
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_a_layout_of_no_ggml_type(group: int) -> None:
+    """At once and by threads, whole and as a shard."""
+    whole = grouped_source(704, 5 * group, group)
+    for source in (whole, whole.rows(64, 500).columns(group, 4 * group)):
+        check_weights(source)
+        expected, got = pack_matrix(source, "cpu"), pack_by_threads([source], "cpu")
+        assert torch.equal(got.weights, expected.weights)
+        assert torch.equal(got.block_scales, expected.block_scales)
 
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ2_XS])
 def test_padding_weighs_nothing(ggml_type: GGMLType) -> None:
     cols = max(96, ggml_type.block_size)
-    planes = random_planes(ggml_type, 70, cols)
-    form = fragment_format(planes)
-    reader = Reader(form, *pack_fragments(planes, form), codebook_table(planes), cols)
+    source = random_source(ggml_type, 70, cols)
+    form = fragment_format(source.layout)
+    reader = Reader(form, *pack_fragments(source.planes(0, 70), form), codebook_table(source.layout), cols)
     beyond = [(row, col) for row in (70, 127) for col in (0, cols - 1)]
     beyond += [(3, col) for col in range(cols, form.chunks(cols) * 64)]
     assert all(reader.weight(row, col) == 0 for row, col in beyond)
@@ -145,21 +173,20 @@ def test_padding_weighs_nothing(ggml_type: GGMLType) -> None:
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES)
 def test_no_type_packs_to_much_more_than_its_file(ggml_type: GGMLType) -> None:
     rows, cols = 64, 4096
-    form = raw_format(RawMatrix(ggml_type, np.zeros(0, np.uint8), rows, cols))
+    form = fragment_format(GGML_LAYOUTS[ggml_type])
     in_file = rows * cols // ggml_type.block_size * ggml_type.type_size
     limit = 1.3 if ggml_type is GGMLType.TQ1_0 else 1.12
     assert form.size_bytes(rows, cols) + 4 <= limit * in_file
     assert form.block_bytes % 16 == 0
     assert form.super_bytes % 16 == 0
-    assert form == fragment_format(random_planes(ggml_type, 64, max(256, ggml_type.block_size)))
 
 
 def test_scales_far_apart_keep_their_precision() -> None:
     """Rows of one strip whose scales differ by 2^12 each lose no more than a half float's rounding."""
-    planes = random_planes(GGMLType.Q8_0, 64, 64)
+    planes = random_source(GGMLType.Q8_0, 64, 64).planes(0, 64)
     factors = np.float32(2.0) ** -np.linspace(0, 12, 64, dtype=np.float32)[:, None]
     spread = Planes(planes.codes, 8, 128, 32, np.abs(planes.scales) * factors)
-    form = fragment_format(spread)
+    form = fragment_format(Q8_0)
     reader = Reader(form, *pack_fragments(spread, form), None, 64)
     exact = spread.dequantize()
     for row in range(64):
@@ -169,9 +196,9 @@ def test_scales_far_apart_keep_their_precision() -> None:
 
 def test_scale_exponents_follow_the_largest_scale() -> None:
     for factor in (2.0**-60, 1.0, 2.0**40):
-        planes = random_planes(GGMLType.Q4_0, 64, 64)
+        planes = random_source(GGMLType.Q4_0, 64, 64).planes(0, 64)
         scaled = Planes(planes.codes, 4, 8, 32, planes.scales * np.float32(factor))
-        form = fragment_format(scaled)
+        form = fragment_format(Q4_0)
         data, block_scales = pack_fragments(scaled, form)
         top = np.abs(data.reshape(-1)[form.codes_bytes :].view(np.float16).astype(np.float32)).max()
         assert 2.0**14 <= top <= 2.0**15
@@ -180,7 +207,7 @@ def test_scale_exponents_follow_the_largest_scale() -> None:
 
 
 def test_parts_lie_one_below_the_other() -> None:
-    parts = [random_planes(GGMLType.Q4_K, rows, 256, seed) for seed, rows in enumerate((64, 128, 70))]
+    parts = [random_source(GGMLType.Q4_K, rows, 256, seed) for seed, rows in enumerate((64, 128, 70))]
     merged = pack_matrix(parts, "cpu")
     alone = [pack_matrix(part, "cpu") for part in parts]
     assert merged.rows == 262
@@ -195,14 +222,10 @@ def test_parts_lie_one_below_the_other() -> None:
 def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
     """Of six strips each, packed at once and by threads some at a time."""
     cols = max(96, ggml_type.block_size)
-    parts = [
-        RawMatrix(ggml_type, random_blocks(ggml_type, 384, cols, np.random.default_rng(seed), 0.02), 384, cols)
-        for seed in range(2)
-    ]
-    planes = [to_planes(part.ggml_type, part.data, part.rows, cols) for part in parts]
-    alone = [pack_matrix(each, "cpu") for each in planes]
+    parts = [random_source(ggml_type, 384, cols, seed) for seed in range(2)]
+    alone = [pack_matrix(each, "cpu") for each in parts]
     memory = torch.zeros(memory_bytes(parts), dtype=torch.uint8)
-    for got in (pack_matrix(planes, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
+    for got in (pack_matrix(parts, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
         assert got.interleaved
         assert (got.rows, got.cols, got.format) == (768, cols, alone[0].format)
         strips = got.weights.view(12, got.format.strip_bytes(cols))
@@ -220,35 +243,48 @@ def test_only_two_alike_take_turns() -> None:
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
-    four, six = random_planes(GGMLType.Q4_K, 64, 256), random_planes(GGMLType.Q6_K, 64, 256)
+    four, six = random_source(GGMLType.Q4_K, 64, 256), random_source(GGMLType.Q6_K, 64, 256)
     for parts in (
         [four, six],
-        [random_planes(GGMLType.Q4_K, 63, 256), four],
-        [four, random_planes(GGMLType.Q4_K, 64, 512)],
+        [random_source(GGMLType.Q4_K, 63, 256), four],
+        [four, random_source(GGMLType.Q4_K, 64, 512)],
+        [random_source(GGMLType.IQ4_NL, 64, 256), random_source(GGMLType.MXFP4, 64, 256)],
     ):
         with pytest.raises(UnsupportedModelError):
             pack_matrix(parts, "cpu")
-    odd = Planes(np.zeros((64, 48), np.uint8), 4, 0, 48, np.ones((64, 1), np.float32))
-    with pytest.raises(UnsupportedModelError, match="groups of 48"):
-        fragment_format(odd)
-    seven = Planes(np.zeros((64, 32), np.uint8), 7, 0, 32, np.ones((64, 1), np.float32))
-    with pytest.raises(UnsupportedModelError, match="7 bits"):
-        fragment_format(seven)
+
+
+_REFUSED: dict[str, tuple[WeightLayout, str]] = {
+    "floats": (GGML_LAYOUTS[GGMLType.F16], "they have no codes"),
+    "group": (replace(Q4_0, group_size=48), "groups have 48 columns"),
+    "super group": (replace(Q6_K, super_group_size=128), "groups have 16 columns"),
+    "bits": (replace(Q4_0, bits=7), "codes have 7 bits"),
+    "one bit": (replace(Q4_1, bits=1), "codes have 1 bits"),
+    "offset": (replace(Q4_0, offset=7), "codes have the offset 7"),
+    "offset and minimum": (replace(Q4_1, offset=8), "codes have the offset 8"),
+    "scale": (replace(Q6_K, scale="u8"), "scales are of type u8"),
+    "codebook": (replace(Q4_0, codebook=Codebook("many", 64, 1, lambda: np.zeros(64, np.int8))), "has 64 entries"),
+    "vectors": (replace(IQ2_XS, bits=11), "no kernel reads its codebook of vectors with indices of 11 bits"),
+}
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_a_layout_that_no_kernel_expresses_is_refused(case: str) -> None:
+    layout, reason = _REFUSED[case]
+    with pytest.raises(UnsupportedModelError, match=f"^weights in the layout ODD do not run on CUDA: .*{reason}"):
+        fragment_format(replace(layout, name="ODD"))
 
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q3_K, GGMLType.IQ2_XS, GGMLType.Q8_0, GGMLType.TQ2_0])
 def test_threads_pack_the_same(ggml_type: GGMLType) -> None:
     cols = max(96, ggml_type.block_size)
-    parts = [
-        RawMatrix(ggml_type, random_blocks(ggml_type, rows, cols, np.random.default_rng(rows), 0.02), rows, cols)
-        for rows in (320, 576, 70)
-    ]
+    parts = [random_source(ggml_type, rows, cols, rows) for rows in (320, 576, 70)]
     seen: list[int] = []
     got = pack_by_threads(parts, "cpu", uploaded=seen.append)
-    expected = pack_matrix([to_planes(part.ggml_type, part.data, part.rows, cols) for part in parts], "cpu")
+    expected = pack_matrix(parts, "cpu")
     assert torch.equal(got.weights, expected.weights)
     assert torch.equal(got.block_scales, expected.block_scales)
     assert (got.table is None) == (expected.table is None)
     assert got.table is None or torch.equal(got.table, expected.table)
     assert (got.rows, got.cols, got.format) == (966, cols, expected.format)
-    assert sum(seen) == sum(part.data.size for part in parts)
+    assert sum(seen) == sum(part.size_bytes for part in parts)

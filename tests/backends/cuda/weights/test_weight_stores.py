@@ -17,13 +17,15 @@ from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.backends.cuda.weights.load import Matrix, Weights  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
-from realizar.backends.cuda.weights.pack_raw import RawMatrix, memory_bytes, pack_by_threads  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import memory_bytes, pack_by_threads  # noqa: E402
 from realizar.backends.cuda.weights.plain import PlainMatrix  # noqa: E402
 from realizar.backends.cuda.weights.store import ALIGNMENT, Store  # noqa: E402
 from realizar.backends.program import build_program  # noqa: E402
+from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
 from realizar.models.spec import Layer, Linear, ModelSpec  # noqa: E402
+from realizar.quantization import MatrixSource  # noqa: E402
 
 CPU = torch.device("cpu")
 RECIPES = {
@@ -75,7 +77,8 @@ def test_a_layer_is_one_allocation(name: str) -> None:
     sizes: list[int] = []
     weights = loaded(spec, checkpoint, sizes.append)
     names = {linear.weight for group in groups_of(spec) for linear in group}
-    assert sum(sizes) == sum(weights.stored_rows(name)[0].size for name in names)
+    tensors = WeightTensors(spec, checkpoint)
+    assert sum(sizes) == sum(tensors.matrix(name).size_bytes for name in names)
     seen = set()
     for layer in spec.layers:
         tensors = layer_tensors(weights, spec, layer)
@@ -96,36 +99,32 @@ def test_a_layer_is_one_allocation(name: str) -> None:
 @pytest.mark.parametrize("name", ["quantised", "codebook"])
 def test_matrices_are_as_packed_alone(name: str) -> None:
     spec, checkpoint = random_model(RECIPES[name])
-    weights = loaded(spec, checkpoint)
+    weights, tensors = loaded(spec, checkpoint), WeightTensors(spec, checkpoint)
     tables = set()
     for group in groups_of(spec):
-        raw = [
-            RawMatrix(weights.stored_rows(one.weight)[1], weights.stored_rows(one.weight)[0], one.out_features,
-                      one.in_features)
-            for one in group
-        ]  # fmt: skip
+        sources = [tensors.matrix(one.weight) for one in group]
         (found,) = weights.groups[tuple(one.weight for one in group)]
         assert isinstance(found, PackedMatrix)
-        alone = pack_by_threads(raw, CPU)
+        alone = pack_by_threads(sources, CPU)
         assert torch.equal(found.weights, alone.weights)
         assert torch.equal(found.block_scales, alone.block_scales)
         assert (found.table is None) == (alone.table is None)
         if found.table is not None and alone.table is not None:
             assert torch.equal(found.table, alone.table)
             tables.add(storage(found.table))
-        assert memory_bytes(raw) >= alone.weights.numel() + 4 * alone.block_scales.numel()
+        assert memory_bytes(sources) >= alone.weights.numel() + 4 * alone.block_scales.numel()
     assert len(tables) <= 1
 
 
 def test_floats_are_as_stored() -> None:
     spec, checkpoint = random_model(RECIPES["floats"])
-    weights = loaded(spec, checkpoint)
+    weights, tensors = loaded(spec, checkpoint), WeightTensors(spec, checkpoint)
     for group in groups_of(spec):
         for linear, matrix in zip(group, weights.groups[tuple(one.weight for one in group)], strict=True):
             assert isinstance(matrix, torch.Tensor)
             assert matrix.shape == (linear.out_features, linear.in_features)
-            stored = weights.stored_rows(linear.weight)[0]
-            assert np.array_equal(matrix.contiguous().view(torch.uint8).numpy().reshape(-1), stored)
+            stored = tensors.matrix(linear.weight).raw
+            assert np.array_equal(matrix.contiguous().view(torch.uint8).numpy(), stored)
     for layer in spec.layers:
         for name in layer.vectors():
             assert np.array_equal(weights.vector(name).numpy(), weights.vector_values(name))
@@ -139,8 +138,8 @@ def test_what_was_not_planned_has_memory_of_its_own() -> None:
     assert (third.data_ptr() - first.data_ptr(), second.numel()) == (ALIGNMENT, 257)
 
 
-def test_a_type_without_a_format_is_refused_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_parts: Sequence[RawMatrix]) -> int:
+def test_a_layout_without_a_format_is_refused_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_parts: Sequence[MatrixSource]) -> int:
         raise UnsupportedModelError("no format")
 
     monkeypatch.setattr(weights_module, "memory_bytes", refuse)

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import UnsupportedModelError
-from realizar.quantization.planes import Planes
+from realizar.quantization import Planes, WeightLayout
 
 BLOCK = 64  # rows of a block and columns of a chunk
 TILE = 16  # rows of a tile
@@ -132,40 +132,61 @@ class FragmentFormat:
         return -(-rows // BLOCK) * self.strip_bytes(cols)
 
 
-def fragment_format(planes: Planes, compact: bool = False) -> FragmentFormat:
-    """The format of a quantised matrix.
+def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentFormat:
+    """The format in which matrices of a layout are packed.
 
     Args:
-        planes: the matrix.
+        layout: of codes.
         compact: keep two-level scales also where one level costs less than an eighth more (4 to 6 bits).
 
     Raises:
-        UnsupportedModelError: no format holds such groups or codes.
+        UnsupportedModelError: no format expresses the layout.
     """
-    sets = max(1, BLOCK // planes.group_size)
-    minima = planes.minima is not None
-    two_level = planes.super_group_size is not None
-    if planes.group_size not in (16, 32, 64, 128, 256) or planes.super_group_size not in (None, SUPER):
-        raise UnsupportedModelError(f"groups of {planes.group_size} columns do not run on CUDA")
-    if planes.vector_size > 1:
-        high = {8: 0, 9: 1, 10: 2, 12: 4}.get(planes.bits)
-        if high is None or not two_level or minima:
-            raise UnsupportedModelError(f"vector codebooks with indices of {planes.bits} bits do not run on CUDA")
-        signs = planes.signs is not None
-        return FragmentFormat(0, 128, sets, "u4_odd", vector=planes.vector_size, high_bits=high, signs=signs)
-    if planes.codebook is not None:
+    reason = _refusal(layout)
+    if reason is not None:
+        raise UnsupportedModelError(f"weights in the layout {layout.name} do not run on CUDA: {reason}")
+    sets, two_level = max(1, BLOCK // layout.group_size), layout.super_group_size is not None
+    if layout.vector_size > 1:
+        high = _HIGH_BITS[layout.bits]
+        return FragmentFormat(0, 128, sets, "u4_odd", vector=layout.vector_size, high_bits=high, signs=layout.signs)
+    if layout.codebook is not None:
         return FragmentFormat(4, 128, sets, "f16", codebook=True)
-    if planes.bits not in PLANES:
-        raise UnsupportedModelError(f"codes of {planes.bits} bits do not run on CUDA")
-    if planes.bits == 1 and minima:  # codes 0 and 1 that mean minus and plus the same
+    if layout.centred:
         return FragmentFormat(1, 0.5, sets, "f16")
-    offset = float(planes.offset)
-    if two_level and (compact or planes.bits < 4):
-        small: Small = ("u4_pair" if planes.bits < 4 else "u8_pair") if minima else "i8"
-        return FragmentFormat(planes.bits, offset, sets, small, minima)
-    if planes.group_size == SUPER and not minima:
-        return FragmentFormat(planes.bits, offset, 1, "none")
-    return FragmentFormat(planes.bits, offset, sets, "f16", minima)
+    offset = float(layout.offset)
+    if two_level and (compact or layout.bits < 4) and layout.scale in _SMALL_OF:
+        return FragmentFormat(layout.bits, offset, sets, _SMALL_OF[layout.scale], layout.minimum)
+    if layout.group_size == SUPER and not layout.minimum:
+        return FragmentFormat(layout.bits, offset, 1, "none")
+    return FragmentFormat(layout.bits, offset, sets, "f16", layout.minimum)
+
+
+_HIGH_BITS = {8: 0, 9: 1, 10: 2, 12: 4}  # beyond eight, by the bits of a vector's index
+_SMALL_OF: dict[str, Small] = {"u4": "u4_pair", "u8": "u8_pair", "i8": "i8"}  # by the type of two-level scales
+
+
+def _refusal(layout: WeightLayout) -> str | None:
+    """Why no kernel reads a layout, or None."""
+    two_level = layout.super_group_size is not None
+    if layout.is_float:
+        return "they have no codes"
+    if layout.group_size not in (16, 32, 64, 128, SUPER) or layout.super_group_size not in (None, SUPER):
+        return f"groups have {layout.group_size} columns"
+    if layout.vector_size > 1:
+        known = layout.bits in _HIGH_BITS and layout.vector_size in (4, 8)
+        if not known or not two_level or layout.minimum or layout.scale != "odd4":
+            return f"no kernel reads its codebook of vectors with indices of {layout.bits} bits"
+        return None
+    if layout.codebook is not None:
+        known = (layout.codebook.entries, layout.bits, layout.minimum) == (16, 4, False)
+        return None if known else f"its codebook has {layout.codebook.entries} entries, not 16 without minima"
+    if layout.bits not in PLANES or (layout.bits == 1) != layout.centred:
+        return f"codes have {layout.bits} bits"
+    if layout.offset & (layout.offset - 1) or (layout.minimum and layout.offset):
+        return f"codes have the offset {layout.offset}"
+    if two_level and (layout.scale == "odd4" or (layout.scale in ("u4", "u8")) != layout.minimum):
+        return f"scales are of type {layout.scale}"
+    return None
 
 
 def pack_fragments(planes: Planes, form: FragmentFormat) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

@@ -8,18 +8,13 @@ from typing import Literal
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, Small
 from realizar.backends.cuda.native.compiler import Source, read
-from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import WeightLayout
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
 Ending = Literal["silu", "gelu_tanh", "gelu", "residual"]
 """What a product does with its sums: a gated feed-forward's activation, or the residual stream's next step."""
 _ACTIVATIONS: dict[Ending, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
-REPACKED_TYPES = (
-    GGMLType.Q4_0, GGMLType.Q4_1, GGMLType.Q5_0, GGMLType.Q5_1, GGMLType.Q8_0, GGMLType.Q4_K, GGMLType.Q5_K,
-    GGMLType.Q6_K, GGMLType.IQ4_NL, GGMLType.IQ4_XS, GGMLType.MXFP4,
-)  # fmt: skip
-"""Types whose raw blocks `repack.cu` knows."""
 
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
@@ -235,10 +230,10 @@ def activations_source() -> Source:
     return Source("activations", names + "".join(map(read, ("primitives.cu", "codes.cu", "activations.cu"))))
 
 
-def repack_source(ggml_type: GGMLType, form: FragmentFormat) -> Source:
-    """Raw blocks of a type to its format: two kernels, `scale_tops` and `pack_blocks`."""
-    names = [("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{ggml_type.name}", "1")]
-    return Source(f"repack_{ggml_type.name.lower()}", _defines(_format_defines(form) + names) + read("repack.cu"))
+def repack_source(layout: WeightLayout, form: FragmentFormat) -> Source:
+    """Raw blocks of a layout to its format: two kernels, `scale_tops` and `pack_blocks`."""
+    names = [("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{layout.name}", "1")]
+    return Source(f"repack_{layout.name.lower()}", _defines(_format_defines(form) + names) + read("repack.cu"))
 
 
 def _defines(values: Iterable[tuple[str, str]]) -> str:

@@ -18,17 +18,15 @@ from realizar.backends.cuda.matmul.tuning_table import Line, own_table, updated_
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CapacityError
-from realizar.quantization import random_blocks, to_planes
+from realizar.quantization import WeightLayout, random_source
 
 _CACHE_TIMES = 4  # matrices together are so many times the last-level cache
 
 
-def copies(rows: int, cols: int, count: int, ggml_type: GGMLType, compact: bool = False) -> list[PackedMatrix]:
+def copies(rows: int, cols: int, count: int, layout: WeightLayout, compact: bool = False) -> list[PackedMatrix]:
     """Random matrices of one shape, each in memory of its own; rows repeat after 64, which no kernel notices."""
-    data = random_blocks(ggml_type, BLOCK, cols, np.random.default_rng(1), 0.02)
-    one = pack_matrix(to_planes(ggml_type, data, BLOCK, cols), "cuda", compact)
+    one = pack_matrix(random_source(layout, BLOCK, cols, np.random.default_rng(1), 0.02), "cuda", compact)
     strips = -(-rows // BLOCK)
     scales = one.block_scales.repeat(strips)
     return [
@@ -80,10 +78,10 @@ class DeviceMeter:
 
     def take(self, shape: Shape) -> FragmentFormat:
         self._matrices, self._inputs = [], {}  # freed before others are made
-        one = copies(shape.rows_out, shape.cols, 1, shape.ggml_type)[0]
+        one = copies(shape.rows_out, shape.cols, 1, shape.layout)[0]
         cache = int(torch.cuda.get_device_properties(self._products.device).L2_cache_size)
         count = max(2, _CACHE_TIMES * cache // one.size_bytes)
-        self._matrices = copies(shape.rows_out, shape.cols, count, shape.ggml_type)
+        self._matrices = copies(shape.rows_out, shape.cols, count, shape.layout)
         return one.format
 
     def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:

@@ -12,13 +12,12 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line
 from realizar.backends.cuda.native.sources import Tiles
 from realizar.backends.cuda.tuning.candidates import candidates, split_counts
-from realizar.backends.memory_plan import stored_type
 from realizar.backends.program import build_program
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.models.spec import ModelSpec
-from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization import WeightLayout
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,13 +31,13 @@ class Shape:
     """A merged product.
 
     Attributes:
-        rows_out, cols: of the weights. ggml_type: of most of them.
+        rows_out, cols: of the weights. layout: of most of them.
         most_rows: of activations that it ever sees.
     """
 
     rows_out: int
     cols: int
-    ggml_type: GGMLType
+    layout: WeightLayout
     most_rows: int = ROW_COUNTS[-1]
 
 
@@ -58,12 +57,13 @@ class Meter(Protocol):
 def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
     """The quantised products of a model, merged as the backend merges them, each shape once."""
     program, found = build_program(spec), dict[tuple[int, int], Shape]()
+    tensors = WeightTensors(spec, checkpoint)
     for part, most in ((program.block_matmuls(), ROW_COUNTS[-1]), (program.tail.matmuls(), _HEAD_ROWS)):
         for group in part:
-            rows_of: Counter[GGMLType] = Counter()
+            rows_of: Counter[WeightLayout] = Counter()
             for linear in group:
-                rows_of[stored_type(spec, checkpoint, linear.weight)] += linear.out_features
-            quantized = {kind: rows for kind, rows in rows_of.items() if kind in QUANTIZED_TYPES}
+                rows_of[tensors.layout(linear.weight)] += linear.out_features
+            quantized = {layout: rows for layout, rows in rows_of.items() if not layout.is_float}
             if quantized:
                 total, cols = sum(quantized.values()), group[0].in_features
                 most_common = max(quantized, key=quantized.__getitem__)

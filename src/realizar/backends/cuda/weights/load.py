@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.backends.cuda.weights.pack_raw import Packer, RawMatrix, memory_bytes
+from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
-from realizar.backends.finite_weights import check_finite, check_vectors
-from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
-from realizar.checkpoint.ggml_types import GGMLType
+from realizar.backends.weight_tensors import WeightTensors
+from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError, DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm, TensorName
-from realizar.quantization import QUANTIZED_TYPES, dequantize
+from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization.layout import FloatType
 
-_FLOATS = {GGMLType.F32: torch.float32, GGMLType.F16: torch.float16, GGMLType.BF16: torch.bfloat16}
+_FLOATS: dict[FloatType, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
@@ -40,21 +40,21 @@ class Weights:
     """Device copies of a checkpoint's tensors.
 
     Attributes:
-        groups: the matrices of products that share an input, in order; those of one type may lie in one. A float
+        groups: the matrices of products that share an input, in order; those of one layout may lie in one. A float
             matrix is a tensor [rows, cols] of its own type.
         gated: feed-forwards by the group of their gate and up.
         embedding: of its own, row by row.
     """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
-        self._spec, self._checkpoint, self._device = spec, checkpoint, device
+        self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
         self.gated: dict[Group, FeedForward] = {
             (one.gate.weight, one.up.weight): one for _, one in spec.feed_forwards() if one.gate is not None
         }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
-        self._tables: dict[GGMLType, torch.Tensor | None] = {}
+        self._tables: dict[WeightLayout, torch.Tensor | None] = {}
         self._stores: dict[TensorName, Store] = {}
 
     def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
@@ -63,34 +63,35 @@ class Weights:
         Raises:
             CheckpointError: a weight is NaN or infinite.
         """
-        check_vectors(self._spec, self._checkpoint)
+        self._tensors.check_vectors()
         self._packer = Packer(self._device.torch_device) if self._device.has_cuda_kernels else None
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
-                for name in key:
-                    self._check(name)
+                sources = [self._tensors.matrix(name) for name in key]
+                for source in sources:
+                    _check(source)
                 with naming(*key):
                     self._make_store(key[0])
                     self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
-                for name in key:
-                    self._checkpoint.release(self._stored(name))
-                    progress(self.stored_rows(name)[0].size)
+                for source in sources:
+                    source.release(0, source.out_features)
+                    progress(source.size_bytes)
         embedding = self._spec.embedding
-        data, ggml_type = self.stored_rows(embedding)
         own = self.groups.get((embedding,), ())
         if own and not isinstance(own[0], PackedMatrix):
             self.embedding = own[0]
         else:
+            source = self._tensors.matrix(embedding)
             if not own:
-                self._check(embedding)
+                _check(source)
             with naming(embedding):
-                self.embedding = self._pack_plain(data, ggml_type, self._spec.vocab_size, self._spec.hidden_size)
+                self.embedding = self._pack_plain(source)
         self._packer = None
 
     def are_float32(self, linears: list[Linear]) -> bool:
         """Whether every matrix is stored in float32."""
-        return all(self._stored(linear.weight).ggml_type is GGMLType.F32 for linear in linears)
+        return self._tensors.are_float32(linears)
 
     def vector(self, name: TensorName, offset: float = 0.0) -> torch.Tensor:
         """float32 values plus `offset`."""
@@ -102,8 +103,7 @@ class Weights:
 
     def vector_values(self, name: TensorName) -> NDArray[np.float32]:
         """float32 values, on the host."""
-        data, ggml_type = self.stored_rows(name)
-        return dequantize(ggml_type, data, 1, self._spec.tensors[name].shape[0])[0]
+        return self._tensors.vector(name)
 
     def norm_weight(self, norm: Norm) -> torch.Tensor:
         return self.vector(norm.weight, norm.weight_offset)
@@ -123,28 +123,6 @@ class Weights:
         """Packed bytes of all matrices."""
         return sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
 
-    def stored_rows(self, name: TensorName) -> tuple[NDArray[np.uint8], GGMLType]:
-        """The bytes of a canonical tensor: a run of rows of its checkpoint tensor."""
-        source, stored = self._spec.tensors[name], self._stored(name)
-        if not source.fused:
-            return stored.data, stored.ggml_type
-        row_bytes = stored.data.size // stored.shape[0]
-        first = source.first_row * row_bytes
-        return stored.data[first : first + source.shape[0] * row_bytes], stored.ggml_type
-
-    def _stored(self, name: TensorName) -> StoredTensor:
-        return self._checkpoint.tensors[self._spec.tensors[name].name]
-
-    def _check(self, name: TensorName) -> None:
-        """Refuse a matrix with weights that are not finite. Several threads also bring its pages in."""
-        (data, ggml_type), stored = self.stored_rows(name), self._stored(name)
-        step = max(1, _CHECKED_BYTES // ggml_type.type_size) * ggml_type.type_size
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for _ in pool.map(
-                lambda start: check_finite(stored, data[start : start + step], start), range(0, data.size, step)
-            ):
-                pass
-
     def _make_store(self, weight: TensorName) -> None:
         """Allocate what the layer that has this matrix takes, once; the head is in no layer and has its own."""
         if weight in self._stores:
@@ -160,16 +138,16 @@ class Weights:
         """Bytes of a layer's tensors. Merged matrices and biases take no more than one by one.
 
         Raises:
-            UnsupportedModelError: a matrix's type has no format.
+            UnsupportedModelError: no format expresses a matrix's layout.
         """
         linears = layer.linears()
         for linear in linears:
-            data, ggml_type = self.stored_rows(linear.weight)
-            if ggml_type not in QUANTIZED_TYPES:
-                yield data.size
+            source = self._tensors.matrix(linear.weight)
+            if source.layout.is_float:
+                yield source.size_bytes
             elif self._packer is not None:
                 try:
-                    yield memory_bytes([RawMatrix(ggml_type, data, linear.out_features, linear.in_features)])
+                    yield memory_bytes([source])
                 except UnsupportedModelError as error:
                     raise UnsupportedModelError(f"tensor '{linear.weight}': {error}") from error
             if any(each.bias is not None for each in linears):
@@ -178,22 +156,19 @@ class Weights:
             yield 4 * self._spec.tensors[name].shape[0]
 
     def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:
-        """Matrices side by side; neighbours of one type as one where the CUDA products can have them so."""
-        for ggml_type, run in itertools.groupby(linears, lambda linear: self.stored_rows(linear.weight)[1]):
+        """Matrices side by side; neighbours of one layout as one where the CUDA products can have them so."""
+        for layout, run in itertools.groupby(linears, lambda linear: self._tensors.layout(linear.weight)):
             part = list(run)
-            if ggml_type not in QUANTIZED_TYPES or self._packer is None:
-                for linear in part:
-                    data, _ = self.stored_rows(linear.weight)
-                    yield self._pack_plain(data, ggml_type, linear.out_features, linear.in_features, store)
+            sources = [self._tensors.matrix(linear.weight) for linear in part]
+            if layout.is_float or self._packer is None:
+                for source in sources:
+                    yield self._pack_plain(source, store)
                 continue
-            raw = [
-                RawMatrix(ggml_type, self.stored_rows(one.weight)[0], one.out_features, one.in_features) for one in part
-            ]
-            mergeable = all(matrix.rows % _MERGED_ROWS == 0 for matrix in raw[:-1])
-            for together in [raw] if mergeable else [[matrix] for matrix in raw]:
+            mergeable = all(source.out_features % _MERGED_ROWS == 0 for source in sources[:-1])
+            for together in [sources] if mergeable else [[source] for source in sources]:
                 into = None if store is None else store.take(memory_bytes(together))
                 packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
-                yield replace(packed, table=self._tables.setdefault(ggml_type, packed.table))
+                yield replace(packed, table=self._tables.setdefault(layout, packed.table))
 
     def _interleaved(self, linears: Sequence[Linear]) -> bool:
         """Whether matrices that are packed as one are the gate and up of a feed-forward, and can take turns in it.
@@ -203,12 +178,11 @@ class Weights:
         gated = tuple(linear.weight for linear in linears) in self.gated
         return gated and all(one.bias is None and one.out_features % _MERGED_ROWS == 0 for one in linears)
 
-    def _pack_plain(
-        self, data: NDArray[np.uint8], ggml_type: GGMLType, rows: int, cols: int, store: Store | None = None
-    ) -> PlainMatrix | torch.Tensor:
-        if ggml_type in QUANTIZED_TYPES:
-            return pack_plain(ggml_type, data, rows, cols, self._device.torch_device)
-        return self._copy(data, store).view(_FLOATS[ggml_type]).reshape(rows, cols)
+    def _pack_plain(self, source: MatrixSource, store: Store | None = None) -> PlainMatrix | torch.Tensor:
+        kind, raw = source.layout.float_type, source.raw
+        if kind is None or raw is None:
+            return pack_plain(source, self._device.torch_device)
+        return self._copy(raw.reshape(-1), store).view(_FLOATS[kind]).reshape(source.out_features, source.in_features)
 
     def _send(self, values: NDArray[np.float32], store: Store | None) -> torch.Tensor:
         return self._copy(np.ascontiguousarray(values).view(np.uint8), store).view(torch.float32)
@@ -217,6 +191,17 @@ class Weights:
         """uint8 [size in bytes] on the device."""
         host = torch.from_numpy(np.array(data, copy=True))
         return host.to(self._device.torch_device) if store is None else store.take(data.size).copy_(host)
+
+
+def _check(source: MatrixSource) -> None:
+    """Refuse a matrix with weights that are not finite. Several threads also bring its pages in."""
+    step = max(1, _CHECKED_BYTES // source.row_bytes)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(
+            lambda start: source.check_finite(start, min(start + step, source.out_features)),
+            range(0, source.out_features, step),
+        ):
+            pass
 
 
 @contextmanager

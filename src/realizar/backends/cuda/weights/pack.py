@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format, pack_fragments
 from realizar.errors import UnsupportedModelError
-from realizar.quantization.planes import Planes
+from realizar.quantization import MatrixSource, WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PackedMatrix:
 
 
 def pack_matrix(
-    parts: Planes | Sequence[Planes], device: torch.device | str, compact: bool = False,
+    parts: MatrixSource | Sequence[MatrixSource], device: torch.device | str, compact: bool = False,
     into: torch.Tensor | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """Pack one matrix, or several of one format one below the other or interleaved.
@@ -65,17 +65,17 @@ def pack_matrix(
     Raises:
         UnsupportedModelError: the parts can't lie in one matrix, or have no format.
     """
-    planes = [parts] if isinstance(parts, Planes) else list(parts)
-    form = common_format(planes, compact)
-    packed = [pack_fragments(part, form) for part in planes]
-    rows, cols = sum(part.rows for part in planes), planes[0].cols
+    sources = [parts] if isinstance(parts, MatrixSource) else list(parts)
+    form = common_format(sources, compact)
+    packed = [pack_fragments(part.planes(0, part.out_features), form) for part in sources]
+    rows, cols = sum(part.out_features for part in sources), sources[0].in_features
     weights = torch.empty(form.size_bytes(rows, cols), dtype=torch.uint8, device=device) if into is None else into
     scales = torch.empty(-(-rows // BLOCK), dtype=torch.float32, device=device)
-    places = strip_places([part.rows for part in planes], interleaved)
+    places = strip_places([part.out_features for part in sources], interleaved)
     for (data, block_scales), place in zip(packed, places, strict=True):
         weights.view(len(scales), -1)[place].copy_(torch.from_numpy(data).view(len(block_scales), -1))
         scales[place].copy_(torch.from_numpy(block_scales))
-    table = codebook_table(planes[0])
+    table = codebook_table(sources[0].layout)
     on_device = None if table is None else torch.from_numpy(table).to(device)
     return PackedMatrix(rows, cols, form, weights, scales, on_device, interleaved)
 
@@ -94,25 +94,24 @@ def strip_places(rows: Sequence[int], interleaved: bool) -> list[slice]:
     return [slice(first, end, 1) for first, end in itertools.pairwise([0, *ends])]
 
 
-def common_format(planes: Sequence[Planes], compact: bool = False) -> FragmentFormat:
+def common_format(parts: Sequence[MatrixSource], compact: bool = False) -> FragmentFormat:
     """The one format of matrices that are to lie one below the other.
 
     Raises:
         UnsupportedModelError: they differ in format, columns or codebook, or a part does not end with a block.
     """
-    forms = {fragment_format(part, compact) for part in planes}
-    if len(forms) != 1 or len({part.cols for part in planes}) != 1:
+    forms = {fragment_format(part.layout, compact) for part in parts}
+    if len(forms) != 1 or len({part.in_features for part in parts}) != 1:
         raise UnsupportedModelError("matrices of different formats or widths do not merge")
-    if any(part.rows % BLOCK for part in planes[:-1]):
+    if any(part.out_features % BLOCK for part in parts[:-1]):
         raise UnsupportedModelError(f"matrices merge at multiples of {BLOCK} rows")
-    books = {None if part.codebook is None else part.codebook.tobytes() for part in planes}
-    if len(books) != 1:
+    if len({part.layout.codebook for part in parts}) != 1:
         raise UnsupportedModelError("matrices of different codebooks do not merge")
     return forms.pop()
 
 
-def codebook_table(planes: Planes) -> NDArray[np.uint8] | None:
+def codebook_table(layout: WeightLayout) -> NDArray[np.uint8] | None:
     """What codes index, as bytes of value + 128: uint8 [entries * vector], or None for affine codes."""
-    if planes.codebook is None:
+    if layout.codebook is None:
         return None
-    return (planes.codebook.astype(np.int16) + np.int16(128)).astype(np.uint8).reshape(-1)
+    return (layout.codebook.load().astype(np.int16) + np.int16(128)).astype(np.uint8).reshape(-1)

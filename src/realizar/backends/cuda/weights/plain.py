@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.weights.store import Store
-from realizar.checkpoint.ggml_types import GGMLType
-from realizar.quantization import to_planes
-from realizar.quantization.planes import Planes
+from realizar.errors import UnsupportedModelError
+from realizar.quantization import MatrixSource, Planes
 
 _WEIGHTS_AT_ONCE = 4 << 20
 _WIDTHS = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 8: (8, 0)}
@@ -32,7 +31,7 @@ class PlainMatrix:
 
     Attributes:
         rows, cols: its shape.
-        arrays: the kernels' pointers by name; an array that the type lacks is one element that nothing reads.
+        arrays: the kernels' pointers by name; an array that the layout lacks is one element that nothing reads.
         constants: the kernels' compile-time arguments.
     """
 
@@ -46,17 +45,21 @@ class PlainMatrix:
         return sum(array.numel() * array.element_size() for array in self.arrays.values() if array.numel() > 1)
 
 
-def pack_plain(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int, device: torch.device) -> PlainMatrix:
+def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
     """Pack a quantised matrix and send it to `device`; runs of rows are packed by several threads.
 
-    Args:
-        data: uint8, its raw blocks, rows one after another.
+    Raises:
+        UnsupportedModelError: its codes have a width that kernels do not read.
     """
-    step, row_bytes = max(1, _WEIGHTS_AT_ONCE // cols), data.size // rows
+    layout, rows, cols = source.layout, source.out_features, source.in_features
+    if layout.vector_size == 1 and layout.bits not in _WIDTHS:
+        raise UnsupportedModelError(
+            f"weights in the layout {layout.name} do not run on CUDA: codes have {layout.bits} bits"
+        )
+    step = max(1, _WEIGHTS_AT_ONCE // cols)
 
     def part(first: int) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
-        count = min(step, rows - first)
-        return _arrays(to_planes(ggml_type, data[first * row_bytes : (first + count) * row_bytes], count, cols))
+        return _arrays(source.planes(first, min(first + step, rows)))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = list(pool.map(part, range(0, rows, step)))
