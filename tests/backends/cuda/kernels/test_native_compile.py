@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
+from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
@@ -139,6 +140,11 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
     if capability == (9, 0):
         tiles.append(WgmmaTiles(128, 2, 2, 4, 1, 1))
     check([product_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
+
+
+@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
+    check([product_source([fragment_format(grouped_layout(group))], tiles) for group in (64, 16)], arch)
 
 
 def test_helpers_compile() -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from backends.grouped_source import exact_weights, grouped_source
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
 from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
 from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, ProductConfig, Products
@@ -114,6 +115,17 @@ def test_every_kernel_multiplies(products: Products, ggml_type: GGMLType, compac
     for rows, config in wanted:
         error = relative_error(products, matrix, exact, rows, config)
         assert error < _TOLERANCE, (rows, config)  # NaN where something was not written
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_every_kernel_multiplies_a_layout_of_no_ggml_type(products: Products, group: int) -> None:
+    source = grouped_source(152, 5 * group, group)
+    matrix = Packer("cuda").pack([source])
+    exact = torch.from_numpy(exact_weights(source)).to("cuda")
+    wanted = [(rows, config) for rows in ROWS for config in kernels(products, rows)]
+    products.prepare([(matrix.format, config) for _, config in wanted])
+    for rows, config in wanted:
+        assert relative_error(products, matrix, exact, rows, config) < _TOLERANCE, (rows, config)
 
 
 @pytest.mark.parametrize("parts", [8, 16, 40])

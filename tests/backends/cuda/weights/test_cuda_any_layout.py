@@ -1,0 +1,90 @@
+"""A layout of no ggml type on CUDA: both packed forms of it, a linear and an embedding, and whole models of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if torch.cuda.is_available():
+    pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
+
+from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
+from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source  # noqa: E402
+from random_models import Recipe, random_tokens  # noqa: E402
+from realizar.backends.cuda.device import interpreter_device  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
+from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
+from realizar.backends.cuda.plan import plan_memory  # noqa: E402
+from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.errors import UnsupportedModelError  # noqa: E402
+from realizar.quantization import PlanesSource, WeightLayout, random_source  # noqa: E402
+
+DEVICE = interpreter_device()
+RECIPE = Recipe(32, 2, 1, 128, 256, 48, windows=(None,), weights="Q4_0", parts=("biases",))
+CONFIG = EngineConfig(
+    threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16"
+)
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_linears_of_the_interpreter(group: int) -> None:
+    """Of a matrix and a shard side by side."""
+    whole, tokens = grouped_source(40, 4 * group, group), 3
+    shard = grouped_source(64, 8 * group, group, seed=1).rows(13, 47).columns(2 * group, 6 * group)
+    matrices = [pack_plain(source, DEVICE.torch_device) for source in (whole, shard)]
+    linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
+    (form,) = linear.forms(tokens)
+    x = buffers.get(form, 4 * group)
+    x.values.copy_(torch.from_numpy(np.random.default_rng(4).standard_normal((tokens, 4 * group)).astype(np.float32)))
+    x.scales.fill_(1.0)
+    partials = torch.full((linear.splits(tokens), tokens, linear.width), float("nan"))
+    linear.launch(tokens, lambda wanted: buffers.get(wanted, 4 * group), partials)
+    weights = np.concatenate([exact_weights(whole), shard.dequantize()])
+    expected = x.values.double().numpy() @ weights.T
+    assert np.abs(partials.sum(dim=0).numpy() - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+def run(monkeypatch: pytest.MonkeyPatch) -> tuple[GPURunner, Callable[[], float]]:
+    """A loaded model, and the largest error of its logits."""
+    spec, checkpoint, reference = grouped_model(RECIPE, 64, monkeypatch)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+
+    def error() -> float:
+        ids = random_tokens(RECIPE, 19)
+        found, expected = runner.logits(ids, (16, 2)), reference.logits(ids)
+        return float((np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max())
+
+    return runner, error
+
+
+def test_a_whole_model_of_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, error = run(monkeypatch)
+    assert error() <= 0.03
+    runner.close()
+
+
+def test_a_whole_model_of_packed_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = run_packed(monkeypatch)
+    runner, error = run(monkeypatch)
+    assert error() <= 0.03
+    assert all("c4" not in name and "_f16" in name for name in launched.names)
+    assert plan_memory(runner.spec, checkpoint_of(runner), CONFIG, 1 << 30).weight_bytes == runner.capacity.weight_bytes
+    runner.close()
+
+
+def checkpoint_of(runner: GPURunner) -> object:
+    return runner.backend._weights._tensors._checkpoint
+
+
+def test_codes_that_triton_kernels_do_not_read_are_refused() -> None:
+    layout = WeightLayout("SEVEN", 32, 30, bits=7, group_size=32)
+    planes = random_source(layout, 8, 64, np.random.default_rng(1), 0.1).planes(0, 8)
+    with pytest.raises(UnsupportedModelError, match="layout SEVEN do not run on CUDA: codes have 7 bits"):
+        pack_plain(PlanesSource(layout, planes), DEVICE.torch_device)
+    assert grouped_layout(64).row_bytes(128) == 2 * 36
