@@ -77,8 +77,8 @@ def test_a_layer_is_one_allocation(name: str) -> None:
     sizes: list[int] = []
     weights = loaded(spec, checkpoint, sizes.append)
     names = {linear.weight for group in groups_of(spec) for linear in group}
-    tensors = WeightTensors(spec, checkpoint)
-    assert sum(sizes) == sum(tensors.matrix(name).size_bytes for name in names)
+    stored = WeightTensors(spec, checkpoint)
+    assert sum(sizes) == sum(stored.matrix(name).size_bytes for name in names)
     seen = set()
     for layer in spec.layers:
         tensors = layer_tensors(weights, spec, layer)

@@ -1,4 +1,4 @@
-"""Fields of raw ggml blocks as vectors of eight 32-bit words: what the block readers are written in.
+"""Fields of raw blocks as vectors of eight 32-bit words: what the block readers are written in.
 
 A group of 32 codes is eight words; byte i of word j is column 4 j + i. Bit fields stay in bytes: shifts of whole words
 followed by a mask.
