@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
 from realizar.bench import peers
-from realizar.bench.bandwidth import read_bandwidth
 from realizar.bench.peer_report import as_markdown, as_record
 from realizar.bench.peer_runs import Speeds, Workload, compiling_for, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools, find_tools

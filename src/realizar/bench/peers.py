@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
-from realizar.bench.bandwidth import read_bandwidth
 from realizar.bench.peer_runs import Speeds, Workload, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools
 from realizar.errors import CapacityError

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from realizar.backends.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.backends.base import Backend, Capacity, ForwardInput, RowInput, Step
 from realizar.backends.machine import physical_cores
 from realizar.backends.parts import PartTime
 from realizar.backends.select import STEPS_IN_FLIGHT, Device, choose_device, make_backend
-from realizar.bench.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
