@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from realizar.backends.cgroup import memory_limit, processor_quota
+from realizar.sizes import format_bytes
+
+_LOG = logging.getLogger(__name__)
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
 
 
@@ -19,7 +25,8 @@ class Machine:
         processor: name.
         physical_cores: that this process may run on. logical_cores: hardware threads of those.
         cache_bytes: `L1d`, `L2`, `L3` ... of one core's view (the first core's).
-        memory_bytes, available_bytes: RAM, and what is free for a new process.
+        memory_bytes, available_bytes: RAM, and what is free for a new process; no more than this process's control
+            group may use.
     """
 
     processor: str
@@ -32,14 +39,18 @@ class Machine:
 
 def read_machine() -> Machine:
     """The machine as it is now."""
-    memory = _memory()
+    memory, limit = _memory(), memory_limit()
+    total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
+    if limit is not None:
+        total = min(total, limit.limit_bytes)
+        available = max(1, min(available, limit.free_bytes)) if available else 0  # 0 says that the system does not tell
     return Machine(
         processor=_processor(),
         physical_cores=physical_cores(),
         logical_cores=len(_allowed()),
         cache_bytes=_caches(),
-        memory_bytes=memory.get("MemTotal", 0),
-        available_bytes=memory.get("MemAvailable", 0),
+        memory_bytes=total,
+        available_bytes=available,
     )
 
 
@@ -92,5 +103,33 @@ def _read(path: Path) -> str:
 
 
 def memory_bytes() -> int:
-    """All memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """All memory that this process can have: the machine's, or what its control group may use if that is less."""
+    installed, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()
+    if limit is None or limit.limit_bytes >= installed:
+        return installed
+    _warn_once(
+        f"the control group of this process may use {format_bytes(limit.limit_bytes)} of the machine's"
+        f" {format_bytes(installed)} of memory: no more is planned with"
+    )
+    return limit.limit_bytes
+
+
+def default_threads() -> int:
+    """Threads that the CPU backend takes where none are configured: the physical cores, or a smaller quota.
+
+    Threads meet at barriers: more of them than may run at once would wait for each other's turns.
+    """
+    cores, quota = physical_cores(), processor_quota()
+    if quota is None or quota >= cores:
+        return cores
+    threads = max(1, int(quota))
+    _warn_once(
+        f"the control group of this process may use {quota:.3g} of {cores} cores: threads are {threads} unless"
+        " configured"
+    )
+    return threads
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)

@@ -1,15 +1,28 @@
-"""Memory that is free: what the system would give, and not what happens to be unused."""
+"""Memory that is free: what the system and the control group would give, and not what happens to be unused."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from realizar.backends import machine
+from realizar.backends.cgroup import MemoryLimit
 from realizar.backends.cpu.kv.memory import free_memory_bytes
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:          300000 kB\nMemAvailable:   20000000 kB\nCached: 19000000 kB\n"
+
+
+@pytest.fixture(autouse=True)
+def no_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever limits hold where the tests run; a warning that was given may be given again."""
+    monkeypatch.setattr(machine, "memory_limit", lambda: None)
+    monkeypatch.setattr(machine, "processor_quota", lambda: None)
+    machine._warn_once.cache_clear()
+    yield
+    machine._warn_once.cache_clear()
 
 
 def test_files_kept_for_later_reads_are_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +33,32 @@ def test_files_kept_for_later_reads_are_free_memory(monkeypatch: pytest.MonkeyPa
 def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda _path: "")
     assert free_memory_bytes() == machine.memory_bytes() // 2 > 0
+
+
+def test_no_more_is_free_than_the_control_group_may_use(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
+    monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 1_500_000))
+    assert free_memory_bytes() == 1_500_000
+    assert machine.read_machine().memory_bytes == machine.memory_bytes() == 2_000_000
+    machine.memory_bytes()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "said once"
+    assert "the control group of this process may use 2.0 MB of the machine's" in caplog.text
+
+
+def test_a_control_group_that_is_full_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not taken for a system that does not tell."""
+    monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
+    monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 0))
+    assert free_memory_bytes() == 1
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(None, 8), (16.0, 8), (8.0, 8), (7.9, 7), (2.0, 2), (1.5, 1), (0.5, 1)])
+def test_a_quota_of_processor_time_bounds_the_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, quota: float | None, threads: int
+) -> None:
+    monkeypatch.setattr(machine, "physical_cores", lambda: 8)
+    monkeypatch.setattr(machine, "processor_quota", lambda: quota)
+    assert machine.default_threads() == threads
+    assert bool(caplog.records) == (threads != 8)
