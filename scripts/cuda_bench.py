@@ -24,12 +24,12 @@ import torch
 from realizar.backends.base import Capacity, ForwardInput, RowInput, StepOutput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
+from realizar.backends.select import resolve_model
 from realizar.bench import generate
 from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.models.registry import build_spec
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 
@@ -168,16 +168,16 @@ def main() -> int:
         context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
         prefix_cache=False, fp8_copies=arguments.fp8_copies,
     )  # fmt: skip
-    spec = build_spec(checkpoint, config.context_length)
+    spec, resolved = resolve_model(checkpoint, config)
     backend = CUDABackend()
     started = time.perf_counter()
-    backend.load(spec, checkpoint, config)
+    backend.load(spec, checkpoint, resolved)
     print(
         f"loaded in {time.perf_counter() - started:.1f} s, {backend.capacity().weight_bytes / 1e9:.2f} GB", flush=True
     )
-    for rows in {1, min(8, config.max_running), config.max_running}:
+    for rows in {1, min(8, resolved.max_running), resolved.max_running}:
         check_graph(backend, rows)
-    core = EngineCore(backend, spec, config, policy=Policy("prefill"), steps_in_flight=2)
+    core = EngineCore(backend, spec, resolved, policy=Policy("prefill"))
     results: dict[str, float] = {}
     peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
     print(f"{'work':>12} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")

@@ -14,9 +14,9 @@ from cuda_bench import decodes, random_checkpoint
 
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.tuning.measure import median_ms
+from realizar.backends.select import resolve_model
 from realizar.bench import generate
 from realizar.config import EngineConfig
-from realizar.models.registry import build_spec
 from realizar.sampling_params import SamplingParams
 
 REPLAYS, ROUNDS = 40, 5
@@ -52,7 +52,8 @@ def main() -> int:
         kv_cache_dtype=arguments.kv_cache_dtype, prefix_cache=False,
     )  # fmt: skip
     backend = CUDABackend()
-    backend.load(build_spec(checkpoint, config.context_length), checkpoint, config)
+    spec, resolved = resolve_model(checkpoint, config)
+    backend.load(spec, checkpoint, resolved)
     for rows in counts:
         ms = step_ms(backend, rows, arguments.context)
         print(

@@ -19,11 +19,13 @@ from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.select import resolve_model
 from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
-from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
@@ -34,12 +36,12 @@ PROMPT, STEPS, TILE = 128, 128, 64
 class AtOnce:
     """A backend that fills a step's arrays as the GPU's does, and computes nothing."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig) -> None:
-        self._config, self._sizes = config, step_sizes(spec, config, spec.context_length, TILE)
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
+        self._config, self._sizes = config, step_sizes(spec, config, TILE)
         self._arrays = StepArrays(self._sizes, interpreter_device())
         self._pending: CUDAStep | None = None
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         raise NotImplementedError("it is made loaded")
 
     def device_memory(self) -> None:
@@ -86,8 +88,8 @@ def main() -> int:
     parser.add_argument("rows", type=int, nargs="?", default=256, help="sequences that decode together (default 256)")
     rows = parser.parse_args().rows
     config = EngineConfig(max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=False)
-    spec = build_spec(random_checkpoint("tiny", "q8_0"), config.context_length)
-    core = EngineCore(AtOnce(spec, config), spec, config, policy=Policy("prefill"), steps_in_flight=2)
+    spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
+    core = EngineCore(AtOnce(spec, resolved), spec, resolved, policy=Policy("prefill"))
     for _ in range(3):
         run = measure(core, batch=rows, prompt_tokens=PROMPT, gen_tokens=STEPS)
         print(f"{rows} rows: {run.decode_s / STEPS * 1e3:.2f} ms of the host's a step", flush=True)

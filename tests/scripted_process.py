@@ -28,6 +28,7 @@ from realizar.engine.process.main import run_process
 from realizar.engine.process.messages import Load
 from realizar.errors import CapacityError
 from realizar.structured.workers.service import GrammarService
+from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, make_spec
 
 
@@ -93,7 +94,7 @@ def main() -> int:
             open_checkpoint(options["model"])
         backend = FaultyBackend(dies, holds, options.get("rows", 8), options.get("slow", ""))
         config = EngineConfig(max_step_tokens=1000)
-        return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars)
+        return new_core(backend, make_spec(backend.windows), config, new_grammars=new_grammars)
 
     return run_process(int(sys.argv[2]), load)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal, get_args
@@ -11,6 +12,14 @@ from realizar.errors import InvalidRequestError
 
 InstructionSetName = Literal["avx512_vnni", "avx_vnni", "avx2", "neon_dot", "portable"]
 KVCacheDType = Literal["auto", "f16", "bf16", "int8"]
+Device = Literal["cuda", "cpu"]
+"""Kinds of devices, each with a backend."""
+
+DEFAULT_ROWS: Mapping[Device, int] = {"cpu": 64, "cuda": 256}
+"""Sequences that may be in one step where `max_running` is None, by the kind of the device."""
+QUEUED_PER_ROW = 4
+"""Choices that a server lets wait for each that may run, where no limit is configured."""
+
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _LEAST = {
     "threads": 1,
@@ -48,7 +57,8 @@ class EngineConfig:
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
         context_length: tokens a request may hold, prompt and output; None takes the model's.
-        max_running: requests that may be in one step; at most 65,536.
+        max_running: requests that may be in one step; at most 65,536. None takes what suits the device
+            (`DEFAULT_ROWS`).
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
@@ -68,7 +78,7 @@ class EngineConfig:
     threads: int | None = None
     kv_cache_dtype: KVCacheDType = "auto"
     context_length: int | None = None
-    max_running: int = 64
+    max_running: int | None = None
     block_size: int = 32
     max_step_tokens: int = 512
     kv_cache_bytes: int | None = None

@@ -18,6 +18,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
+from resolving import resolved
 
 LOGITS_AT_ONCE = 32
 
@@ -43,7 +44,7 @@ class Runner:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
         self.spec, self.config = spec, config
         self.backend = CPUBackend()
-        self.backend.load(spec, checkpoint, config)
+        self.backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
         self.capacity = self.backend.capacity()
 
     def request(

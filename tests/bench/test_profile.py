@@ -13,6 +13,7 @@ from random_models import Recipe, random_model
 from realizar.backends.base import Capacity
 from realizar.backends.cpu.operation_times import time_operations
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime, cached_tokens_read
 from realizar.bench.profile import StepProfile, StepWork, one_step, profile_step, profile_table, summarise
 from realizar.bench.profile_picture import profile_svg
@@ -20,6 +21,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
+from resolving import resolved
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("row_norm",))
@@ -53,7 +55,7 @@ def test_a_window_is_read_once_for_each_row() -> None:
 
 def test_times_of_one_part_are_added() -> None:
     times = [PartTime("norm", 1e-3), PartTime("qkv", 2e-3, 4_000_000), PartTime("norm", 3e-3), PartTime("join", 0.0)]
-    profile = summarise("cpu", StepWork(2, 3, 4), times, 8e-3, 10.0, 4_000_000)
+    profile = summarise("cpu", StepWork(2, 3, 4), times, 8e-3, ReadLimit(10.0, 4_000_000))
     assert [(part.part, part.calls) for part in profile.parts] == [("norm", 2), ("qkv", 1), ("join", 1)]
     norm, qkv, join = profile.parts
     assert (norm.ms, norm.share_of_step, norm.bytes_read) == (pytest.approx(4), pytest.approx(0.5), 0)
@@ -70,7 +72,7 @@ def test_times_of_one_part_are_added() -> None:
 
 def test_what_is_read_faster_than_the_limit_is_in_a_cache() -> None:
     times = [PartTime("qkv", 1e-3, 10_400_000), PartTime("head", 1e-3, 33_000_000)]
-    profile = summarise("cpu", StepWork(), times, 1.5e-3, 10.0, 43_400_000)
+    profile = summarise("cpu", StepWork(), times, 1.5e-3, ReadLimit(10.0, 43_400_000))
     assert profile.rest_ms == 0
     lines = profile_table(profile)
     assert lines[1].endswith("104%"), "as near as measurements are"
@@ -84,7 +86,8 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     """Two threads: bytes are those of the packed matrices and of the cache, 2 heads of 64 in float16."""
     spec, checkpoint = random_model(RECIPE)
     backend, work = CPUBackend(), StepWork(batch=2, tokens=1, context=60)
-    backend.load(spec, checkpoint, EngineConfig(threads=2, context_length=64, max_running=2, max_step_tokens=32))
+    config = EngineConfig(threads=2, context_length=64, max_running=2, max_step_tokens=32)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     for row in range(2):
         backend.open(row, SamplingParams(temperature=0), [0] * 61, 61, 0)
     times = time_operations(backend, spec, one_step(backend.capacity(), work), 2)
@@ -108,7 +111,8 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
 def test_more_rows_than_there_are_logits_for_are_refused() -> None:
     spec, checkpoint = random_model(RECIPE)
     backend = CPUBackend()
-    backend.load(spec, checkpoint, EngineConfig(threads=1, context_length=32, max_running=33, max_step_tokens=33))
+    config = EngineConfig(threads=1, context_length=32, max_running=33, max_step_tokens=33)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     with pytest.raises(InvalidRequestError, match="32 rows"):
         time_operations(backend, spec, one_step(backend.capacity(), StepWork(33, 1, 0)), 1)
     backend.shutdown()
@@ -120,7 +124,7 @@ def drawn(profile: StepProfile) -> ET.Element:
 
 def test_the_picture_shows_what_the_limit_allows() -> None:
     times = [PartTime("norm", 1e-3), PartTime("qkv", 4e-3, 20_000_000)]
-    bars = drawn(summarise("cpu", StepWork(), times, 8e-3, 10.0, 20_000_000)).findall(f"{SVG}rect")[3:]
+    bars = drawn(summarise("cpu", StepWork(), times, 8e-3, ReadLimit(10.0, 20_000_000))).findall(f"{SVG}rect")[3:]
     widths = [float(bar.get("width", "nan")) for bar in bars]
     assert len(widths) == 5
     assert widths[4] == pytest.approx(widths[2] * 3 / 4, abs=0.1), "the rest: 3 ms"

@@ -28,6 +28,7 @@ from realizar.errors import (
     RequestFailedError,
 )
 from realizar.sampling_params import SamplingParams
+from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -60,7 +61,7 @@ class GatedBackend(ScriptedBackend):
 def loader(backend: ScriptedBackend) -> Callable[[LoadProgress], EngineCore]:
     def load(progress: LoadProgress) -> EngineCore:
         progress("weights", 1.0)
-        return EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+        return new_core(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
 
     return load
 

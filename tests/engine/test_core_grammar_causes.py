@@ -11,12 +11,12 @@ import pytest
 from grammar_services import LastingService
 from realizar.config import EngineConfig
 from realizar.engine.clients.output_errors import error_of
-from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.outputs import ErrorCause, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.followed import FollowedRow
+from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
 
 END = 94
@@ -64,7 +64,7 @@ def test_a_request_hears_whose_fault_it_was(
 ) -> None:
     """A fault of the machine is no error of the request, and the log tells of it."""
     backend = ScriptedBackend()
-    core = EngineCore(
+    core = new_core(
         backend,
         make_spec(backend.windows),
         EngineConfig(max_running=10, max_step_tokens=100),

@@ -20,6 +20,7 @@ from realizar.errors import EngineDeadError, RequestFailedError, StepError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -61,7 +62,7 @@ class LostStep(ScriptedStep):
 
 def make_core(backend: ScriptedBackend, in_flight: int) -> EngineCore:
     config = EngineConfig(max_running=1000, max_step_tokens=16)
-    return EngineCore(backend, make_spec(backend.windows), config, steps_in_flight=in_flight)
+    return new_core(backend, make_spec(backend.windows), config, steps_in_flight=in_flight)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -93,7 +94,7 @@ def test_the_requests_of_the_step_end_and_the_engine_goes_on(where: str, step: i
 def test_requests_that_were_not_in_the_step_go_on() -> None:
     """One waits for a row while the step of all others is lost."""
     backend = TightBackend(submits=[2], error=StepError("full"))
-    core = EngineCore(backend, make_spec(backend.windows), EngineConfig(max_running=2, max_step_tokens=16))
+    core = new_core(backend, make_spec(backend.windows), EngineConfig(max_running=2, max_step_tokens=16))
     for name in ("a", "b", "c"):
         core.add(Request(name, (1, 2, 3), GREEDY, 5))
     outputs = run(core)
@@ -129,7 +130,7 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
     grammars = LastingService(letters, (95,), (94,), VOCAB_SIZE)
     for step in range(1, 7):
         backend = TightBackend(**{where: [step]}, error=StepError("full"))  # type: ignore[arg-type]
-        core = EngineCore(
+        core = new_core(
             backend, make_spec((None,)), EngineConfig(), steps_in_flight=in_flight, new_grammars=lambda: grammars
         )
         for name in ("lost", "next"):

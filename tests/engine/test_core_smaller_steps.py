@@ -12,12 +12,12 @@ from number_text import NumberText
 from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient
-from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, StepMemoryError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.step_limit import StepLimit
+from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -71,7 +71,7 @@ class LateStep(ScriptedStep):
 def test_requests_go_on_in_smaller_steps(room: tuple[int, int], late: bool, in_flight: int) -> None:
     """Their tokens are as without the lack of memory, whatever had been put out before it."""
     backend = SmallBackend(8, 64, late=late)
-    core = EngineCore(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=in_flight)
+    core = new_core(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=in_flight)
     prompts = {str(index): list(range(1 + index, 12 + 5 * index)) for index in range(6)}
     samplings = {name: GREEDY if index % 2 else SamplingParams(seed=index) for index, name in enumerate(prompts)}
     for name, prompt in prompts.items():
@@ -96,7 +96,7 @@ def test_requests_go_on_in_smaller_steps(room: tuple[int, int], late: bool, in_f
 @pytest.mark.parametrize("late", [False, True], ids=["submit", "result"])
 def test_what_does_not_fit_alone_ends_and_the_others_do_not(late: bool) -> None:
     backend = SmallBackend(8, 64, late=late)
-    core = EngineCore(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=2)
+    core = new_core(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=2)
     for index in range(4):
         core.add(Request(f"good {index}", (1 + index, 2, 3), GREEDY, 12))
     core.add(Request("poison", (5, POISON, 6), GREEDY, 12))
@@ -114,7 +114,7 @@ def test_what_does_not_fit_alone_ends_and_the_others_do_not(late: bool) -> None:
 def test_a_prompts_log_probabilities_are_asked_for_again(late: bool) -> None:
     """All of them come, once each and in order."""
     backend = SmallBackend(8, 64, late=late)
-    core = EngineCore(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=2)
+    core = new_core(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=2)
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
     prompt = tuple(range(1, 60))
     core.add(Request("whole", prompt, sampling, 3))
@@ -129,7 +129,7 @@ def test_a_grammar_goes_on_where_it_was() -> None:
     letters = [bytes((0x20 + index,)) for index in range(94)] + [b"<end>", b"<control>"]
     grammars = LastingService(letters, (95,), (94,), VOCAB_SIZE)
     backend = SmallBackend(8, 64, late=True)
-    core = EngineCore(
+    core = new_core(
         backend, make_spec((None,)), EngineConfig(), steps_in_flight=2, new_grammars=lambda: grammars
     )  # fmt: skip
     sampling = SamplingParams(stop_token_ids=(94,), structured=StructuredOutput("choice", '["abracadabra"]'))
@@ -150,7 +150,7 @@ def test_a_grammar_goes_on_where_it_was() -> None:
 
 def test_who_waits_for_one_that_fits_in_no_step_hears_of_it() -> None:
     backend = SmallBackend(8, 64, late=False)
-    core = EngineCore(backend, make_spec((None,)), EngineConfig(max_step_tokens=64))
+    core = new_core(backend, make_spec((None,)), EngineConfig(max_step_tokens=64))
     client = EngineClient(core, NumberText, ())
     sampling = SamplingParams(temperature=0.0, max_tokens=6)
     with pytest.raises(StepMemoryError, match="the GPU is out of memory"):

@@ -13,9 +13,9 @@ from number_text import NumberText, spelled
 from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient
 from realizar.engine.clients.interrupts import interrupts_deferred
-from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
+from resolving import new_core
 from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 def make_client(backend: ScriptedBackend | None = None, end_ids: tuple[int, ...] = ()) -> EngineClient:
     backend = backend or ScriptedBackend()
-    core = EngineCore(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+    core = new_core(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
     return EngineClient(core, NumberText, end_ids)
 
 

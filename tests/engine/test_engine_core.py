@@ -18,6 +18,7 @@ from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
+from resolving import new_core
 from scripted_backend import (
     VOCAB_SIZE,
     ScriptedBackend,
@@ -32,7 +33,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def make_core(backend: ScriptedBackend, *, steps_in_flight: int = 1, policy: Policy | None = None) -> EngineCore:
     config = EngineConfig(max_running=1000, max_step_tokens=10_000)
-    return EngineCore(backend, make_spec(backend.windows), config, steps_in_flight=steps_in_flight, policy=policy)
+    return new_core(backend, make_spec(backend.windows), config, steps_in_flight=steps_in_flight, policy=policy)
 
 
 def make_request(

@@ -10,6 +10,7 @@ import pytest
 
 from realizar.backends.cpu import plan as cpu_plan
 from realizar.backends.cpu.kv import memory as kv_memory
+from realizar.backends.select import resolve_model
 from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -37,8 +38,8 @@ def give(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 def needed(checkpoint: Checkpoint, context: int) -> tuple[int, int]:
     """Bytes for a context: of weights and workspace, and of one request's cache."""
-    spec = build_spec(checkpoint, context)
-    plan = cpu_plan.plan_memory(spec, checkpoint, replace(CONFIG, context_length=context), 1 << 40)
+    spec, config = resolve_model(checkpoint, replace(CONFIG, context_length=context))
+    plan = cpu_plan.plan_memory(spec, checkpoint, config, 1 << 40)
     return plan.needed_bytes, plan.contexts[-1].request_bytes
 
 

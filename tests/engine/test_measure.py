@@ -9,12 +9,13 @@ from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
 from realizar.scheduler.policy import Policy
+from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
 
 
 def make_core(backend: ScriptedBackend) -> EngineCore:
     config = EngineConfig(max_step_tokens=1000)
-    return EngineCore(backend, make_spec(backend.windows), config, policy=Policy("prefill"))
+    return new_core(backend, make_spec(backend.windows), config, policy=Policy("prefill"))
 
 
 @pytest.mark.parametrize(("batch", "steps"), [(1, 3 + 7), (4, 10 + 7)])

@@ -30,6 +30,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
 from realizar.scheduler.sequence import Sequence as ScheduledSequence
+from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -70,7 +71,7 @@ class RowsFail(ScriptedBackend):
 
 def make_core(backend: ScriptedBackend, in_flight: int = 1, speculative: int = 0) -> EngineCore:
     config = EngineConfig(max_running=1000, max_step_tokens=16, speculative_tokens=speculative)
-    return EngineCore(backend, make_spec(backend.windows), config, steps_in_flight=in_flight)
+    return new_core(backend, make_spec(backend.windows), config, steps_in_flight=in_flight)
 
 
 def run(core: EngineCore) -> dict[str, list[TokenOutput]]:

@@ -11,11 +11,11 @@ import pytest
 
 from realizar.backends.base import RowInput, RowOutput
 from realizar.config import EngineConfig
-from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import StepError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
 FAILS = 90  # the first token of requests whose rows may fail
@@ -67,7 +67,7 @@ def test_random_failures(seed: int) -> None:
     config = EngineConfig(
         max_running=4, max_step_tokens=rng.choice([3, 8, 16]), speculative_tokens=rng.choice([0, 0, 3])
     )
-    core = EngineCore(RandomFaults(rng), make_spec((None,)), config, steps_in_flight=rng.choice([1, 2]))
+    core = new_core(RandomFaults(rng), make_spec((None,)), config, steps_in_flight=rng.choice([1, 2]))
     requests = [random_request(rng, str(number)) for number in range(rng.randrange(4, 14))]
     waiting, failed = list(requests), set()
     found: dict[tuple[str, int], list[int]] = defaultdict(list)

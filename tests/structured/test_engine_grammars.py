@@ -32,6 +32,7 @@ from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.server_handle import ServerHandle
 from realizar.structured.workers.service import GrammarService
+from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
 from structured.grammar_walks import allowed_ids
 
@@ -65,7 +66,7 @@ def make_core(
     )
     new_grammars = new_grammars or (lambda: SERVICE)
     policy = Policy(stretch=math.inf)  # else how much of a prompt is read depends on the clock
-    return EngineCore(backend, make_spec(backend.windows), config, new_grammars=new_grammars, policy=policy, **options)
+    return new_core(backend, make_spec(backend.windows), config, new_grammars=new_grammars, policy=policy, **options)
 
 
 def structured_request(name: str, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int = 60) -> Request:
@@ -257,7 +258,7 @@ def test_what_cannot_be_followed_is_refused_when_it_is_added() -> None:
     assert not core.has_work
     core.close()
     backend = ScriptedBackend()
-    without = EngineCore(backend, make_spec(backend.windows), EngineConfig())
+    without = new_core(backend, make_spec(backend.windows), EngineConfig())
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         without.add(structured_request("a", [1], SamplingParams(structured=GRAMMARS["choice"][0])))
     without.close()

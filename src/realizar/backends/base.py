@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import FROM_PREVIOUS_STEP as FROM_PREVIOUS_STEP
 from realizar.batch import LogprobQuery as LogprobQuery
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError as RowError
 from realizar.outputs import TokenLogprobs as TokenLogprobs
@@ -155,7 +155,7 @@ class Step(Protocol):
 class Backend(Protocol):
     """A device with a model on it."""
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         """Pack the weights and allocate KV cache and workspace.
 
         Raises:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.cache_kinds import attention_window
-from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import CacheGroup
 from realizar.sizes import format_bytes
 
+_LOG = logging.getLogger(__name__)
+_NEARLY = 0.99  # whole blocks do not fill a size to the last byte
 
-def blocks_per_request(groups: Iterable[CacheGroup], config: EngineConfig, context_length: int) -> list[int]:
+
+def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
     """Of each group, for a request of the whole context: no more than a window, where there is one, and a step.
 
     Raises:
@@ -19,17 +23,12 @@ def blocks_per_request(groups: Iterable[CacheGroup], config: EngineConfig, conte
     """
     size, counts = config.block_size, []
     for group in groups:
-        tokens = context_length
+        tokens = config.context_length
         window = attention_window(group.kind)
         if window is not None:
             tokens = min(tokens, window + config.max_step_tokens + size)
         counts.append(-(-tokens // size) + 1)
     return counts
-
-
-def element_type(config: EngineConfig, automatic: str) -> str:
-    """Of keys and values; `automatic` is what `auto` means."""
-    return automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:
@@ -42,4 +41,27 @@ def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) ->
         raise CapacityError(
             f"the KV cache of one request of {context_length} tokens takes {format_bytes(request_bytes)} and"
             f" {format_bytes(limit_bytes)} may be used: lower the context length"
+        )
+
+
+def log_size(config: ResolvedConfig, size_bytes: int, free_bytes: int) -> None:
+    """Log where the KV cache is not what was configured, or is more than there is memory for.
+
+    Args:
+        size_bytes: of the cache, which may be taken only as blocks are first written.
+        free_bytes: memory that was free before the cache was made.
+    """
+    if size_bytes > free_bytes:
+        _LOG.warning(
+            "the KV cache may grow to %s, and %s are free: lower kv_cache_bytes, max_running or the context length",
+            format_bytes(size_bytes),
+            format_bytes(free_bytes),
+        )
+    if config.kv_cache_bytes is not None and size_bytes < config.kv_cache_bytes * _NEARLY:
+        _LOG.info(
+            "the KV cache takes %s of the %s that it may: %d rows of %d tokens fill no more",
+            format_bytes(size_bytes),
+            format_bytes(config.kv_cache_bytes),
+            config.max_running,
+            config.context_length,
         )

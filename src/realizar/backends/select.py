@@ -5,51 +5,29 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from realizar.backends.base import Backend
+from realizar.backends.devices import THE_CPU, ChosenDevice
+from realizar.backends.inspection import InspectedBackend
 from realizar.backends.memory_plan import MemoryPlan
+from realizar.backends.resolved_config import ResolvedConfig, resolve_config
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError, UnsupportedModelError
 from realizar.extras import how_to_install
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from realizar.backends.cuda.cards import Card
 
 _LOG = logging.getLogger(__name__)
-
-Device = Literal["cuda", "cpu"]
-
-STEPS_IN_FLIGHT: dict[Device, int] = {"cuda": 2, "cpu": 1}
-"""Steps that a backend is given before the first one's result is asked for."""
-
-TILE_TOKENS: dict[Device, int] = {"cuda": 64, "cpu": 12}
-"""Tokens that matrix products take at once: a step with one more takes as long as one that fills a further tile."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenDevice:
-    """Where a model runs.
-
-    Attributes:
-        index: of the GPU. name: as its driver gives it; empty for the CPU.
-    """
-
-    kind: Device = "cpu"
-    index: int = 0
-    name: str = ""
-
-    @property
-    def label(self) -> str:
-        """For people: `cpu`, or a GPU's number and name."""
-        return f"cuda:{self.index}, {self.name}" if self.kind == "cuda" else "cpu"
-
-
-THE_CPU = ChosenDevice()
 
 
 def choose_device(wanted: str) -> ChosenDevice:
@@ -108,8 +86,46 @@ def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
     ], reason
 
 
+def choose_planned_device(wanted: str, *, memory_given: bool) -> ChosenDevice:
+    """The device of a choice, to plan for: where its memory is given, a GPU need not be there.
+
+    Args:
+        wanted: as of `choose_device`.
+
+    Raises:
+        UnsupportedModelError, CapacityError: as of `choose_device`.
+    """
+    if wanted == "auto":
+        return choose_device(wanted)
+    if wanted == "cpu" or not memory_given or importlib.util.find_spec("torch") is None:
+        return choose_device(wanted)  # or it says what is missing
+    return ChosenDevice("cuda")
+
+
+def resolve_model(
+    checkpoint: Checkpoint, config: EngineConfig, device: ChosenDevice | None = None
+) -> tuple[ModelSpec, ResolvedConfig]:
+    """The description of a checkpoint's model, and a configuration in which nothing is left open.
+
+    Args:
+        device: None takes that of `config`.
+
+    Raises:
+        UnsupportedModelError, CheckpointError, InvalidRequestError: as of `build_spec` and `check_tensors`.
+        UnsupportedModelError, CapacityError: as of `choose_device`.
+    """
+    spec = build_spec(checkpoint, config.context_length)
+    chosen = choose_device(config.device) if device is None else device
+    check_tensors(spec, checkpoint)
+    float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.linears())
+    return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
+
+
 def make_backend(device: ChosenDevice, progress: Callable[[str, float], None] | None = None) -> Backend:
     """A backend, not loaded yet; compilers are imported here and not before.
+
+    Args:
+        progress: called with what loading does, and the share done, 0 to 1.
 
     Raises:
         CapacityError: the GPU can't be opened.
@@ -119,34 +135,68 @@ def make_backend(device: ChosenDevice, progress: Callable[[str, float], None] | 
         from realizar.backends.cuda.runner import CUDABackend
 
         return CUDABackend(progress, open_device(device.index))
-    from realizar.backends.cpu.compile_events import on_compiling
-
-    with on_compiling(
-        lambda: None if progress is None else progress("compiling kernels for this processor, once", 1.0)
-    ):
-        from realizar.backends.cpu.runner import CPUBackend  # some kernels are compiled with their modules
+    with _reporting_compilation(progress):
+        from realizar.backends.cpu.runner import CPUBackend
 
     return CPUBackend(progress)
 
 
-def plan_memory(device: ChosenDevice, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> MemoryPlan:
-    """What a model will take of the memory that is free now, from its header alone.
+def make_inspected_backend(
+    device: ChosenDevice, progress: Callable[[str, float], None] | None = None
+) -> InspectedBackend:
+    """A backend as of `make_backend` whose steps can be taken apart."""
+    if device.kind == "cuda":
+        from realizar.backends.cuda.device import open_device
+        from realizar.backends.cuda.inspected import InspectedCUDABackend
+
+        return InspectedCUDABackend(progress, open_device(device.index))
+    with _reporting_compilation(progress):
+        from realizar.backends.cpu.inspected import InspectedCPUBackend
+
+    return InspectedCPUBackend(progress)
+
+
+def _reporting_compilation(progress: Callable[[str, float], None] | None) -> AbstractContextManager[None]:
+    """Around the import of a module of the CPU backend: some kernels are compiled with their modules."""
+    from realizar.backends.cpu.compile_events import on_compiling
+
+    return on_compiling(
+        lambda: None if progress is None else progress("compiling kernels for this processor, once", 1.0)
+    )
+
+
+def plan_memory(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
+) -> MemoryPlan:
+    """Memory that a model will take, from its header alone.
+
+    Args:
+        free_bytes: memory to plan for; None is what is free now.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
         UnsupportedModelError: a tensor's type does not run.
         CapacityError: the block size does not suit the device.
     """
-    if device.kind == "cuda":
-        from realizar.backends.cuda import plan as cuda_plan
-        from realizar.backends.cuda.device import free_bytes, open_device
+    if config.chosen.kind == "cuda":
+        from realizar.backends.cuda.device import free_bytes as free_on_gpu
+        from realizar.backends.cuda.device import open_device
+        from realizar.backends.cuda.plan import plan_memory as plan_for_gpu
 
-        return cuda_plan.plan_memory(spec, checkpoint, config, free_bytes(open_device(device.index)))
+        free = free_on_gpu(open_device(config.chosen.index)) if free_bytes is None else free_bytes
+        return plan_for_gpu(spec, checkpoint, config, free)
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
 
-    before = plan_for_cpu(spec, checkpoint, config)
-    after = plan_for_cpu(spec, checkpoint, config, max(before.free_bytes - before.needed_bytes, 0))
-    return replace(after, free_bytes=before.free_bytes)  # the cache is cut from what loading leaves
+    return plan_for_cpu(spec, checkpoint, config, free_bytes)
+
+
+def plan_load(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> MemoryPlan:
+    """As `plan_memory` for what is free now, with the KV cache cut from what loading the weights leaves of it."""
+    plan = plan_memory(spec, checkpoint, config)
+    if config.chosen.kind == "cuda":
+        return plan  # its cache is cut so in any case
+    left = plan_memory(spec, checkpoint, config, max(plan.free_bytes - plan.needed_bytes, 0))
+    return replace(left, free_bytes=plan.free_bytes)
 
 
 def _choose_any(missing: list[str]) -> ChosenDevice:

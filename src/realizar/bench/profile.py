@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from realizar.backends.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.backends.base import Backend, Capacity, ForwardInput, RowInput, Step
-from realizar.backends.machine import physical_cores
+from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
-from realizar.backends.select import STEPS_IN_FLIGHT, Device, choose_device, make_backend
+from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
-from realizar.models.registry import build_spec
-from realizar.models.spec import ModelSpec
+from realizar.config import Device, EngineConfig
 from realizar.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -67,8 +64,7 @@ class StepProfile:
         sum_ms: of the parts. wall_ms: from one step's result to the next one's, in a run of steps.
         rest_ms: of a step beside its parts: what the host does for it, and what other programs took; 0 where parts
             that were timed alone take longer than a step, in which they overlap.
-        limit_gb_per_s: at which this device was seen to read `limit_bytes` over and over. On a CPU those are what a
-            step reads, so that caches count for as much as they do in a step; on a GPU more than caches hold.
+        limit_gb_per_s: at which this device was seen to read `limit_bytes` over and over (`ReadLimit`).
     """
 
     device: Device
@@ -102,25 +98,25 @@ def profile_step(
         InvalidRequestError: more rows than can be looked into at once.
     """
     length = work.context + work.tokens
-    spec, device = build_spec(checkpoint, length), choose_device(config.device)
     most = work.batch * work.tokens
     needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
-    backend = make_backend(device, progress)
+    spec, resolved = resolve_model(checkpoint, needed)
+    backend = make_inspected_backend(resolved.chosen, progress)
     try:
-        backend.load(spec, checkpoint, needed)
+        backend.load(spec, checkpoint, resolved)
         step = one_step(backend.capacity(), work)
         log(f"timing steps of {most} tokens")
-        wall_s = time_steps(backend, step, work, STEPS_IN_FLIGHT[device.kind])
+        wall_s = time_steps(backend, step, work, resolved.steps_in_flight)
         log("timing each part alone")
         open_rows(backend, step)
-        times = _part_times(backend, device.kind, spec, step, work.repeats)
-        again_s = time_steps(backend, step, work, STEPS_IN_FLIGHT[device.kind])
+        times = backend.time_parts(step, work.repeats)
+        again_s = time_steps(backend, step, work, resolved.steps_in_flight)
         wall_s = min(wall_s, again_s)  # other programs come and go
         log("measuring how fast memory can be read")
-        limit, size = _read_limit(backend, device.kind, config, sum(each.bytes_read for each in times))
+        limit = backend.read_limit(sum(each.bytes_read for each in times))
     finally:
         backend.shutdown()
-    return summarise(device.kind, work, times, wall_s, limit, size)
+    return summarise(resolved.chosen.kind, work, times, wall_s, limit)
 
 
 def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
@@ -140,7 +136,7 @@ def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
 
 
 def summarise(
-    device: Device, work: StepWork, times: Sequence[PartTime], wall_s: float, limit_gb_per_s: float, limit_bytes: int
+    device: Device, work: StepWork, times: Sequence[PartTime], wall_s: float, limit: ReadLimit
 ) -> StepProfile:
     """Operations of one name together, in the order in which the names first come."""
     parts = []
@@ -149,13 +145,13 @@ def summarise(
         seconds, read = sum(each.seconds for each in same), sum(each.bytes_read for each in same)
         rate = read / seconds / 1e9 if seconds else 0.0
         parts.append(
-            PartProfile(name, len(same), seconds * 1e3, seconds / wall_s, read, rate, rate / limit_gb_per_s)
+            PartProfile(name, len(same), seconds * 1e3, seconds / wall_s, read, rate, rate / limit.gb_per_s)
         )  # fmt: skip
     total_ms = sum(part.ms for part in parts)
     wall_ms = wall_s * 1e3
     rest_ms = max(0.0, wall_ms - total_ms)
     step = (device, work.batch, work.tokens, work.context)
-    return StepProfile(*step, tuple(parts), total_ms, wall_ms, rest_ms, limit_gb_per_s, limit_bytes)
+    return StepProfile(*step, tuple(parts), total_ms, wall_ms, rest_ms, limit.gb_per_s, limit.size_bytes)
 
 
 def profile_table(profile: StepProfile) -> list[str]:
@@ -222,30 +218,3 @@ def time_steps(backend: Backend, step: ForwardInput, work: StepWork, in_flight: 
         left.result()
     apart_s = [after - before for before, after in itertools.pairwise(results_s)]
     return min(apart_s) if in_flight == 1 else statistics.median(apart_s)
-
-
-def _part_times(backend: Backend, device: Device, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
-    if device == "cuda":
-        from realizar.backends.cuda.profile import time_launches
-        from realizar.backends.cuda.runner import CUDABackend
-
-        assert isinstance(backend, CUDABackend)
-        return time_launches(backend, step, repeats)
-    from realizar.backends.cpu.operation_times import time_operations
-    from realizar.backends.cpu.runner import CPUBackend
-
-    assert isinstance(backend, CPUBackend)
-    return time_operations(backend, spec, step, repeats)
-
-
-def _read_limit(backend: Backend, device: Device, config: EngineConfig, step_bytes: int) -> tuple[float, int]:
-    """GB/s, and the bytes that were read over and over to see it."""
-    if device == "cuda":
-        from realizar.backends.cuda.profile import read_limit
-        from realizar.backends.cuda.runner import CUDABackend
-
-        assert isinstance(backend, CUDABackend)
-        return read_limit(backend)
-    threads = config.threads or physical_cores()
-    size = max(step_bytes, threads * LEAST_BYTES)
-    return read_bandwidth(threads, size), size

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from realizar.backends.select import choose_device, make_backend
+from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues
 from realizar.bench.profile import StepWork, one_step
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
-from realizar.models.registry import build_spec
 
 
 def trace_prompt(
@@ -32,22 +31,12 @@ def trace_prompt(
         ContextLengthError: the model's context is shorter.
     """
     length = len(token_ids)
-    spec, device = build_spec(checkpoint, length), choose_device(config.device)
     needed = replace(config, context_length=length, max_running=1, max_step_tokens=length, graphs=False)
-    backend = make_backend(device, progress)
+    spec, resolved = resolve_model(checkpoint, needed)
+    backend = make_inspected_backend(resolved.chosen, progress)
     try:
-        backend.load(spec, checkpoint, needed)
+        backend.load(spec, checkpoint, resolved)
         step = replace(one_step(backend.capacity(), StepWork(1, length, 0)), token_ids=np.array(token_ids, np.int32))
-        if device.kind == "cuda":
-            from realizar.backends.cuda.runner import CUDABackend
-            from realizar.backends.cuda.step_values import read_values as read_on_gpu
-
-            assert isinstance(backend, CUDABackend)
-            return read_on_gpu(backend, spec, step)
-        from realizar.backends.cpu.runner import CPUBackend
-        from realizar.backends.cpu.step_values import read_values
-
-        assert isinstance(backend, CPUBackend)
-        return read_values(backend, spec, step)
+        return backend.stage_values(step)
     finally:
         backend.shutdown()

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from realizar.backends.base import Capacity
-from realizar.backends.select import ChosenDevice
+from realizar.backends.devices import ChosenDevice
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient, RequestStream

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from realizar.backends.select import STEPS_IN_FLIGHT, choose_device, make_backend, plan_memory
+from realizar.backends.select import make_backend, plan_load, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -16,7 +16,6 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
-from realizar.models.registry import build_spec
 from realizar.scheduler.policy import Policy
 from realizar.structured.workers.service import GrammarService
 from realizar.tokenizer.load import load_tokenizer
@@ -55,22 +54,12 @@ def load_core(
         CheckpointError: a tensor is missing, left over or of the wrong shape.
         CapacityError: it does not fit into memory.
     """
-    spec = build_spec(checkpoint, config.context_length)
-    device = choose_device(config.device)
-    backend = make_backend(device, progress)
+    spec, resolved = resolve_model(checkpoint, config)
+    backend = make_backend(resolved.chosen, progress)
     try:
-        backend.load(spec, checkpoint, config)
+        backend.load(spec, checkpoint, resolved)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer)
-        in_flight = STEPS_IN_FLIGHT[device.kind]
-        return EngineCore(
-            backend,
-            spec,
-            config,
-            policy=policy,
-            steps_in_flight=in_flight,
-            new_grammars=new_grammars,
-            device=device,
-        )
+        return EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
     except BaseException:
         backend.shutdown()
         raise
@@ -114,12 +103,12 @@ def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
     Raises:
         CapacityError: not even the shortest context worth having fits, beside what is free now.
     """
-    device, length = choose_device(config.device), build_spec(checkpoint).context_length
+    _, whole = resolve_model(checkpoint, replace(config, context_length=None))
+    length = whole.context_length
     while True:
-        spec = build_spec(checkpoint, length)
-        plan = plan_memory(device, spec, checkpoint, replace(config, context_length=length))
+        spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)
         try:
-            plan.check_one_fits()
+            plan_load(spec, checkpoint, resolved).check_one_fits()
         except CapacityError:
             if length // 2 < _SHORTEST_CONTEXT:
                 raise

@@ -15,6 +15,7 @@ from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError
 from realizar.sampling_params import SamplingParams
+from resolving import resolved
 
 RECIPE = Recipe()
 CONFIG = EngineConfig(threads=2, max_running=4, max_step_tokens=256, kv_cache_bytes=32 << 20)
@@ -140,7 +141,7 @@ def test_strict_loading() -> None:
     spec, checkpoint = random_model(RECIPE)
     missing = {name: tensor for name, tensor in checkpoint.tensors.items() if name != "layers.1.down.weight"}
     with pytest.raises(CheckpointError, match=r"layers\.1\.down"):
-        CPUBackend().load(spec, dataclasses.replace(checkpoint, tensors=missing), CONFIG)
+        CPUBackend().load(spec, dataclasses.replace(checkpoint, tensors=missing), resolved(spec, None, CONFIG))
 
 
 def test_shutdown_is_idempotent() -> None:
@@ -153,7 +154,8 @@ def test_shutdown_is_idempotent() -> None:
 def test_progress_reaches_all_of_the_weights() -> None:
     reported: list[tuple[str, float]] = []
     backend = CPUBackend(lambda what, share: reported.append((what, share)))
-    backend.load(*random_model(RECIPE), CONFIG)
+    spec, checkpoint = random_model(RECIPE)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
     backend.shutdown()
     shares = [share for what, share in reported if what == "loading weights"]
     assert shares == sorted(shares)

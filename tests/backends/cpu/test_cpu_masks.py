@@ -14,9 +14,9 @@ from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.clients.prepare import prepare_request
-from realizar.engine.core.engine_core import EngineCore
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.service import GrammarService
+from resolving import new_core, resolved
 
 RECIPE = Recipe(vocab_size=90)  # no multiple of 32
 PROMPT = random_tokens(RECIPE, 12, 8)
@@ -105,9 +105,9 @@ def decoded(steps_in_flight: int) -> dict[str, list[int]]:
     spec, checkpoint = random_model(RECIPE)
     config = EngineConfig(threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
     backend = CPUBackend()
-    backend.load(spec, checkpoint, config)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     letters = [bytes((0x20 + index,)) for index in range(89)]
-    core = EngineCore(
+    core = new_core(
         backend, spec, config, steps_in_flight=steps_in_flight,
         new_grammars=lambda: GrammarService([*letters, b"<end>"], (), (89,), 90),
     )  # fmt: skip

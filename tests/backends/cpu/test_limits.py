@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.select import resolve_model
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
-from realizar.models.registry import build_spec
 from tiny_model import write_tiny_model
 
 
@@ -26,8 +26,9 @@ def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_tiny_model(path)
     checkpoint = open_checkpoint(path)
     backend = CPUBackend()
+    spec, config = resolve_model(checkpoint, replace(EngineConfig(device="cpu"), **{name: value}))
     with pytest.raises(InvalidRequestError, match=f"{name} of .* memory") as refused:
-        backend.load(build_spec(checkpoint), checkpoint, replace(EngineConfig(), **{name: value}))
+        backend.load(spec, checkpoint, config)
     assert refused.value.param == name
     backend.shutdown()
 

@@ -18,6 +18,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
+from resolving import resolved
 
 LOGITS_AT_ONCE = 32
 
@@ -44,7 +45,7 @@ class GPURunner:
         self.spec, self.config = spec, config
         device = open_device() if torch.cuda.is_available() else interpreter_device()
         self.backend = CUDABackend(device=device)
-        self.backend.load(spec, checkpoint, config)
+        self.backend.load(spec, checkpoint, resolved(spec, checkpoint, config, "cuda"))
         self.capacity = self.backend.capacity()
         self.groups = len(self.capacity.num_blocks)
 

@@ -14,14 +14,15 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from realizar.backends import select  # noqa: E402
 from realizar.backends.base import DeviceMemory  # noqa: E402
 from realizar.backends.cuda import cards, presence  # noqa: E402
-from realizar.backends.select import ChosenDevice, choose_device, gpu_facts  # noqa: E402
+from realizar.backends.devices import ChosenDevice  # noqa: E402
+from realizar.backends.select import choose_device, gpu_facts  # noqa: E402
 from realizar.cli.commands.doctor import _gpu_lines  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.engine.process.loop import EngineLoop  # noqa: E402
 from realizar.errors import CapacityError, InvalidRequestError, UnsupportedModelError  # noqa: E402
 from realizar.server.metrics import Metrics  # noqa: E402
+from resolving import new_core  # noqa: E402
 from scripted_backend import ScriptedBackend, make_spec  # noqa: E402
 
 TURING = ("Tesla T4", 7, 5)
@@ -142,7 +143,7 @@ def test_memory_of_the_gpu_is_among_the_figures() -> None:
     """From the backend through the engine's figures to Prometheus; without a GPU there is no such line."""
     backend, reported = ScriptedBackend(), []
     loop = EngineLoop(reported.append)
-    core = EngineCore(backend, make_spec((None,)), EngineConfig())
+    core = new_core(backend, make_spec((None,)), EngineConfig())
     for memory in (None, DeviceMemory(3 << 30, 16 << 30)):
         backend.memory = memory
         text = Metrics("m").exposition(loop._stats(core)).decode()

@@ -23,10 +23,10 @@ from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.clients.engine_client import EngineClient  # noqa: E402
-from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from resolving import new_core, resolved  # noqa: E402
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
 CONFIG = EngineConfig(max_running=2, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
@@ -55,7 +55,7 @@ def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.Monke
     gc.disable()
     try:
         try:
-            backend.load(spec, checkpoint, CONFIG)
+            backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
         except CapacityError as error:
             assert str(error) == "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."  # noqa: PT017
             backend.shutdown()
@@ -63,7 +63,7 @@ def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.Monke
     finally:
         gc.enable()
     monkeypatch.undo()
-    backend.load(spec, checkpoint, CONFIG)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
     backend.shutdown()
     backend.shutdown()
 
@@ -86,7 +86,7 @@ def test_an_upload_that_fails_names_its_tensors(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(weights_module.Weights, "_pack_plain", fails)
         backend = CUDABackend(device=interpreter_device())
         with pytest.raises(CapacityError, match=f"^{named}: the GPU is out of memory: CUDA out of memory"):
-            backend.load(spec, checkpoint, CONFIG)
+            backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
         backend.shutdown()
 
     expect(down, f"tensor {down}")
@@ -101,7 +101,7 @@ def test_an_upload_that_fails_names_its_tensors(monkeypatch: pytest.MonkeyPatch)
     backend = CUDABackend(device=interpreter_device())
     assert layer.input_norm is not None
     with pytest.raises(CapacityError, match=f"^tensor {layer.input_norm.weight}: the GPU is out of memory"):
-        backend.load(spec, checkpoint, CONFIG)
+        backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
     backend.shutdown()
 
 
@@ -143,7 +143,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
 
 def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the second step's launches, two steps in flight: smaller ones take their place. At all launches: an error."""
-    core = EngineCore(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
+    core = new_core(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
     run, calls, failing = runner.backend._run, 0, {2}
 
     def tight(*arguments: Any) -> None:
@@ -178,8 +178,8 @@ def test_a_lost_context_ends_the_engine_and_its_end_raises_nothing(
     """The process then ends by itself, which alone frees the device."""
     spec, checkpoint = random_model(RECIPE)
     backend = CUDABackend(device=interpreter_device())
-    backend.load(spec, checkpoint, CONFIG)
-    core = EngineCore(backend, spec, CONFIG, steps_in_flight=2)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
+    core = new_core(backend, spec, CONFIG, steps_in_flight=2)
 
     def lost(*_arguments: object) -> None:
         raise LOST

@@ -28,6 +28,7 @@ from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.quantization import block_source
 from realizar.quantization.random_blocks import random_blocks
+from resolving import resolved
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "MXFP4"])
@@ -41,14 +42,15 @@ def test_a_matrix_is_as_large_as_planned(name: str) -> None:
 def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     checkpoint = open_checkpoint(gemma3_path)
     spec = build_spec(checkpoint, 3000)
-    config = EngineConfig(context_length=3000, max_running=4, kv_cache_dtype="int8", kv_cache_bytes=200 << 20)
+    given = EngineConfig(context_length=3000, max_running=4, kv_cache_dtype="int8", kv_cache_bytes=200 << 20)
+    config = resolved(spec, checkpoint, given, "cuda")
     plan = plan_memory(spec, checkpoint, config, 1 << 30)
     device = interpreter_device()
-    cache = KVMemory(spec, replace(config, max_running=1), 3000, "bf16", device)
+    cache = KVMemory(spec, replace(config, max_running=1), device)
     assert plan.contexts[-1].request_bytes == cache.size_bytes
     assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
     compute = torch.float16  # of an int8 cache, on a GPU
-    sizes = step_sizes(spec, config, 3000, tile_tokens(spec, compute))
+    sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     heads = sum(layer.mixer.num_kv_heads * (layer.mixer.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"

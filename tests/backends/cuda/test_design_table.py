@@ -46,6 +46,7 @@ from realizar.quantization.ggml_layouts import Q4_K  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from resolving import resolved  # noqa: E402
 
 CPU = torch.device("cpu")
 DEVICE = open_device() if torch.cuda.is_available() else interpreter_device()
@@ -97,7 +98,7 @@ def weights_are_packed_once_with_totals_and_errors_by_name(runner: GPURunner) ->
     tensors = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}
     lacking = Checkpoint(checkpoint.path, checkpoint.format, checkpoint.metadata, tensors)
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        CUDABackend(device=DEVICE).load(spec, lacking, CONFIG)
+        CUDABackend(device=DEVICE).load(spec, lacking, resolved(spec, None, CONFIG, "cuda"))
 
 
 def one_product_takes_all_types_side_by_side(_runner: GPURunner) -> None:

@@ -20,10 +20,10 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.errors import CapacityError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from resolving import new_core, resolved  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 RECIPE = Recipe(64, 4, 1, hidden_size=256, feed_forward_size=512, weights="Q4_K", vocab_size=512)
@@ -53,11 +53,11 @@ def test_a_load_that_does_not_fit_leaves_the_memory_free() -> None:
     before = torch.cuda.memory_allocated()
     limit_to(4 << 20)
     with pytest.raises(CapacityError, match="out of memory"):
-        backend.load(spec, checkpoint, CONFIG)
+        backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
     backend.shutdown()
     assert torch.cuda.memory_allocated() == before
     torch.cuda.set_per_process_memory_fraction(1.0)
-    backend.load(spec, checkpoint, CONFIG)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
     backend.shutdown()
     assert torch.cuda.memory_allocated() == before
 
@@ -65,7 +65,7 @@ def test_a_load_that_does_not_fit_leaves_the_memory_free() -> None:
 def test_a_step_without_memory_ends_its_requests_alone() -> None:
     """Log-probabilities of many tokens need memory that is not there; what comes after is as it was before."""
     made = GPURunner(*random_model(RECIPE), CONFIG)
-    core = EngineCore(made.backend, made.spec, CONFIG, steps_in_flight=2)
+    core = new_core(made.backend, made.spec, CONFIG, steps_in_flight=2)
 
     def answer(name: str, **sampling: object) -> tuple[list[int], str | None]:
         parameters = SamplingParams(temperature=0, **sampling)  # type: ignore[arg-type]
@@ -109,7 +109,6 @@ import torch
 from backends.cuda.cuda_runs import GPURunner
 from random_models import Recipe, random_model
 from realizar.config import EngineConfig
-from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import EngineDeadError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -117,7 +116,7 @@ from realizar.sampling_params import SamplingParams
 recipe = Recipe(64, 4, 1, hidden_size=256, feed_forward_size=512, weights="Q4_K", vocab_size=512)
 config = EngineConfig(max_running=2, max_step_tokens=64, context_length=256, kv_cache_bytes=8 << 20)
 made = GPURunner(*random_model(recipe), config)
-core = EngineCore(made.backend, made.spec, config, steps_in_flight=2)
+core = new_core(made.backend, made.spec, config, steps_in_flight=2)
 core.add(Request("a", (7, 8, 9), SamplingParams(temperature=0), 50))
 core.step()
 torch.zeros(4, device="cuda")[torch.full((1,), 1 << 40, device="cuda")]

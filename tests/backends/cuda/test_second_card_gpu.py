@@ -17,6 +17,7 @@ from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from resolving import new_core, resolved  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -31,8 +32,8 @@ def load(name: str, device: str) -> EngineCore:
     chosen = choose_device(device)
     spec, checkpoint = random_model(RECIPES[name])
     backend = make_backend(chosen)
-    backend.load(spec, checkpoint, CONFIG)
-    return EngineCore(backend, spec, CONFIG, steps_in_flight=2, device=chosen)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
+    return new_core(backend, spec, CONFIG, steps_in_flight=2, device=chosen)
 
 
 def answers(core: EngineCore) -> list[list[int]]:

@@ -7,9 +7,7 @@ import threading
 
 import pytest
 
-from realizar.backends.select import ChosenDevice
 from realizar.config import EngineConfig
-from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process import main as process
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.main import EngineProcess
@@ -30,6 +28,7 @@ from realizar.engine.process.transport import FrameReader
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -41,7 +40,7 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
     The engine is idle as soon as it has nothing to do. It answers a question after all that it had to do before.
     """
     monkeypatch.setattr("realizar.engine.process.loop._IDLE_S", 0.0)
-    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
     audited, answered = threading.Semaphore(0), threading.Semaphore(0)
     honest = core.audit
 
@@ -68,26 +67,20 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
         thread.join(60)
 
 
-def test_a_gpu_runs_256_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is loaded is kept from the collector, each time."""
-    configs: list[EngineConfig] = []
+def test_what_is_loaded_is_kept_from_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
-    monkeypatch.setattr(process.gc, "freeze", lambda: frozen.append(len(configs)))
-    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    monkeypatch.setattr(process.gc, "freeze", lambda: frozen.append(1))
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
     monkeypatch.setattr(core, "read_vocabulary", lambda: None)
     monkeypatch.setattr(process, "find_checkpoint", lambda _: None)
-    monkeypatch.setattr(process, "load_core", lambda _, config, **__: configs.append(config) or core)
-    for device in ("cuda", "cpu"):
-        monkeypatch.setattr(process, "choose_device", lambda _, device=device: ChosenDevice(device))
-        for fit_running in (True, False):
-            process.load_model(Load("model", EngineConfig(), fit_running=fit_running), lambda *_: None)
-    assert [config.max_running for config in configs] == [256, 64, 64, 64]
-    assert frozen == [1, 2, 3, 4]
+    monkeypatch.setattr(process, "load_core", lambda *_, **__: core)
+    assert process.load_model(Load("model", EngineConfig()), lambda *_: None) is core
+    assert frozen == [1]
 
 
 def test_any_error_of_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else those who wait for an engine on a thread would wait for ever."""
-    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
     monkeypatch.setattr(core, "abort", lambda *_: 1 // 0)
     events: list[Event] = []
     loop = EngineLoop(events.append)
@@ -99,7 +92,7 @@ def test_any_error_of_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_request_that_can_not_be_queued_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
     honest = core.add
     monkeypatch.setattr(core, "add", lambda request: 1 // 0 if request.request_id == "bad" else honest(request))
     events: list[Event] = []

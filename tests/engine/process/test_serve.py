@@ -28,12 +28,12 @@ from engine.process.served import (
     short_text,
     wait_until,
 )
-from realizar.backends.select import ChosenDevice
+from realizar.backends.devices import ChosenDevice
 from realizar.cli.commands.serve import describe
 from realizar.config import EngineConfig
-from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Event, Ready, Shutdown
+from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
 from tiny_model import write_tiny_model
 
@@ -66,14 +66,14 @@ def test_it_says_what_it_chose(server: Served) -> None:
 
 
 def test_a_gpu_is_named_in_place_of_threads() -> None:
-    core = EngineCore(ScriptedBackend(), make_spec((None,)), EngineConfig(), device=ChosenDevice("cuda", 1, "NVIDIA X"))
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig(), device=ChosenDevice("cuda", 1, "NVIDIA X"))
     events: list[Event] = []
     loop = EngineLoop(events.append)
     loop.post(Shutdown())
     loop.run(lambda: core)
     (ready,) = events
     assert isinstance(ready, Ready)
-    assert describe(ready.info, EngineConfig(), 256, None)[-1] == "device: cuda:1, NVIDIA X"
+    assert describe(ready.info, EngineConfig(), 256, 8)[-1] == "device: cuda:1, NVIDIA X"
 
 
 def test_models_answer_while_the_weights_load(tiny: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
@@ -10,15 +12,15 @@ from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import Linear, ModelSpec
 
 
 def plan_memory(
-    spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, free_bytes: int | None = None
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
 ) -> MemoryPlan:
     """Sizes of a model, without reading its weights.
 
@@ -36,15 +38,10 @@ def plan_memory(
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
     linears = spec.linears()
-    context = min(config.context_length or spec.context_length, spec.context_length)
-    blocks = -(-context // config.block_size) + 1
-    workspace = Workspace(  # reserved, never written: it costs nothing
-        spec, config.max_step_tokens, MAX_SELECTED, config.max_running, blocks, instructions.tile_tokens[0]
-    )
+    workspace = Workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])  # never written: it costs nothing
     tensors = WeightTensors(spec, checkpoint)
-    floats = tensors.are_float32(linears)
     free = free_memory_bytes() if free_bytes is None else free_bytes
-    sizes = [KVSizes(spec, config, length, "f32" if floats else "f16") for length in planned_lengths(context)]
+    sizes = [KVSizes(spec, replace(config, context_length=length)) for length in planned_lengths(config.context_length)]
     limit = kv_limit_bytes(spec, config, sizes[-1], free)
     return MemoryPlan(
         device="cpu",

@@ -33,11 +33,10 @@ from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import reserve_workspace
-from realizar.backends.machine import physical_cores
 from realizar.backends.program import build_program
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
@@ -48,7 +47,7 @@ MAX_SELECTED = 32  # rows of logits that exist at once
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 
 
-def refuse_copies(config: EngineConfig) -> None:
+def refuse_copies(config: ResolvedConfig) -> None:
     """Refuse what only GPUs have.
 
     Raises:
@@ -97,20 +96,18 @@ class CPUBackend:
         self._pending: CPUStep | None = None
         self._team: ThreadTeam | None = None
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         start = time.perf_counter()
         refuse_copies(config)
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
         self._spec = spec
         instructions = select(config.instruction_set)
-        context = min(config.context_length or spec.context_length, spec.context_length)
-        threads = config.threads or physical_cores()
+        threads = config.threads
         program, linears = build_program(spec), list(spec.linears())
-        blocks = -(-context // config.block_size) + 1
-        self._workspace = reserve_workspace(spec, config, MAX_SELECTED, blocks, instructions.tile_tokens[0])
+        self._workspace = reserve_workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])
         self._weights = Weights(spec, checkpoint, instructions.lanes, threads)
-        self._kv = KVMemory(spec, config, context, "f32" if self._weights.are_float32(linears) else "f16")
+        self._kv = KVMemory(spec, config)
         self._load_weights(checkpoint, linears)
         self._ropes = RopeTables(spec, config.max_step_tokens)
         self._partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
@@ -127,7 +124,8 @@ class CPUBackend:
         self._team = ThreadTeam(threads)
         self._capacity = Capacity(
             block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
-            max_step_tokens=config.max_step_tokens, context_length=context, weight_bytes=self._weights.size_bytes,
+            max_step_tokens=config.max_step_tokens, context_length=config.context_length,
+            weight_bytes=self._weights.size_bytes,
             weight_bytes_per_token=self._weights.size_bytes, kv_cache_bytes=self._kv.size_bytes,
             kv_cache_dtype=self._kv.dtype, load_s=time.perf_counter() - start,
         )  # fmt: skip
@@ -142,6 +140,17 @@ class CPUBackend:
             self._progress("loading weights", min(1.0, done / total))
 
         self._weights.load(linears, loaded)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model that is loaded."""
+        return self._spec
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that walk a step."""
+        assert self._team is not None
+        return self._team.size
 
     @property
     def programs(self) -> tuple[BoundProgram, BoundProgram]:

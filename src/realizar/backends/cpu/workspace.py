@@ -12,7 +12,7 @@ from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.machine import memory_bytes
-from realizar.config import EngineConfig
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
@@ -76,9 +76,7 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
     }  # fmt: skip
 
 
-def reserve_workspace(
-    spec: ModelSpec, config: EngineConfig, max_selected: int, max_blocks: int, block_tokens: int
-) -> Workspace:
+def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> Workspace:
     """The workspace of an engine, as far as this machine can ever have the memory: the system takes it when it is used.
 
     Raises:
@@ -86,7 +84,7 @@ def reserve_workspace(
     """
     has = memory_bytes()
     try:
-        workspace = Workspace(spec, config.max_step_tokens, max_selected, config.max_running, max_blocks, block_tokens)
+        workspace = Workspace(spec, config, max_selected, block_tokens)
     except MemoryError:
         raise _too_many_tokens(config, has, None) from None
     if workspace.size_bytes > has:
@@ -94,7 +92,7 @@ def reserve_workspace(
     return workspace
 
 
-def _too_many_tokens(config: EngineConfig, has_bytes: int, needed_bytes: int | None) -> InvalidRequestError:
+def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int | None) -> InvalidRequestError:
     needed = "more" if needed_bytes is None else format_bytes(needed_bytes)
     return InvalidRequestError(
         f"max_step_tokens of {config.max_step_tokens} needs {needed} for one step, and this machine has "
@@ -107,11 +105,10 @@ RECORDED = ("normed", "attended", "activated", "selected")  # buffers that produ
 
 
 class Workspace:
-    """Buffers for `max_tokens` tokens and `max_selected` rows of logits; records in blocks of `block_tokens`."""
+    """Buffers for a step's tokens and `max_selected` rows of logits; records in blocks of `block_tokens`."""
 
-    def __init__(
-        self, spec: ModelSpec, max_tokens: int, max_selected: int, max_rows: int, max_blocks: int, block_tokens: int
-    ) -> None:
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> None:
+        max_tokens, max_rows = config.max_step_tokens, config.max_running
         self.buffers: dict[str, RowBuffer] = {}
         for name, width in buffer_widths(spec).items():
             rows = max_selected if name in ("selected", "logits") else max_tokens
@@ -127,7 +124,8 @@ class Workspace:
         self.selected = aligned_zeros(max_selected, np.int32)
         self.slots = [aligned_zeros(max_tokens, np.int32) for _ in range(groups)]
         self.block_tables = [
-            aligned_zeros(max_rows * max_blocks, np.int32).reshape(max_rows, max_blocks) for _ in range(groups)
+            aligned_zeros(max_rows * config.max_blocks, np.int32).reshape(max_rows, config.max_blocks)
+            for _ in range(groups)
         ]
 
     @property

@@ -24,9 +24,9 @@ from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths
 from realizar.backends.program import Program, build_program
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec, TensorName
 from realizar.quantization import WeightLayout
@@ -35,7 +35,7 @@ _EVERYTHING = 1 << 60  # bytes: no limit
 _GRAPHS = 128 << 20  # bytes
 
 
-def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, free: int) -> MemoryPlan:
+def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free: int) -> MemoryPlan:
     """Sizes of a model, without reading its weights.
 
     Args:
@@ -52,19 +52,21 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, f
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in linears}
     weight_bytes = sum(matrix_bytes(layouts[one.weight], one.out_features, one.in_features) for one in linears)
     embedding = embedding_bytes(spec, checkpoint)
-    context = min(config.context_length or spec.context_length, spec.context_length)
-    automatic = "f32" if tensors.are_float32(linears) else "bf16"
-    kv_dtype = automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
-    sizes = step_sizes(spec, config, context, tile_tokens(spec, compute))
+    sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     workspace = Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     copies = _copy_bytes(program, layouts) if config.fp8_copies else 0
-    reserved = reserved_bytes(config.max_running, spec.vocab_size, context, free) + _estimated_bytes(spec, sizes)
+    reserved = reserved_bytes(config.max_running, spec.vocab_size, config.context_length, free)
+    reserved += _estimated_bytes(spec, sizes)
     limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace - reserved, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
-    caches = {length: KVMemory(spec, alone, length, automatic, device) for length in planned_lengths(context)}
-    two_blocks = KVMemory(spec, alone, config.block_size, automatic, device)  # the second for what starts in the first
+    caches = {
+        length: KVMemory(spec, replace(alone, context_length=length), device)
+        for length in planned_lengths(config.context_length)
+    }
+    two_blocks = KVMemory(spec, replace(alone, context_length=config.block_size), device)  # a block, and one spare
     return MemoryPlan(
         device="cuda",
         weight_bytes=weight_bytes,

@@ -13,6 +13,7 @@ from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import free_bytes
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.runner import CUDABackend
+from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
 from realizar.errors import CapacityError, RealizarError
 from realizar.sizes import format_bytes
@@ -105,8 +106,8 @@ def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int, clock:
     return [PartTime(each.name, seconds, each.bytes_read) for each, seconds in zip(launches, best, strict=True)]
 
 
-def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 10) -> tuple[float, int]:
-    """GB/s (10^9 bytes) at which the device sums float32 that no cache holds, the best of several; and their bytes.
+def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 10) -> ReadLimit:
+    """The rate at which the device sums float32 that no cache holds, the best of several.
 
     Raises:
         CapacityError: beside the model no memory is free to read.
@@ -124,4 +125,4 @@ def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 
 
         read()
         seconds = min(clock.seconds([read] * repeats))
-    return values.numel() * 4 / seconds / 1e9, values.numel() * 4
+    return ReadLimit(values.numel() * 4 / seconds / 1e9, values.numel() * 4)

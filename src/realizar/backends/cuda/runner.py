@@ -43,11 +43,10 @@ from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_o
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.kv_blocks import element_type
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.program import Program, build_program
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import EngineConfig
 from realizar.errors import DeviceLostError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import Linear, ModelSpec
@@ -72,7 +71,7 @@ class CUDABackend:
         self._pending: CUDAStep | None = None
         self._loaded = False
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         start = time.perf_counter()
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
@@ -88,23 +87,20 @@ class CUDABackend:
         )  # fmt: skip
         _LOG.info("loaded %s on %s", spec.architecture, device.name)
 
-    def _load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, device: DeviceProfile) -> None:
+    def _load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile) -> None:
         self._spec, self._device = spec, device
         if config.fp8_copies:
             check_device(device)
-        self._context = min(config.context_length or spec.context_length, spec.context_length)
+        self._context = config.context_length
         if device.is_gpu:
             plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
         program = build_program(spec)
         body, tail = program.block_matmuls(), program.tail.matmuls()
-        linears = list(spec.linears())
         self._weights = Weights(spec, checkpoint, device)
         self._load_weights(checkpoint, body + tail)
         products = Products(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
-        automatic = "f32" if self._weights.are_float32(linears) else "bf16"
-        kv_dtype = element_type(config, automatic)
-        compute = compute_type(kv_dtype, device)
-        sizes = step_sizes(spec, config, self._context, tile_tokens(spec, compute))
+        compute = compute_type(config.kv_dtype, device)
+        sizes = step_sizes(spec, config, tile_tokens(spec, compute))
         parts = attention_parts(spec, row_counts(sizes.rows), self._context, device, config.batch_invariant)
         self._space = Workspace(spec, sizes, device, compute, parts)
         self._ropes = RopeTables(spec, self._context, device.torch_device)
@@ -122,13 +118,13 @@ class CUDABackend:
         head_counts = {*row_counts(sizes.rows), *row_counts(sizes.selected)}
         self._prepare(products, layers, counts, head, head_counts)
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, head_counts)))
-        self._kv = KVMemory(spec, config, self._context, automatic, device, reserved)
+        self._kv = KVMemory(spec, config, device, reserved)
         self._bind(program, merger, config)
         self._log_decisions(device, str(compute), products, layers + head, counts)
         self._loaded, self._captures = True, config.graphs
         self._warm_up(layers)
 
-    def _bind(self, program: Program, merger: Merger, config: EngineConfig) -> None:
+    def _bind(self, program: Program, merger: Merger, config: ResolvedConfig) -> None:
         assert self._device is not None
         attention = AttentionBinder(
             self._weights,
@@ -282,6 +278,11 @@ class CUDABackend:
         if launch.attention is None:
             return launch.weight_bytes
         return cached_tokens_read(launch.attention, step) * self._kv.token_bytes(launch.attention)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model that is loaded."""
+        return self._spec
 
     @property
     def device(self) -> DeviceProfile:

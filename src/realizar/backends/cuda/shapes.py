@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
-from realizar.config import EngineConfig
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.models.spec import ModelSpec
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -74,7 +74,7 @@ def least_holding(step: StepShape, shapes: Iterable[StepShape]) -> StepShape | N
     return min(holding, key=lambda shape: (shape.decodes, shape.tiles), default=None)
 
 
-def step_sizes(spec: ModelSpec, config: EngineConfig, context_length: int, tile_tokens: int) -> StepSizes:
+def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> StepSizes:
     """The most that a step may have."""
     tokens = max(config.max_step_tokens, config.max_running)
     tokens = max(16, -(-tokens // 16) * 16)
@@ -84,6 +84,6 @@ def step_sizes(spec: ModelSpec, config: EngineConfig, context_length: int, tile_
         selected=max(config.max_running * (1 + config.speculative_tokens), 32),
         tiles=config.max_running + tokens // tile_tokens + 1,
         groups=len(spec.cache_groups()),
-        blocks=-(-context_length // config.block_size) + 1,
+        blocks=config.max_blocks,
         tile_tokens=tile_tokens,
     )

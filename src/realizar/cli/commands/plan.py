@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +17,6 @@ from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
-    from realizar.checkpoint.checkpoint import Checkpoint
-    from realizar.models.spec import ModelSpec
 
 
 def plan_command(
@@ -47,14 +44,11 @@ def plan_command(
 
     Exit status 1 if nothing fits.
     """
-    from realizar.backends.select import choose_device
+    from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
-    from realizar.models.registry import build_spec
 
-    on_gpu = device.startswith("cuda") or (device == "auto" and choose_device(device).kind == "cuda")
-    if max_running is None:
-        max_running = 256 if on_gpu else 64
+    chosen = choose_planned_device(device, memory_given=memory is not None)
     config = EngineConfig(
         device=device,
         context_length=context_length,
@@ -67,32 +61,13 @@ def plan_command(
     )
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
-    spec = build_spec(checkpoint, context_length)
-    plan = (_plan_gpu if on_gpu else _plan_cpu)(spec, checkpoint, config, memory)
+    spec, resolved = resolve_model(checkpoint, config, chosen)
+    plan = plan_memory(spec, checkpoint, resolved, memory)
     if as_json:
         print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint)}))
     else:
-        print("\n".join(_report(plan, file_bytes(checkpoint), max_running)))
+        print("\n".join(_report(plan, file_bytes(checkpoint), resolved.max_running)))
     check_fits(plan)
-
-
-def _plan_cpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
-    from realizar.backends.cpu.plan import plan_memory
-
-    return plan_memory(spec, checkpoint, config, memory)
-
-
-def _plan_gpu(spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, memory: int | None) -> MemoryPlan:
-    from realizar.backends.select import choose_device
-
-    wanted = "cuda" if config.device == "auto" else config.device
-    index = 0
-    if memory is None or importlib.util.find_spec("torch") is None:
-        index = choose_device(wanted).index  # or it says what is missing
-    from realizar.backends.cuda.device import free_bytes, open_device
-    from realizar.backends.cuda.plan import plan_memory
-
-    return plan_memory(spec, checkpoint, config, free_bytes(open_device(index)) if memory is None else memory)
 
 
 def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:

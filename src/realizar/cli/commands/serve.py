@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from realizar.backends.machine import physical_cores
 from realizar.cli.options.arguments import Model
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.loading import EngineOptions
@@ -39,7 +38,7 @@ def serve_command(
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
     server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
-    config = batching.config((engine or EngineOptions()).config(max_running=EngineConfig().max_running))
+    config = batching.config((engine or EngineOptions()).config(max_running=None))
     sampling.checked()
     settings = server.settings()
     template = read_chat_template(server.chat_template)
@@ -67,7 +66,7 @@ def serve_command(
 
         def ready(info: EngineInfo) -> None:
             progress.close()
-            for line in describe(info, config, served.context_length, batching.max_queued):
+            for line in describe(info, config, served.context_length, running.max_queued):
                 _report(line)
             _report(f"ready: {url}")
 
@@ -115,7 +114,6 @@ def _prepare(
         str(checkpoint.path),
         config,
         fit_context=True,
-        fit_running=batching.max_running is None,
         log_level=server.log_level.upper(),
     )
     running = AsyncEngine(
@@ -128,7 +126,7 @@ def _prepare(
     return served, running
 
 
-def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int | None) -> list[str]:
+def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int) -> list[str]:
     """The resolved settings of the loaded engine, one line each."""
     capacity = info.capacity
     context = f"{info.context_length} tokens a request"
@@ -136,14 +134,13 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         context += f", at most {info.max_request_tokens} for lack of KV cache"
     if config.context_length is None and info.context_length < model_context:
         context += f", as the model's {model_context} do not fit into memory"
-    queued = 4 * info.max_running if max_queued is None else max_queued
     tokens = min(capacity.num_blocks) * capacity.block_size
     return [
         f"context: {context}",
-        f"answers: {info.max_running} at once, {queued} queued",
+        f"answers: {info.max_running} at once, {max_queued} queued",
         f"KV cache: {format_bytes(capacity.kv_cache_bytes)} of {capacity.kv_cache_dtype} for {tokens} tokens",
         f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
-        f"threads: {config.threads or physical_cores()}" if info.device == "cpu" else f"device: {info.device_label}",
+        f"threads: {info.threads}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
 
 

@@ -44,8 +44,8 @@ class EngineOptions:
     kv_cache_dtype: Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype")] = "auto"
     instruction_set: str | None = None
 
-    def config(self, *, max_running: int) -> EngineConfig:
-        """The configuration of an engine that runs so many requests at once."""
+    def config(self, *, max_running: int | None) -> EngineConfig:
+        """The configuration of an engine that runs so many requests at once; None takes what suits the device."""
         return EngineConfig(
             device=self.device,
             batch_invariant=self.batch_invariant,

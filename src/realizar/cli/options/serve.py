@@ -146,7 +146,7 @@ class BatchingOptions:
             raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
         return replace(
             base,
-            max_running=base.max_running if self.max_running is None else self.max_running,
+            max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
             kv_cache_bytes=self.kv_cache_bytes,
             prefix_cache=not self.no_prefix_cache,

@@ -60,7 +60,7 @@ class AsyncEngine:
         link: closed by `close`.
         new_text: makes the text of a choice from the request's sampling parameters.
         end_ids: the model's end-of-generation ids.
-        max_queued: choices that may wait, beside those that can run; None is four times as many.
+        max_queued: choices that may wait, beside those that can run; None takes the engine's `queue_length`.
         pooling: the pooling that the model was trained with, or None.
 
     Attributes:
@@ -108,6 +108,15 @@ class AsyncEngine:
         if self._info is None:
             self._refuse()
         return self._info
+
+    @property
+    def max_queued(self) -> int:
+        """Choices that may wait while as many as possible run.
+
+        Raises:
+            EngineUnavailableError, EngineDeadError: as of `info`.
+        """
+        return self.info.queue_length if self._max_queued is None else self._max_queued
 
     @property
     def num_open(self) -> int:
@@ -337,7 +346,7 @@ class AsyncEngine:
         if self._state != "ready":
             self._refuse()
         num_open, max_running = self._requests.num_choices, self.info.max_running
-        room = max_running + (4 * max_running if self._max_queued is None else self._max_queued)
+        room = max_running + self.max_queued
         if num_choices > room:
             raise InvalidRequestError(f"n is {num_choices}; at most {room} answers are made at once", "n")
         if num_open + num_choices > room:

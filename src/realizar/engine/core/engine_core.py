@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
-from realizar.backends.select import THE_CPU, TILE_TOKENS, ChosenDevice
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import ScheduledBatch
-from realizar.config import EngineConfig
 from realizar.engine.core.forward import build_forward_input
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
@@ -39,31 +39,24 @@ class EngineCore:
     Args:
         backend: loaded; shut down by `close`.
         spec: what the backend has loaded.
-        config: limits; the backend's own capacity bounds them.
+        config: what the backend was loaded with; the backend's own capacity bounds it.
         new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
             without it structured output is refused. Closed by `close`.
-        steps_in_flight: 1 waits for each step; 2 submits the next one first, for devices that work meanwhile. With
-            speculation every step is waited for: drafts follow a token that is known.
-        device: where the backend runs the model.
     """
 
     def __init__(
         self,
         backend: Backend,
         spec: ModelSpec,
-        config: EngineConfig,
+        config: ResolvedConfig,
         *,
         policy: Policy | None = None,
         new_grammars: Callable[[], GrammarService] | None = None,
-        steps_in_flight: int = 1,
-        device: ChosenDevice = THE_CPU,
     ) -> None:
         capacity = backend.capacity()
         max_running = min(config.max_running, capacity.max_rows)
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
-        self._backend, self._spec, self._capacity = backend, spec, capacity
-        self.device = device
-        self._steps_in_flight = 1 if config.speculative_tokens else steps_in_flight
+        self._backend, self._spec, self._config, self._capacity = backend, spec, config, capacity
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars)
         self._stuck: dict[int, RowError] = {}
@@ -87,7 +80,7 @@ class EngineCore:
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
-            pace=Pace(policy.stretch, TILE_TOKENS[device.kind]) if math.isfinite(policy.stretch) else None,
+            pace=Pace(policy.stretch, config.tile_tokens) if math.isfinite(policy.stretch) else None,
             new_lookup=partial(
                 DraftLookup, config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
             )
@@ -98,6 +91,15 @@ class EngineCore:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self._config
+
+    @property
+    def device(self) -> ChosenDevice:
+        """Where the model runs."""
+        return self._config.chosen
 
     @property
     def capacity(self) -> Capacity:
@@ -249,7 +251,7 @@ class EngineCore:
             if self._scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
             return []
-        most = 1 if self._scheduler.is_short_of_memory else self._steps_in_flight
+        most = 1 if self._scheduler.is_short_of_memory else self._config.steps_in_flight
         if batch.rows and len(self._in_flight) < most:
             return []
         self._give_masks()

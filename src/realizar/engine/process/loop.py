@@ -230,6 +230,8 @@ def _describe(core: EngineCore) -> EngineInfo:
         max_running=capacity.max_rows,
         capacity=capacity,
         pid=os.getpid(),
+        queue_length=core.config.queue_length,
+        threads=core.config.threads,
         device=core.device.kind,
         device_label=core.device.label,
     )

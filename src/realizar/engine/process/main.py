@@ -16,9 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
-from realizar.backends.select import choose_device
 from realizar.engine.clients.async_link import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
@@ -30,7 +28,6 @@ from realizar.outputs import RowError, TokenOutput
 _LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
-_GPU_ROWS = 256
 
 Loader = Callable[[Load, LoadProgress], EngineCore]
 
@@ -38,8 +35,6 @@ Loader = Callable[[Load, LoadProgress], EngineCore]
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     """Load a model's core on this machine's backend; raises the same errors as `load_core`."""
     checkpoint, config = find_checkpoint(load.model), load.config
-    if load.fit_running and choose_device(config.device).kind == "cuda":
-        config = replace(config, max_running=_GPU_ROWS)
     if load.fit_context and config.context_length is None:
         core = load_fitting_core(checkpoint, config, progress=progress)
     else:

@@ -12,8 +12,7 @@ import msgspec
 
 from realizar import errors
 from realizar.backends.base import Capacity
-from realizar.backends.select import Device
-from realizar.config import EngineConfig
+from realizar.config import Device, EngineConfig
 from realizar.engine.core.metrics import EngineStats
 from realizar.outputs import TokenOutput
 from realizar.request import Request
@@ -29,6 +28,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
         max_running: choices in one step.
         capacity: of the backend.
         pid: of the engine's process.
+        queue_length: choices that may wait beyond those, unless the server sets another limit.
+        threads: of the CPU backend.
         device: the device that runs the model. device_label: its description, with the name of a GPU.
     """
 
@@ -40,6 +41,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_running: int
     capacity: Capacity
     pid: int
+    queue_length: int
+    threads: int
     device: Device = "cpu"
     device_label: str = "cpu"
 
@@ -48,14 +51,12 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     """The first command to an engine process: the path of a model, and the configuration to run it with.
 
     `fit_context`: if the model's own context does not fit into memory, the engine takes a half, a quarter and so on.
-    `fit_running`: the device decides the number of rows, instead of the configuration.
     `log_level`: the log level in the engine process, one of `logging`'s names in capitals.
     """
 
     model: str
     config: EngineConfig
     fit_context: bool = False
-    fit_running: bool = False
     log_level: str = "WARNING"
 
 

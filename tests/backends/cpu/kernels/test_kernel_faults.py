@@ -18,11 +18,11 @@ from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.config import EngineConfig
-from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import StepError
 from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from resolving import new_core, resolved
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -104,8 +104,8 @@ class Faulty:
         spec, checkpoint = random_model(RECIPE)
         config = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_bytes=32 << 20)
         self.backend = CPUBackend()
-        self.backend.load(spec, checkpoint, config)
-        self.core = EngineCore(self.backend, spec, config)
+        self.backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
+        self.core = new_core(self.backend, spec, config)
         self._program = Program()
 
     def fail_next(self, monkeypatch: pytest.MonkeyPatch, walk: int) -> None:

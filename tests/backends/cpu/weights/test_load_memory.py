@@ -13,13 +13,14 @@ _LOAD = """
 import sys
 from pathlib import Path
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.select import resolve_model
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.models.registry import build_spec
 
 checkpoint = open_checkpoint(sys.argv[1])
 backend = CPUBackend()
-backend.load(build_spec(checkpoint, 512), checkpoint, EngineConfig(context_length=512))
+spec, config = resolve_model(checkpoint, EngineConfig(context_length=512, device="cpu"))
+backend.load(spec, checkpoint, config)
 backend.shutdown()
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(int(status["VmHWM"].split()[0]) * 1024)

@@ -44,6 +44,7 @@ from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import InvalidRequestError, UnsupportedModelError  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from resolving import resolved  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 CPU = torch.device("cpu")
@@ -157,8 +158,9 @@ def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_copies, "multiply_rows", noted)
     spec, checkpoint = random_model(MODELS[name])
     runner = GPURunner(spec, checkpoint, CONFIG)
-    plan = plan_memory(spec, checkpoint, CONFIG, 1 << 30)
-    plain_bytes = plan_memory(spec, checkpoint, dataclasses.replace(CONFIG, fp8_copies=False), 1 << 30)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
+    without = resolved(spec, checkpoint, dataclasses.replace(CONFIG, fp8_copies=False), "cuda")
+    plain_bytes = plan_memory(spec, checkpoint, without, 1 << 30)
     assert plan.copy_bytes == runner.backend._copy_bytes > plain_bytes.copy_bytes == 0
     assert runner.capacity.weight_bytes == plan.weight_bytes + plan.copy_bytes
     layers = len(spec.layers)
@@ -214,7 +216,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         EngineConfig(fp8_copies=True, batch_invariant=True)
     spec, checkpoint = random_model(SMALL)
     with pytest.raises(InvalidRequestError, match=r"needs a GPU of compute capability 8\.9"):
-        CPUBackend().load(spec, checkpoint, CONFIG)
+        CPUBackend().load(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
     with pytest.raises(InvalidRequestError, match=r"8\.9 or more; interpreter has 0\.0"):
         GPURunner(spec, checkpoint, CONFIG)
     gpu = torch.device("cuda")

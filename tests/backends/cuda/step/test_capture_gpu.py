@@ -32,6 +32,7 @@ from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from resolving import new_core  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -115,7 +116,7 @@ def answers(core: EngineCore, count: int) -> list[list[int]]:
 @pytest.fixture
 def expected() -> Iterator[list[list[list[int]]]]:
     runner = GPURunner(*random_model(RECIPE), CONFIG)
-    core = EngineCore(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
+    core = new_core(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
     yield [answers(core, count) for count in (1, 2, 3, 4)]
     core.close()
 
@@ -137,7 +138,7 @@ def test_a_capture_that_fails_costs_its_sizes_alone(
     assert warning.startswith("steps of 2 rows; steps of 32 tokens in chunks")
     assert "\n" not in warning
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
-    core = EngineCore(runner.backend, spec, CONFIG, steps_in_flight=2)
+    core = new_core(runner.backend, spec, CONFIG, steps_in_flight=2)
     assert [answers(core, count) for count in (1, 2, 3, 4)] == expected
     reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
     ids = random_tokens(RECIPE, 40, 1)
@@ -166,7 +167,7 @@ def test_without_graphs(expected: list[list[list[int]]]) -> None:
     )  # fmt: skip
     runner = GPURunner(*random_model(RECIPE), config)
     assert not runner.backend._graphs._graphs
-    core = EngineCore(runner.backend, runner.spec, config, steps_in_flight=2)
+    core = new_core(runner.backend, runner.spec, config, steps_in_flight=2)
     assert [answers(core, count) for count in (1, 2, 3, 4)] == expected
     core.close()
 

@@ -19,6 +19,7 @@ from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CheckpointError  # noqa: E402
 from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES  # noqa: E402
+from resolving import resolved  # noqa: E402
 
 CPU = torch.device("cpu")
 TYPES = [each.name for each in (*QUANTIZED_TYPES, *FLOAT_TYPES) if each is not GGMLType.NVFP4]
@@ -53,5 +54,5 @@ def test_norms_biases_and_sinks(name: str) -> None:
     backend = CUDABackend(device=interpreter_device())
     config = EngineConfig(max_running=2, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
     with pytest.raises(CheckpointError, match=rf"tensor '{name}': number \d+ is not finite"):
-        backend.load(spec, checkpoint, config)
+        backend.load(spec, checkpoint, resolved(spec, checkpoint, config, "cuda"))
     backend.shutdown()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
+from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size
 from realizar.backends.machine import memory_bytes, read_machine
-from realizar.config import EngineConfig
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
@@ -35,26 +37,22 @@ class KVSizes:
         blocks_per_request: of each group, for a request of the whole context.
         block_bytes: of each group, all its layers together.
 
-    Args:
-        context_length: tokens that one request may hold.
-        automatic: the element type that `auto` means.
-
     Raises:
         CapacityError: the block size is not a multiple of 32.
     """
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
         if config.block_size % BLOCK_MULTIPLE:
             raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
-        self.dtype = element_type(config, automatic)
+        self.dtype = config.kv_dtype
         self.block_size = config.block_size
-        self.context_length = context_length
+        self.context_length = config.context_length
         self.layouts = {
             layer: KVLayout(attention.num_kv_heads, attention.head_size, config.block_size, self.dtype)
             for layer, attention in spec.attentions()
         }
         self.groups = spec.cache_groups()
-        self.blocks_per_request = blocks_per_request(self.groups, config, context_length)
+        self.blocks_per_request = blocks_per_request(self.groups, config)
         self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
 
     @property
@@ -79,7 +77,7 @@ def most_kv_bytes(free_bytes: int) -> int:
     return int(free_bytes * _FREE_MEMORY_SHARE)
 
 
-def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_bytes: int) -> int:
+def kv_limit_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: KVSizes, free_bytes: int) -> int:
     """What the KV cache may take.
 
     As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
@@ -98,7 +96,8 @@ def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_b
                 "kv_cache_bytes",
             )
         return config.kv_cache_bytes
-    typical = KVSizes(spec, config, min(config.typical_request_tokens, sizes.context_length), sizes.dtype)
+    typical_length = min(config.typical_request_tokens, sizes.context_length)
+    typical = KVSizes(spec, replace(config, context_length=typical_length))
     whole = min(config.max_running, _WHOLE_REQUESTS) * sizes.request_bytes
     return min(max(whole, config.max_running * typical.request_bytes), most_kv_bytes(free_bytes))
 
@@ -106,23 +105,20 @@ def kv_limit_bytes(spec: ModelSpec, config: EngineConfig, sizes: KVSizes, free_b
 class KVMemory:
     """Blocks of every layer with attention. Memory is reserved; the system takes it as blocks are first written.
 
-    Args:
-        context_length: tokens that one request may hold.
-        automatic: the element type that `auto` means.
-
     Raises:
         CapacityError: not even one request fits, or the block size is not a multiple of 32.
     """
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str) -> None:
-        sizes = KVSizes(spec, config, context_length, automatic)
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
+        sizes, free = KVSizes(spec, config), free_memory_bytes()
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
-        self.num_blocks = sizes.num_blocks(kv_limit_bytes(spec, config, sizes, free_memory_bytes()), config.max_running)
+        self.num_blocks = sizes.num_blocks(kv_limit_bytes(spec, config, sizes, free), config.max_running)
         self._memory = {
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
             for layer, layout in self.layouts.items()
         }
+        log_size(config, self.size_bytes, free)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""

@@ -56,10 +56,6 @@ class Weights:
             if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):
                 self._check_embedding(pool)
 
-    def are_float32(self, linears: list[Linear]) -> bool:
-        """Whether every matrix is stored in float32."""
-        return self._tensors.are_float32(linears)
-
     def vector(self, name: TensorName, offset: float = 0.0) -> NDArray[np.float32]:
         """float32 values plus `offset`, padded with zeros to whole tiles; kept alive here."""
         key = (name, offset)

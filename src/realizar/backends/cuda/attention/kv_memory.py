@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
-from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, element_type
-from realizar.config import EngineConfig
+from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import Attention, ModelSpec
 from realizar.sizes import format_bytes
@@ -28,7 +28,7 @@ class LayerCache:
     value_scales: torch.Tensor
 
 
-def kv_limit_bytes(config: EngineConfig, free: int) -> int:
+def kv_limit_bytes(config: ResolvedConfig, free: int) -> int:
     """What the KV cache may take: as configured, or a share of free memory."""
     return config.kv_cache_bytes or int(free * _FREE_MEMORY_SHARE)
 
@@ -40,8 +40,6 @@ class KVMemory:
         layers: keys and values by index of the layer.
 
     Args:
-        context_length: tokens that one request may hold.
-        automatic: the element type that `auto` means.
         reserved: bytes of the device that must stay free beside the cache.
 
     Raises:
@@ -49,24 +47,21 @@ class KVMemory:
             from 16 on.
     """
 
-    def __init__(
-        self, spec: ModelSpec, config: EngineConfig, context_length: int, automatic: str, device: DeviceProfile,
-        reserved: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0) -> None:
         size = config.block_size
         if size < 16 or size & (size - 1):
             raise CapacityError(f"blocks of {size} tokens: the GPU takes powers of two from 16 on")
-        self.dtype = element_type(config, automatic)
+        self.dtype = config.kv_dtype
         self.block_size = size
         groups = spec.cache_groups()
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
-        per_request = blocks_per_request(groups, config, context_length)
+        per_request = blocks_per_request(groups, config)
         attentions = dict(spec.attentions())
         block_bytes = [sum(self._block_bytes(attentions[layer]) for layer in group.layers) for group in groups]
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
         free = free_bytes(device)
         limit = kv_limit_bytes(config, max(free - reserved, 0))
-        check_one_fits(request_bytes, limit, context_length)
+        check_one_fits(request_bytes, limit, config.context_length)
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
@@ -78,6 +73,8 @@ class KVMemory:
             layer: self._allocate(attention, self.num_blocks[self._group[layer]], device.torch_device)
             for layer, attention in attentions.items()
         }
+        if device.is_gpu:
+            log_size(config, self.size_bytes, free)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""

@@ -89,10 +89,6 @@ class Weights:
                 self.embedding = self._pack_plain(source)
         self._packer = None
 
-    def are_float32(self, linears: list[Linear]) -> bool:
-        """Whether every matrix is stored in float32."""
-        return self._tensors.are_float32(linears)
-
     def vector(self, name: TensorName, offset: float = 0.0) -> torch.Tensor:
         """float32 values plus `offset`."""
         key = name, offset

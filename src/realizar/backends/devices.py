@@ -1,0 +1,52 @@
+"""Devices that a model may run on, and what the engine around a backend has to know of each kind. Standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from realizar.config import Device
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDevice:
+    """Where a model runs.
+
+    Attributes:
+        index: of the GPU. name: as its driver gives it; empty for the CPU.
+    """
+
+    kind: Device = "cpu"
+    index: int = 0
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """For people: `cpu`, or a GPU's number and name."""
+        return f"cuda:{self.index}, {self.name}" if self.kind == "cuda" else "cpu"
+
+
+THE_CPU = ChosenDevice()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTraits:
+    """Constants of one kind of device.
+
+    Attributes:
+        steps_in_flight: steps that a backend is given before the first one's result is asked for.
+        tile_tokens: tokens that a matmul takes at once: a step with one more takes as long as one that fills a further
+            tile.
+        kv_dtype: element type of the KV cache that `auto` stands for, unless all matrices are float32.
+    """
+
+    steps_in_flight: int
+    tile_tokens: int
+    kv_dtype: str
+
+
+TRAITS: Mapping[Device, DeviceTraits] = {
+    "cpu": DeviceTraits(steps_in_flight=1, tile_tokens=12, kv_dtype="f16"),
+    "cuda": DeviceTraits(steps_in_flight=2, tile_tokens=64, kv_dtype="bf16"),
+}
+"""By kind of device."""

@@ -1,0 +1,85 @@
+"""`ResolvedConfig`: a configuration in which nothing is left open, made by `resolve_config` alone."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+from typing import Any
+
+from realizar.backends.devices import TRAITS, ChosenDevice
+from realizar.backends.machine import default_threads
+from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig
+from realizar.models.spec import ModelSpec
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig(EngineConfig):
+    """An `EngineConfig` for one model on one device. Backends, scheduler and commands read these values as they are.
+
+    Only the size of the KV cache is still open where none is configured: it depends on the memory that is free once
+    the weights are loaded, and the loaded backend's `Capacity` says what it came to.
+
+    Attributes:
+        threads: CPU threads.
+        context_length: tokens that a request may hold, prompt and output; at most the model's.
+        max_running: rows, that is sequences that may be in one step.
+        chosen: the device that `device` came to.
+        kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
+        queue_length: choices that a server lets wait while as many as possible run.
+        steps_in_flight: steps that are submitted before the first one's result is asked for.
+        tile_tokens: tokens that a matmul of this kind of device takes at once.
+    """
+
+    threads: int
+    context_length: int
+    max_running: int
+    chosen: ChosenDevice
+    kv_dtype: str
+    queue_length: int
+    steps_in_flight: int
+    tile_tokens: int
+
+    @property
+    def max_blocks(self) -> int:
+        """Entries of one row's block table in each cache group."""
+        return -(-self.context_length // self.block_size) + 1
+
+
+def resolve_config(
+    spec: ModelSpec, config: EngineConfig, device: ChosenDevice, *, float32_weights: bool
+) -> ResolvedConfig:
+    """Decide every value that a configuration leaves to the model and the device.
+
+    Args:
+        float32_weights: the checkpoint stores every matrix of the model in float32 (`WeightTensors.are_float32`).
+    """
+    traits = TRAITS[device.kind]
+    automatic = "f32" if float32_weights else traits.kv_dtype
+    max_running = DEFAULT_ROWS[device.kind] if config.max_running is None else config.max_running
+    given: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
+    derived: dict[str, Any] = {
+        "threads": default_threads() if config.threads is None else config.threads,
+        "context_length": _context_length(spec, config),
+        "max_running": max_running,
+        "chosen": device,
+        "kv_dtype": automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,
+        # Drafts follow a token that is known, so that a step with drafts has to wait for the one before.
+        "steps_in_flight": 1 if config.speculative_tokens else traits.steps_in_flight,
+        "tile_tokens": traits.tile_tokens,
+    }
+    return ResolvedConfig(**(given | derived))
+
+
+def _context_length(spec: ModelSpec, config: EngineConfig) -> int:
+    if config.context_length is None:
+        return spec.context_length
+    if config.context_length > spec.context_length:
+        _LOG.warning(
+            "the context is %d tokens, which is all that the model has; %d were asked for",
+            spec.context_length,
+            config.context_length,
+        )
+    return min(config.context_length, spec.context_length)

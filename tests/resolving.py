@@ -1,0 +1,40 @@
+"""Configurations of tests with nothing left open, as loading makes them of the model and the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from realizar.backends.base import Backend
+from realizar.backends.devices import THE_CPU, ChosenDevice
+from realizar.backends.resolved_config import ResolvedConfig, resolve_config
+from realizar.backends.weight_tensors import WeightTensors
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import Device, EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.models.spec import ModelSpec
+
+
+def resolved(
+    spec: ModelSpec, checkpoint: Checkpoint | None, config: EngineConfig, kind: Device = "cpu"
+) -> ResolvedConfig:
+    """What loading gives a backend. Without a checkpoint matrices count as quantised."""
+    float32_weights = checkpoint is not None and WeightTensors(spec, checkpoint).are_float32(spec.linears())
+    return resolve_config(spec, config, ChosenDevice(kind), float32_weights=float32_weights)
+
+
+def new_core(
+    backend: Backend,
+    spec: ModelSpec,
+    config: EngineConfig,
+    *,
+    steps_in_flight: int = 1,
+    device: ChosenDevice = THE_CPU,
+    **options: Any,
+) -> EngineCore:
+    """A core around a loaded backend, with as many steps in flight as a test wants, but one with drafts."""
+    most = backend.capacity().max_rows
+    rows = most if config.max_running is None else min(config.max_running, most)
+    settled = resolve_config(spec, replace(config, max_running=rows), device, float32_weights=False)
+    in_flight = min(settled.steps_in_flight, steps_in_flight) if config.speculative_tokens else steps_in_flight
+    return EngineCore(backend, spec, replace(settled, steps_in_flight=in_flight), **options)
