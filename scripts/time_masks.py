@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from realizar.engine.loading import find_checkpoint
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.tokenizer.load import load_tokenizer
 
@@ -78,12 +79,12 @@ def main() -> None:
     tokenizer = load_tokenizer(find_checkpoint(given.model))
     words = tokenizer.vocabulary_bytes()
     encode = partial(tokenizer.encode, add_special=False, parse_special=False)
-    vocabulary = (words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode)
+    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode)
     started_s = time.perf_counter()
-    service = GrammarService(*vocabulary)
+    service = GrammarService(tokens)
     service.prepare(grammar(0))
     print(f"the first grammar, with the vocabulary: {time.perf_counter() - started_s:.2f} s")
-    factory = GrammarFactory(*vocabulary)
+    factory = GrammarFactory(tokens)
     print("| rows | grammars | one process, ms | processes of their own, ms |\n|---|---|---|---|")
     for count in map(int, given.rows.split(",")):
         for different in (False, True) if count > 1 else (False,):

@@ -27,6 +27,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.main import run_process
 from realizar.engine.process.messages import Load
 from realizar.errors import CapacityError
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, make_spec
@@ -65,7 +66,7 @@ class FaultyBackend(ScriptedBackend):
 def new_grammars() -> GrammarService:
     """Ids are characters of ASCII from the space on; then the end, and what no grammar allows."""
     letters = [bytes((0x20 + index,)) for index in range(94)]
-    return GrammarService([*letters, b"<end>"], (), (94,), VOCAB_SIZE)
+    return GrammarService(GrammarTokens([*letters, b"<end>"], (), (94,), VOCAB_SIZE))
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from realizar.errors import EngineDeadError, RequestFailedError, StepError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
@@ -127,7 +128,7 @@ def test_any_other_failure_ends_the_engine(make: Callable[[], Exception]) -> Non
 def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> None:
     """Masks that were on their way to a lost step are not given to the next one."""
     letters = [bytes((0x20 + index,)) for index in range(94)] + [b"<end>", b"<control>"]
-    grammars = LastingService(letters, (95,), (94,), VOCAB_SIZE)
+    grammars = LastingService(GrammarTokens(letters, (95,), (94,), VOCAB_SIZE))
     for step in range(1, 7):
         backend = TightBackend(**{where: [step]}, error=StepError("full"))  # type: ignore[arg-type]
         core = new_core(

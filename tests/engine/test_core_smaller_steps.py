@@ -17,6 +17,7 @@ from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.step_limit import StepLimit
+from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
 
@@ -127,7 +128,7 @@ def test_a_prompts_log_probabilities_are_asked_for_again(late: bool) -> None:
 
 def test_a_grammar_goes_on_where_it_was() -> None:
     letters = [bytes((0x20 + index,)) for index in range(94)] + [b"<end>", b"<control>"]
-    grammars = LastingService(letters, (95,), (94,), VOCAB_SIZE)
+    grammars = LastingService(GrammarTokens(letters, (95,), (94,), VOCAB_SIZE))
     backend = SmallBackend(8, 64, late=True)
     core = new_core(
         backend, make_spec((None,)), EngineConfig(), steps_in_flight=2, new_grammars=lambda: grammars

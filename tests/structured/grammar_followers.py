@@ -12,12 +12,14 @@ import numpy as np
 
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
 
 VOCAB_SIZE = len(TOKENS) + 7
-FACTORY = GrammarFactory(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
+GRAMMAR_TOKENS = GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
+FACTORY = GrammarFactory(GRAMMAR_TOKENS)
 LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
 DIGITS = StructuredOutput("regex", "[0-9]{3,40}x")
 # Compiling takes time quadratic in these: ten seconds.
@@ -28,7 +30,7 @@ PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
 
 
 def make_service(limits: WorkerLimits | None = None) -> GrammarService:
-    return GrammarService(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, limits=limits)
+    return GrammarService(GRAMMAR_TOKENS, limits=limits)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+from realizar.structured.grammar_tokens import GrammarTokens
 
 END, CONTROL = 0, 1
 _TEXTS = (
@@ -32,7 +33,8 @@ BUDGET = 60
 
 
 def small_factory(vocab_size: int | None = None) -> GrammarFactory:
-    return GrammarFactory(TOKENS, (CONTROL,), (END,), len(TOKENS) + 7 if vocab_size is None else vocab_size)
+    size = len(TOKENS) + 7 if vocab_size is None else vocab_size
+    return GrammarFactory(GrammarTokens(TOKENS, (CONTROL,), (END,), size))
 
 
 def allowed_ids(mask: NDArray[np.uint32]) -> NDArray[np.intp]:

@@ -29,6 +29,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.policy import Policy
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.server_handle import ServerHandle
 from realizar.structured.workers.service import GrammarService
@@ -48,8 +49,9 @@ GRAMMARS = {
 }
 
 
-FACTORY = GrammarFactory(TOKENS, (95,), (END,), VOCAB_SIZE)
-SERVICE = LastingService(TOKENS, (95,), (END,), VOCAB_SIZE)
+GRAMMAR_TOKENS = GrammarTokens(TOKENS, (95,), (END,), VOCAB_SIZE)
+FACTORY = GrammarFactory(GRAMMAR_TOKENS)
+SERVICE = LastingService(GRAMMAR_TOKENS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -303,7 +305,7 @@ class _SlowService:
                 assert slow.go_on.wait(60)
                 return super()._running_server()
 
-        return Service(TOKENS, (95,), (END,), VOCAB_SIZE)
+        return Service(GRAMMAR_TOKENS)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -347,7 +349,7 @@ def test_a_request_waits_in_the_line_of_its_client() -> None:
             return super().prepare_later(structured, client, on_done)
 
     events: list[Event] = []
-    service = Service(TOKENS, (95,), (END,), VOCAB_SIZE)
+    service = Service(GRAMMAR_TOKENS)
     loop = EngineLoop(events.append)
     thread = threading.Thread(
         target=loop.run, args=(lambda: make_core(ScriptedBackend(), new_grammars=lambda: service),)

@@ -12,6 +12,7 @@ import pytest
 
 from realizar.errors import InvalidRequestError, QueueFullError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
 from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.server_handle import ServerError
@@ -39,7 +40,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def service(clock: Clock) -> Iterator[GrammarService]:
-    made = GrammarService(TOKENS, (CONTROL,), (END,), len(TOKENS), clock=clock)
+    made = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), len(TOKENS)), clock=clock)
     yield made
     made.close()
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, next_ids, small_factory, walk
 
 FACTORY = small_factory()
@@ -100,7 +101,7 @@ def test_a_model_of_fewer_logits_than_tokens() -> None:
 
 
 def test_several_ends() -> None:
-    factory = GrammarFactory(TOKENS, (), (END, CONTROL), len(TOKENS))
+    factory = GrammarFactory(GrammarTokens(TOKENS, (), (END, CONTROL), len(TOKENS)))
     matcher = factory.compile(StructuredOutput("choice", '["ab"]')).start([TOKENS.index(b"ab")])
     assert next_ids(factory, matcher) == [END, CONTROL]
 

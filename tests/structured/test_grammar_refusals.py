@@ -11,7 +11,7 @@ import pytest
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from structured.grammar_walks import TOKENS, small_factory
 
 FACTORY = small_factory()
@@ -161,7 +161,9 @@ def test_choices(text: str) -> None:
 
 def test_a_model_without_an_end_follows_no_grammar() -> None:
     with pytest.raises(InvalidRequestError, match="ends an answer"):
-        GrammarFactory(TOKENS, (), (), len(TOKENS))
+        GrammarTokens(TOKENS, (), (), len(TOKENS))
+    with pytest.raises(InvalidRequestError, match="ends an answer"):
+        GrammarTokens(TOKENS, (), (len(TOKENS),), len(TOKENS))
 
 
 HEAVY = {

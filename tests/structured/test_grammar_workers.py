@@ -16,6 +16,7 @@ import pytest
 
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers import masks as step_masks
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.masks import StepMasks
@@ -261,7 +262,7 @@ def test_the_fork_server_is_replaced() -> None:
 def test_without_a_fork_server_grammars_are_refused_for_now() -> None:
     """As a full queue is: nothing is wrong with the request."""
     for command in (("/nowhere/python",), (sys.executable, "-c", "import sys; sys.exit(3)")):
-        service = GrammarService(TOKENS, (), (END,), VOCAB_SIZE, server_command=command)
+        service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
         with pytest.raises(QueueFullError, match="not possible now"):
             service.prepare(LETTERS)
         service.close()
@@ -286,7 +287,7 @@ def test_forced_text_is_cut_as_the_tokenizer_does() -> None:
     forced = StructuredOutput("choice", '["name value"]')
     whole = TOKENS.index(b"name")
     for encoder, first in ((encode, BYTES[b"n"]), (fails, whole), (None, whole)):
-        service = GrammarService(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, encoder)
+        service = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, encoder))
         service.prepare(forced)
         rows = [service.open_row(forced, ()) for _ in range(6)]
         for mask in service.masks([(row, ()) for row in rows]):

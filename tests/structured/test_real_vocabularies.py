@@ -11,6 +11,7 @@ import pytest
 from realizar.checkpoint.open import open_checkpoint
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
 from structured.grammar_walks import allowed_ids
@@ -22,13 +23,14 @@ TEXTS = ["Grüße aus 日本 😀!", "caf\u00e9\n\ttab", "ﷺ and \U0001f9d1\u20
 def model(request: pytest.FixtureRequest) -> tuple[Tokenizer, GrammarFactory]:
     path: Path = request.getfixturevalue(request.param)
     tokenizer = load_tokenizer(open_checkpoint(path))
-    return tokenizer, GrammarFactory(
+    tokens = GrammarTokens(
         tokenizer.vocabulary_bytes(),
         tokenizer.special_ids(),
         tokenizer.eos_ids,
         tokenizer.vocab_size,
         lambda text: tokenizer.encode(text, add_special=False, parse_special=False),
     )
+    return tokenizer, GrammarFactory(tokens)
 
 
 def test_any_cut_of_a_choice(model: tuple[Tokenizer, GrammarFactory]) -> None:

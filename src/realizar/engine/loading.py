@@ -17,6 +17,7 @@ from realizar.errors import CapacityError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.scheduler.policy import Policy
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -67,12 +68,9 @@ def load_core(
 
 def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None) -> GrammarService:
     tokenizer = tokenizer or load_tokenizer(checkpoint)
+    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
     return GrammarService(
-        tokenizer.vocabulary_bytes(),
-        tokenizer.special_ids(),
-        tokenizer.eos_ids,
-        vocab_size,
-        partial(tokenizer.encode, add_special=False, parse_special=False),
+        GrammarTokens(tokenizer.vocabulary_bytes(), tokenizer.special_ids(), tokenizer.eos_ids, vocab_size, encode)
     )
 
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
-from realizar.errors import InvalidRequestError, RealizarError
+from realizar.errors import RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_text import grammar_text
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
-from realizar.structured.vocabulary import Encode, GrammarVocabulary
+from realizar.structured.vocabulary import GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,31 +87,15 @@ class Grammar:
 class GrammarFactory:
     """Compiles grammars for one vocabulary, and computes masks of rows that follow them. Thread-safe.
 
-    Args:
-        token_bytes: the bytes that each id adds to the text; `Tokenizer.vocabulary_bytes`.
-        special_ids: control tokens, which are not text.
-        end_ids: ids that end an answer.
-        vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
-        encode: text to ids without special ones, for text that a grammar leaves no choice about; else greedy.
-
-    Raises:
-        InvalidRequestError: there are no end ids, so that no output could be complete.
+    Attributes:
+        num_words: of a mask.
     """
 
-    def __init__(
-        self,
-        token_bytes: Sequence[bytes],
-        special_ids: Collection[int],
-        end_ids: Collection[int],
-        vocab_size: int,
-        encode: Encode | None = None,
-    ) -> None:
-        self._end_ids = frozenset(index for index in end_ids if index < vocab_size)
-        if not self._end_ids:
-            raise InvalidRequestError("structured output needs a token that ends an answer; the model has none")
-        self._vocabulary = GrammarVocabulary(token_bytes, special_ids, self._end_ids, vocab_size, encode)
+    def __init__(self, tokens: GrammarTokens) -> None:
+        self._end_ids = frozenset(tokens.ends)
+        self._vocabulary = GrammarVocabulary(tokens)
         self._executor: LLExecutor | None = None
-        self.num_words = -(-vocab_size // 32)
+        self.num_words = tokens.num_words
         self._end_mask = np.zeros(self.num_words, np.uint32)
         for index in self._end_ids:
             self._end_mask[index // 32] |= np.uint32(1 << (index % 32))

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from llguidance import LLTokenizer
 
-_LONGEST_ENCODED = 256  # characters of a forced text that the tokenizer encodes; the rest is encoded greedily
+from realizar.structured.grammar_tokens import GrammarTokens
 
-Encode = Callable[[str], Sequence[int] | None]
+_LONGEST_ENCODED = 256  # characters of a forced text that the tokenizer encodes; the rest is encoded greedily
 
 
 class GrammarVocabulary:
     """The bytes of all tokens, for llguidance's search of the allowed ones.
 
-    Args:
-        token_bytes: the bytes that each id adds to the text.
-        special_ids: control tokens, which are not text.
-        end_ids: ids that end an answer, at least one.
-        vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
-        encode: converts text to ids, for text that the grammar fully determines; None takes the longest token at each
-            place.
+    `tokens`, `special_token_ids` and `eos_token_id` are names that llguidance reads.
     """
 
-    # The names that llguidance reads.
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(
-        self,
-        token_bytes: Sequence[bytes],
-        special_ids: Collection[int],
-        end_ids: Collection[int],
-        vocab_size: int,
-        encode: Encode | None = None,
-    ) -> None:
-        known = list(token_bytes[:vocab_size])
+    def __init__(self, given: GrammarTokens) -> None:
+        vocab_size, ends = given.vocab_size, given.ends
+        known = list(given.token_bytes[:vocab_size])
         self.tokens = known + [b""] * (vocab_size - len(known))
-        self.special_token_ids = [index for index in {*special_ids, *end_ids} if index < vocab_size]
-        self.eos_token_id = min(end_ids)
-        self._encode = encode
+        self.special_token_ids = [index for index in {*given.special_ids, *ends} if index < vocab_size]
+        self.eos_token_id = ends[0]
+        self._encode = given.encode
         wrapper: Any = self
-        self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=sorted(end_ids))
+        self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(ends))
 
     def __call__(self, text: str) -> list[int]:
         """Encode a text to ids with exactly its bytes."""

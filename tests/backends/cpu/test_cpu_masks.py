@@ -15,6 +15,7 @@ from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig
 from realizar.engine.clients.prepare import prepare_request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core, resolved
 
@@ -109,7 +110,7 @@ def decoded(steps_in_flight: int) -> dict[str, list[int]]:
     letters = [bytes((0x20 + index,)) for index in range(89)]
     core = new_core(
         backend, spec, config, steps_in_flight=steps_in_flight,
-        new_grammars=lambda: GrammarService([*letters, b"<end>"], (), (89,), 90),
+        new_grammars=lambda: GrammarService(GrammarTokens([*letters, b"<end>"], (), (89,), 90)),
     )  # fmt: skip
     patterns = {"a": "[A-Z]{3}-[0-9]{2,9}", "b": "(ab|cde)+", "plain": None}
     for name, pattern in patterns.items():

@@ -51,13 +51,7 @@ class ForkServer:
             raise ChannelError("the vocabulary must come first")
         encoder = RemoteEncoder()
         try:
-            factory = GrammarFactory(
-                vocabulary.token_bytes,
-                vocabulary.special_ids,
-                vocabulary.end_ids,
-                vocabulary.vocab_size,
-                encoder if vocabulary.can_encode else None,
-            )
+            factory = GrammarFactory(vocabulary.tokens(encoder))
         except (RealizarError, ValueError) as error:
             self._channel.send(Refused(" ".join(str(error).split())))
             return

@@ -1,4 +1,4 @@
-"""Messages between the engine's process, the fork server and the grammars' processes. msgspec only.
+"""Messages between the engine's process, the fork server and the grammars' processes. msgspec.
 
 The engine's process sends all commands and gets their answers in order. The exception is `Encode`, which a grammar's
 process sends before its own answer.
@@ -6,19 +6,19 @@ process sends before its own answer.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import msgspec
+
+from realizar.structured.grammar_tokens import Encode as Encoder
+from realizar.structured.grammar_tokens import GrammarTokens
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     """The first record to the fork server; the answer is `Done` or `Refused`.
 
     Attributes:
-        token_bytes: the bytes that each id adds to the text.
-        special_ids: control tokens, which are not text.
-        end_ids: ids that end an answer.
-        vocab_size: logits per row.
+        token_bytes, special_ids, end_ids, vocab_size: fields of `GrammarTokens`.
         can_encode: True if `Encode` is answered.
         memory_bytes: memory that a grammar's process may use beyond the fork server's.
     """
@@ -29,6 +29,27 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     vocab_size: int
     can_encode: bool
     memory_bytes: int
+
+    @classmethod
+    def of(cls, tokens: GrammarTokens, memory_bytes: int) -> Self:
+        """The record of some tokens; ids without a logit are left out."""
+        return cls(
+            tuple(tokens.token_bytes[: tokens.vocab_size]),
+            tuple(tokens.special_ids),
+            tokens.ends,
+            tokens.vocab_size,
+            tokens.encode is not None,
+            memory_bytes,
+        )
+
+    def tokens(self, encode: Encoder) -> GrammarTokens:
+        """The tokens again, with `encode` where this record's sender answers `Encode`.
+
+        Raises:
+            InvalidRequestError: as of `GrammarTokens`.
+        """
+        encoder = encode if self.can_encode else None
+        return GrammarTokens(self.token_bytes, self.special_ids, self.end_ids, self.vocab_size, encoder)
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):

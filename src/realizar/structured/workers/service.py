@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from realizar.errors import InvalidRequestError, QueueFullError, RealizarError, RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
@@ -36,45 +37,23 @@ class GrammarService:
     process starts with the first grammar, or with `start`.
 
     Args:
-        token_bytes: the bytes that each id adds to the text; `Tokenizer.vocabulary_bytes`.
-        special_ids: control tokens, which are not text.
-        end_ids: ids that end an answer.
-        vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
-        encode: text to ids without special ones, for text that a grammar leaves no choice about; else greedy.
         limits: limits of the grammars' time and memory.
         clock: seconds, monotonic, for the expiry of refusals.
-
-    Raises:
-        InvalidRequestError: there are no end ids, so that no output could be complete.
     """
 
     def __init__(
         self,
-        token_bytes: Sequence[bytes],
-        special_ids: Collection[int],
-        end_ids: Collection[int],
-        vocab_size: int,
-        encode: Callable[[str], Sequence[int]] | None = None,
+        tokens: GrammarTokens,
         *,
         limits: WorkerLimits | None = None,
         server_command: Sequence[str] = SERVER_COMMAND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        ends = tuple(sorted({index for index in end_ids if index < vocab_size}))
-        if not ends:
-            raise InvalidRequestError("structured output needs a token that ends an answer; the model has none")
         self._limits = limits or WorkerLimits()
-        self._vocabulary = Vocabulary(
-            tuple(token_bytes[:vocab_size]),
-            tuple(special_ids),
-            ends,
-            vocab_size,
-            encode is not None,
-            self._limits.memory_bytes,
-        )
-        self._encode = encode
+        self._vocabulary = Vocabulary.of(tokens, self._limits.memory_bytes)
+        self._encode = tokens.encode
         self._command = tuple(server_command)
-        self.num_words = -(-vocab_size // 32)
+        self.num_words = tokens.num_words
         self._memory = MaskMemory()
         self._masks = StepMasks(self._memory, self.num_words, self._limits.step_s, self._revive, self._condemn)
         self._server: ServerHandle | None = None

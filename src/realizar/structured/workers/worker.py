@@ -7,13 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar_tokens import Encode as Encoder
 from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
 from realizar.structured.workers.messages import (
     Compile,
@@ -82,7 +82,7 @@ class GrammarWorker:
         ServerError: the process can't be started.
     """
 
-    def __init__(self, server: ServerHandle, encode: Callable[[str], Sequence[int]] | None) -> None:
+    def __init__(self, server: ServerHandle, encode: Encoder | None) -> None:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
         self.memory_bytes = 0
@@ -159,7 +159,8 @@ class GrammarWorker:
         if self._encode is None:
             return None
         try:
-            return tuple(self._encode(text))
+            ids = self._encode(text)
+            return None if ids is None else tuple(ids)
         except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
             _LOG.warning("the tokenizer failed on a text that a grammar asks for")
             return None

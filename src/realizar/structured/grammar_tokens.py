@@ -1,0 +1,47 @@
+"""`GrammarTokens`: the tokens of a model over which grammars are compiled and followed. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from realizar.errors import InvalidRequestError
+
+Encode = Callable[[str], Sequence[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarTokens:
+    """A model's tokens, as bytes.
+
+    Attributes:
+        token_bytes: text that each id adds; `Tokenizer.vocabulary_bytes`.
+        special_ids: control tokens; they are no text, whatever their bytes are.
+        end_ids: ids that end an answer; those beyond the logits do not count.
+        vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
+        encode: text to ids without special ones, or None for a text that it can't encode. Text that a grammar leaves no
+            choice about is cut into tokens by it; without it the longest token at each place is taken.
+
+    Raises:
+        InvalidRequestError: there are no end ids, so that no output could be complete.
+    """
+
+    token_bytes: Sequence[bytes]
+    special_ids: Collection[int]
+    end_ids: Collection[int]
+    vocab_size: int
+    encode: Encode | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ends:
+            raise InvalidRequestError("structured output needs a token that ends an answer; the model has none")
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """End ids that have a logit, ascending."""
+        return tuple(sorted({index for index in self.end_ids if index < self.vocab_size}))
+
+    @property
+    def num_words(self) -> int:
+        """Words of 32 bits in a mask over all logits."""
+        return -(-self.vocab_size // 32)
