@@ -20,7 +20,7 @@ from tiny_model import write_tiny_model
     [("max_step_tokens", 1 << 20), ("kv_cache_bytes", 100 << 40)],
 )
 def test_more_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
-    for module in ("workspace", "kv_memory"):
+    for module in ("workspace", "kv.memory"):
         monkeypatch.setattr(f"realizar.backends.cpu.{module}.memory_bytes", lambda: 1 << 30)
     path = tmp_path / "tiny.gguf"
     write_tiny_model(path)
