@@ -56,6 +56,29 @@ def test_a_matmul_may_add_to_the_stream_unless_a_norm_or_nothing_is_between() ->
     assert [block.join.adds_directly for block in blocks] == [False, True, True, False, True, True, True, False]
 
 
+def test_the_activation_may_be_the_epilogue_of_gate_and_up_alone() -> None:
+    spec = hybrid_spec()
+    activations = [block.inputs.activation for block in build_program(spec).blocks]
+    (_, first), (_, second) = spec.feed_forwards()
+    assert activations == [None, first, None, None, None, second, None, None]
+
+
+def test_a_norms_root_may_be_left_to_its_readers_where_a_matmul_adds_before_an_rms_norm() -> None:
+    """A norm after the matmul, a LayerNorm, a norm with a bias, and none at all each forbid it; so does the end."""
+    spec = hybrid_spec()
+    folds = [block.join.folds_next_norm for block in build_program(spec).blocks]
+    assert folds == [False, True, True, False, True, True, True, False]
+    norm = spec.layers[3].input_norm
+    assert norm is not None
+    for other in (replace(norm, kind="layer"), replace(norm, bias="bias"), None):
+        layers = (*spec.layers[:3], replace(spec.layers[3], input_norm=other), spec.layers[4])
+        folds = [block.join.folds_next_norm for block in build_program(replace(spec, layers=layers)).blocks]
+        assert folds == [False, True, True, False, True, False, True, False]
+    last = build_program(replace(spec, layers=spec.layers[3:4])).blocks[-1]
+    assert last.join.adds_directly
+    assert not last.join.folds_next_norm
+
+
 def test_a_join_knows_what_reads_the_stream_next() -> None:
     blocks = build_program(hybrid_spec()).blocks
     following: list[Inputs | None] = [*(block.inputs for block in blocks[1:]), None]
@@ -82,5 +105,6 @@ def test_a_feed_forward_without_gate_has_one_input_and_no_layers_no_block() -> N
     bare: ModelSpec = replace(spec, layers=(Layer(None, replace(dense, gate=None)), Layer(None, None)))
     (block,) = build_program(bare).blocks
     assert names(block.inputs.linears) == "0.up"
+    assert block.inputs.activation is None
     assert block.inputs.norm is None
     assert block.join.next is None

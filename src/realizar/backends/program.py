@@ -24,10 +24,13 @@ class Inputs:
     Attributes:
         norm: None takes the stream as it is.
         linears: in the order in which the block's part takes their outputs.
+        activation: feed-forward whose gate and up these are: the matmul's epilogue may apply its activation; None where
+            outputs are wanted as they are.
     """
 
     norm: Norm | None
     linears: tuple[Linear, ...]
+    activation: FeedForward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class Join:
     def adds_directly(self) -> bool:
         """Whether the matmul's epilogue may add to the stream: no norm lies between."""
         return self.linear is not None and self.norm is None
+
+    @property
+    def folds_next_norm(self) -> bool:
+        """Whether the next norm's root, one factor for each token, may be left to the matmuls that read that norm."""
+        norm = None if self.next is None else self.next.norm
+        return self.adds_directly and norm is not None and norm.kind == "rms" and norm.bias is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +158,8 @@ def _feed_forward_block(index: int, layer: Layer, part: FeedForward | Experts) -
     norm, post, scale = layer.pre_feedforward_norm, layer.post_feedforward_norm, layer.residual_scale
     if isinstance(part, Experts):
         return ExpertsBlock(index, Inputs(norm, (part.router,)), Join(None, post, scale), part)
-    linears = (part.up,) if part.gate is None else (part.gate, part.up)
-    return FeedForwardBlock(index, Inputs(norm, linears), Join(part.down, post, scale), part)
+    inputs = Inputs(norm, (part.up,)) if part.gate is None else Inputs(norm, (part.gate, part.up), part)
+    return FeedForwardBlock(index, inputs, Join(part.down, post, scale), part)
 
 
 def _linked(blocks: Sequence[Block]) -> list[Block]:

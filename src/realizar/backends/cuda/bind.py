@@ -22,7 +22,7 @@ from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import inputs_part, join_part
 from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
-from realizar.models.spec import FeedForward, ModelSpec, Norm
+from realizar.models.spec import FeedForward, ModelSpec
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _EMBED_BLOCK = 1024
@@ -76,16 +76,16 @@ class Binder:
             yield from self._attention.bind(block, inputs, output)
         else:
             yield Launch("activation", self._activate(block.feed_forward, inputs, output))
-        residual = self._norms.bind_joined(branch, *self._following(block.join))
+        residual = self._norms.bind_joined(branch, self._reader(block.join))
         yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
-    def _following(self, join: Join) -> tuple[Norm | None, MergedLinear | None]:
-        """The norm of the stream after a join, and the product that reads it; none where the blocks end."""
-        return (None, None) if join.next is None else (join.next.norm, self._merger.merge(join.next.linears))
+    def _reader(self, join: Join) -> MergedLinear | None:
+        """The product that reads the stream after a join; None where the blocks end."""
+        return None if join.next is None else self._merger.merge(join.next.linears)
 
     def _branch(self, join: Join) -> Branch:
         assert join.linear is not None
-        return Branch(self._merger.merge((join.linear,)), join.norm, float(join.scale))
+        return Branch(self._merger.merge((join.linear,)), join)
 
     def _embed(self) -> Callable[[StepShape], None]:
         space, table = self._space, self._weights.embedding

@@ -18,6 +18,7 @@ from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import Join
 from realizar.models.spec import ModelSpec, Norm
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -29,16 +30,15 @@ Deferred = Callable[[int], DeferredNorm | None]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A product whose output is to be added to the residual stream, through a norm or not."""
+    """A product whose output is to be added to the residual stream as `join` says."""
 
     linear: MergedLinear
-    norm: Norm | None
-    add_scale: float
+    join: Join
 
 
-def _is_deferred(branch: Branch, norm: Norm, reader: MergedLinear) -> bool:
-    """Whether a norm's root may be left to its reader, in steps whose rows that finishes."""
-    return branch.norm is None and norm.bias is None and norm.kind == "rms" and reader.all_packed
+def _is_deferred(branch: Branch, reader: MergedLinear) -> bool:
+    """Whether the norm after a branch may leave its root to its reader, in steps whose rows that finishes."""
+    return branch.join.folds_next_norm and reader.all_packed
 
 
 class NormBinder:
@@ -60,7 +60,7 @@ class NormBinder:
         before, squares = self._space.squares[1 - self._turn], self._space.squares[self._turn]
         self._turn = 1 - self._turn
         whole = self._whole(branch, norm, reader, squares=squares)
-        if branch is None or norm is None or not _is_deferred(branch, norm, reader):
+        if branch is None or norm is None or not _is_deferred(branch, reader):
             return whole, None
         blocks = self._blocks(branch, norm, reader, squares, before)
 
@@ -80,16 +80,17 @@ class NormBinder:
 
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""
-        if branch.norm is not None:
+        if branch.join.norm is not None:
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
-    def bind_joined(self, branch: Branch, norm: Norm | None, reader: MergedLinear | None) -> Callable[[int], Residual]:
+    def bind_joined(self, branch: Branch, reader: MergedLinear | None) -> Callable[[int], Residual]:
         """Where a branch's product of so many rows leaves its sums, and what it begins for the norm and its reader."""
         space, linear = self._space, branch.linear
-        begins = norm is not None and reader is not None and _is_deferred(branch, norm, reader)
-        gain = self._arguments(norm)[0] if begins else None
-        adds = Residual(space.hidden, linear.bias, branch.add_scale, None, None, space.shares)
+        following = branch.join.next
+        begins = following is not None and reader is not None and _is_deferred(branch, reader)
+        gain = self._arguments(following.norm)[0] if following is not None and begins else None
+        adds = Residual(space.hidden, linear.bias, float(branch.join.scale), None, None, space.shares)
 
         def residual(rows: int) -> Residual:
             if reader is None or gain is None or not reader.finishes_norms(rows):
@@ -115,7 +116,7 @@ class NormBinder:
         """One program per row."""
         space, cols, cut = self._space, self._cols, whole_row(self._cols)
         own = self._arguments(norm)
-        joined = self._arguments(branch.norm if branch else None)
+        joined = self._arguments(branch.join.norm if branch else None)
         selected = space.arrays["selected"]
         unread = formats.PLAIN if gather else formats.NOTHING
         to_pooled = (space.pooled, cols, self._none, self._none, self._none)
@@ -129,11 +130,11 @@ class NormBinder:
             constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
             normalize[(rows,)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, *joined,
-                added.add_scale if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
+                float(added.join.scale) if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
                 self._none if squares is None else squares,
                 SPLITS=splits, PRODUCT_BIAS=bias is not None,
-                BRANCH_NORM=NORM_KINDS[added.norm.kind] if added and added.norm else 0,
-                BRANCH_BIAS=bool(added and added.norm and added.norm.bias),
+                BRANCH_NORM=NORM_KINDS[added.join.norm.kind] if added and added.join.norm else 0,
+                BRANCH_BIAS=bool(added and added.join.norm and added.join.norm.bias),
                 NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), GATHER=gather,
                 PARTS=0 if squares is None else square_parts(cols), BLOCK=cut.block, num_warps=cut.warps, **constants,
                 **space.launching(rows),
@@ -172,7 +173,7 @@ class NormBinder:
             target = space.activations.normed(reader.forms(rows)[0], cols) if reader else None
             normalize_block[(rows, cut.blocks)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
-                branch.add_scale, space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,
+                float(branch.join.scale), space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,
                 squares, before, SPLITS=splits, PRODUCT_BIAS=bias is not None, PARTS=square_parts(cols),
                 BLOCK=cut.block, num_warps=cut.warps, **(target.constants() if target else nothing),
                 **space.launching(rows),

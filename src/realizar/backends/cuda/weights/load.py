@@ -20,6 +20,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
+from realizar.backends.program import build_program
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError, DeviceLostError, KernelError, UnsupportedModelError
@@ -42,15 +43,18 @@ class Weights:
     Attributes:
         groups: the matrices of products that share an input, in order; those of one layout may lie in one. A float
             matrix is a tensor [rows, cols] of its own type.
-        gated: feed-forwards by the group of their gate and up.
+        gated: feed-forwards whose activation may end a product, by the group of their gate and up.
         embedding: of its own, row by row.
     """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
         self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
+        inputs = [block.inputs for block in build_program(spec).blocks]
         self.gated: dict[Group, FeedForward] = {
-            (one.gate.weight, one.up.weight): one for _, one in spec.feed_forwards() if one.gate is not None
+            tuple(linear.weight for linear in each.linears): each.activation
+            for each in inputs
+            if each.activation is not None
         }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
