@@ -25,7 +25,7 @@ LIMIT_GB_PER_S = 4400.0  # of an H200, for the column of what bytes alone take
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of one context each; the product's splits, parts of the grid, kernels as (warps, resident, stages)."""
+    """Rows of one context each; the matmul's splits, parts of the grid, kernels as (warps, resident, stages)."""
 
     rows: int
     context: int
@@ -68,10 +68,10 @@ class Inputs:
         self.layers = [(cache(), cache(), scales(), scales()) for _ in range(LAYERS)]
         table = ints(torch.randperm(rows * per_row)).view(rows, per_row)
         last = case.context - 1
-        self.product = torch.randn(case.splits, rows, WIDTH, device=device)
+        self.partials = torch.randn(case.splits, rows, WIDTH, device=device)
         angles = torch.rand(case.context, HEAD // 2, device=device)
         numbers, contexts = ints(torch.arange(rows)), ints(torch.full((rows,), case.context))
-        self.before = [self.product, None, contexts - 1, angles, angles, None, None, None, None]
+        self.before = [self.partials, None, contexts - 1, angles, angles, None, None, None, None]
         half = case.rows > 2
         out = torch.zeros((rows + 128) * COLS, dtype=torch.float16 if half else torch.int8, device=device)
         self.after = [
@@ -84,15 +84,15 @@ class Inputs:
 
     def kernel(self, warps: int, resident: int, stages: int) -> AttendKernel:
         rows = self.case.rows
-        out, block_rows = ("int8", 1) if rows <= 2 else ("half", min(128, max(8, rows)))
+        out, block_tokens = ("int8", 1) if rows <= 2 else ("half", min(128, max(8, rows)))
         return AttendKernel(
             HEAD, HEADS // KV_HEADS, self.case.splits, False, 0, False, HEAD, False, self.case.element, BLOCK, out,
-            block_rows, warps, resident, stages,
+            block_tokens, warps, resident, stages,
         )  # fmt: skip
 
     def start(self, attention: Any, kernel: AttendKernel, parts: int) -> None:
         """All layers, one after the other."""
-        strides = self.product.stride(0), self.product.stride(1)
+        strides = self.partials.stride(0), self.partials.stride(1)
         integers = [*strides, COLS, COLS + KV_HEADS * HEAD, KV_HEADS, 0, 0, COLS]
         for caches in self.layers:
             tensors = [*self.before, *caches, *self.after]

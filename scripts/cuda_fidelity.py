@@ -1,6 +1,6 @@
 """How far a model on the GPU is from exact arithmetic: KL in nats of SmolLM2's or Gemma's recorded continuations.
 
-Scored in chunks of several sizes, so that every route of the products passes, with each element type of the KV cache.
+Scored in chunks of several sizes, so that every route of the matmuls passes, with each element type of the KV cache.
 
     python scripts/cuda_fidelity.py smollm2 PATH --chunks 1,8,32,512
 """

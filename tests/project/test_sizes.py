@@ -38,7 +38,7 @@ WIDE_LINES = {
     "attend_heads.cu": 10,
     "attend_results.cu": 9,
     "bulk.cu": 6,
-    "matvec.cu": 7,
+    "matvec.cu": 6,
     "matvec_gated.cu": 5,
     "matvec_residual.cu": 7,
     "mma_sync.cu": 5,
@@ -47,7 +47,7 @@ WIDE_LINES = {
     "repack.cu": 9,
     "weights.cu": 19,
     "wgmma.cu": 11,
-    "wgmma_gated.cu": 5,
+    "wgmma_gated.cu": 4,
     "wgmma_instructions.cu": 1,
 }
 

@@ -14,7 +14,7 @@ from realizar.quantization import MatrixSource
 
 
 class FakeCard(DeviceProfile):
-    """The CPU in the place of a card whose products are CUDA C++: matrices go the way of raw blocks."""
+    """The CPU in the place of a card whose matmuls are CUDA C++: matrices go the way of raw blocks."""
 
     @property
     def has_cuda_kernels(self) -> bool:

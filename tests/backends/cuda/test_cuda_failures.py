@@ -69,7 +69,7 @@ def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.Monke
 
 
 def test_an_upload_that_fails_names_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix alone, two that are one product, the embedding, a norm."""
+    """A matrix alone, two that are one matmul, the embedding, a norm."""
     spec, checkpoint = random_model(RECIPE)
     layer = spec.layers[0]
     gate, up, down = (each.weight for each in (layer.feed_forward.gate, layer.feed_forward.up, layer.feed_forward.down))  # type: ignore[union-attr]

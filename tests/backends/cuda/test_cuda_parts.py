@@ -17,7 +17,7 @@ from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, ProductConfig  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, MatmulConfig  # noqa: E402
 from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
@@ -27,23 +27,23 @@ CPU = torch.device("cpu")
 
 
 @dataclass
-class ScriptedProducts:
+class ScriptedMatmuls:
     """Says two splits for everything, and notes what is launched."""
 
     launched: list[Any] = field(default_factory=list)
 
-    def activation_format(self, rows: int) -> ActivationFormat:
-        return ActivationFormat("int8", 1) if rows < 8 else ActivationFormat("half", 8)
+    def activation_format(self, tokens: int) -> ActivationFormat:
+        return ActivationFormat("int8", 1) if tokens < 8 else ActivationFormat("half", 8)
 
-    def route_merged(self, rows: int, matrices: list[PackedMatrix]) -> list[ProductConfig]:
-        return [ProductConfig(None, self.activation_format(rows), 2) for _ in matrices]  # type: ignore[arg-type]
+    def route_merged(self, tokens: int, matrices: list[PackedMatrix]) -> list[MatmulConfig]:
+        return [MatmulConfig(None, self.activation_format(tokens), 2) for _ in matrices]  # type: ignore[arg-type]
 
-    def launch_merged(self, matrices: Any, activations: Any, partials: Any, rows: int, config: Any) -> None:
-        self.launched.append((len(matrices), type(activations).__name__, tuple(partials.shape), rows))
+    def launch_merged(self, matrices: Any, activations: Any, partials: Any, tokens: int, config: Any) -> None:
+        self.launched.append((len(matrices), type(activations).__name__, tuple(partials.shape), tokens))
 
-    def launch(self, matrix: Any, activations: Any, partials: Any, rows: int, config: Any, column: int) -> None:
-        self.launched.append((matrix.rows, column, rows))
-        partials[:, :rows, column : column + matrix.rows] = 1.0
+    def launch(self, matrix: Any, activations: Any, partials: Any, tokens: int, config: Any, column: int) -> None:
+        self.launched.append((matrix.out_features, column, tokens))
+        partials[:, :tokens, column : column + matrix.out_features] = 1.0
 
 
 def packed(rows: int, cols: int) -> PackedMatrix:
@@ -52,24 +52,24 @@ def packed(rows: int, cols: int) -> PackedMatrix:
 
 @pytest.mark.parametrize(("rows", "kind"), [(3, "Int8Activations"), (9, "HalfActivations")])
 def test_packed_matrices_run_in_one_grid(rows: int, kind: str) -> None:
-    products, buffers = ScriptedProducts(), ActivationBuffers(16, CPU)
-    linear = MergedLinear([packed(64, 128), packed(32, 128)], None, interpreter_device(), products)  # type: ignore[arg-type]
+    matmuls, buffers = ScriptedMatmuls(), ActivationBuffers(16, CPU)
+    linear = MergedLinear([packed(64, 128), packed(32, 128)], None, interpreter_device(), matmuls)  # type: ignore[arg-type]
     partials = torch.zeros(linear.splits(rows), rows, linear.width)
     linear.launch(rows, lambda form: buffers.get(form, 128), partials)
-    assert products.launched == [(2, kind, (2, rows, 96), rows)]
+    assert matmuls.launched == [(2, kind, (2, rows, 96), rows)]
     assert len(linear.forms(rows)) == 1
 
 
 def test_floats_beside_packed_matrices_fill_the_first_split() -> None:
-    products, buffers = ScriptedProducts(), ActivationBuffers(4, CPU)
+    matmuls, buffers = ScriptedMatmuls(), ActivationBuffers(4, CPU)
     weights = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
-    linear = MergedLinear([packed(8, 128), weights], None, interpreter_device(), products)  # type: ignore[arg-type]
+    linear = MergedLinear([packed(8, 128), weights], None, interpreter_device(), matmuls)  # type: ignore[arg-type]
     assert [form.kind for form in linear.forms(2)] == ["int8", "bf16"]
     x = buffers.get(linear.forms(2)[1], 128)
     x.values.copy_(torch.randn(x.values.shape, generator=torch.Generator().manual_seed(2)))
     partials = torch.full((linear.splits(2), 2, 32), float("nan"))
     linear.launch(2, lambda form: buffers.get(form, 128), partials)
-    assert products.launched == [(8, 0, 2)]
+    assert matmuls.launched == [(8, 0, 2)]
     expected = x.values[:2].float() @ weights.float().T
     assert torch.equal(partials.sum(dim=0)[:, 8:], expected)
     assert (partials[:, :, :8] == 1).all()
@@ -141,14 +141,14 @@ def test_a_size_whose_capture_fails_runs_eagerly(
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(runner, "_capture", capture)
-    shares: list[float] = []
-    runner.prepare(chunks + decodes, shares.append)
+    epilogue_square_sums: list[float] = []
+    runner.prepare(chunks + decodes, epilogue_square_sums.append)
     assert captured == decodes[::-1] + chunks[::-1]
     assert [runner.replay(shape) for shape in decodes + chunks] == [True, False, True] * 2
     assert not runner.replay(StepShape(8, 8, 0))
     assert replayed == [decodes[0], decodes[2], chunks[0], chunks[2]]
-    assert len(shares) == 6
-    assert shares[-1] == 1.0
+    assert len(epilogue_square_sums) == 6
+    assert epilogue_square_sums[-1] == 1.0
     why = "a graph can't be captured: CUDA error: operation not permitted when stream is capturing"
     assert [record.message for record in caplog.records] == [
         f"steps of 2 rows; steps of 32 tokens in chunks and 8 decodes run without a graph: {why}"

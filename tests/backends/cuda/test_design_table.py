@@ -101,7 +101,7 @@ def weights_are_packed_once_with_totals_and_errors_by_name(runner: GPURunner) ->
         CUDABackend(device=DEVICE).load(spec, lacking, resolved(spec, None, CONFIG, "cuda"))
 
 
-def one_product_takes_all_types_side_by_side(_runner: GPURunner) -> None:
+def one_matmul_takes_all_types_side_by_side(_runner: GPURunner) -> None:
     """Rows and columns that are no power of two; activations written once for all of them."""
     types, (rows, cols), tokens = (GGMLType.Q4_0, GGMLType.Q5_1, GGMLType.Q8_0), (24, 224), 3
     rng = np.random.default_rng(4)
@@ -143,10 +143,10 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
     form = fragment_format(Q4_K)
     for capability, shared, tiles in (((9, 0), 227 * 1024, WgmmaTiles), ((8, 0), 163 * 1024, MmaSyncTiles)):
         tuning = load_tuning("none", capability, 108, shared)
-        for rows in (1, tuning.int8_rows):
-            assert isinstance(tuning.few_rows(rows, 4096, 4096, form).tiles, MatvecTiles)
+        for rows in (1, tuning.int8_tokens):
+            assert isinstance(tuning.few_tokens(rows, 4096, 4096, form).tiles, MatvecTiles)
         for rows in (8, 64, 2048):
-            assert isinstance(tuning.many_rows(rows, 4096, 4096, form, fixed=False).tiles, tiles)
+            assert isinstance(tuning.many_tokens(rows, 4096, 4096, form, fixed=False).tiles, tiles)
 
 
 def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:
@@ -203,7 +203,7 @@ TABLE: dict[str, Callable[[GPURunner], None]] = {
     "device-one owner of context and streams, a poisoned context ends it": a_lost_context_is_told_from_a_lack_of_memory,
     "graphs-kernels compiled and warmed before capture, fallback reported once": all_is_run_before_it_is_captured,
     "pack-weight caches, byte totals, typed errors": weights_are_packed_once_with_totals_and_errors_by_name,
-    "products-one family over bit width and group, any K, mixed types": one_product_takes_all_types_side_by_side,
+    "matmuls-one family over bit width and group, any K, mixed types": one_matmul_takes_all_types_side_by_side,
     "attention-split context, fixed grid": contexts_are_cut_alike_for_every_batch,
     "kv cache in int8, rope, QK norm, GQA, biases, LayerNorm, GELU, ungated": logits_of_a_model_of_many_parts,
     "fragment order-one copy from few rows to whole prompts": one_packed_copy_serves_every_number_of_rows,

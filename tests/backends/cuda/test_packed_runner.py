@@ -1,4 +1,4 @@
-"""The whole GPU backend over packed matrices: kernels interpreted, products by their twins in numpy."""
+"""The whole GPU backend over packed matrices: kernels interpreted, matmuls by their twins in numpy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG = EngineConfig(
 
 
 def run(recipe: Recipe, gated: bool, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Chunks, and decodes beside a chunk and each other, their logits checked; returns what products ran."""
+    """Chunks, and decodes beside a chunk and each other, their logits checked; returns what matmuls ran."""
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0 if gated else 1e9)
     launched = run_packed(monkeypatch)
     spec, checkpoint = random_model(recipe)
@@ -59,7 +59,7 @@ def check_logits(reference: ReferenceModel, requests: Iterable[Request]) -> None
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", pytest.param("gelu", marks=pytest.mark.full)])
-def test_products_end_with_the_activation(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmuls_have_an_activation_epilogue(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = dataclasses.replace(SMALL, activation=activation)
     launched = run(recipe, True, CONFIG, monkeypatch)
     gated = {name for name in launched if f"_{activation}_rows" in name}
@@ -89,20 +89,20 @@ def test_what_does_not_end_with_it(recipe: Recipe, config: EngineConfig, monkeyp
     assert not any("silu" in name for name in launched)
 
 
-JOINING = {
+ADDING = {
     "plain": (SMALL, CONFIG, 2),
     "two layers": (dataclasses.replace(SMALL, windows=(None, 5)), CONFIG, 4),
     "biases": (dataclasses.replace(SMALL, parts=("biases",)), CONFIG, 2),
-    "layer norms": (dataclasses.replace(SMALL, parts=("layer_norm",)), CONFIG, 2),  # which the products do not begin
+    "layer norms": (dataclasses.replace(SMALL, parts=("layer_norm",)), CONFIG, 2),  # which the matmuls do not begin
     "post norms": (dataclasses.replace(SMALL, parts=("post_norms",)), CONFIG, 0),
     "batch-invariant": (SMALL, dataclasses.replace(CONFIG, batch_invariant=True), 0),
 }
 
 
-@pytest.mark.parametrize("name", JOINING)
-def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ADDING)
+def test_few_tokens_add_to_the_stream_where_no_norm_lies_between(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """O and down of steps of one row and of two, in turn with each other and with chunks."""
-    recipe, config, joined = JOINING[name]
+    recipe, config, adding = ADDING[name]
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     launched = run_packed(monkeypatch)
     spec, checkpoint = random_model(recipe)
@@ -120,7 +120,7 @@ def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypa
         launched.names.clear()
         runner.step(step)
         counts.append(sum(count for each, count in launched.names.items() if "residual" in each))
-    assert counts == [0, joined, 0, joined, joined, 0]
+    assert counts == [0, adding, 0, adding, adding, 0]
     check_logits(ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64), (first, second))
     runner.close()
 
@@ -128,9 +128,9 @@ def test_few_rows_join_the_stream_where_no_norm_lies_between(name: str, monkeypa
 def test_a_model_of_mixed_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Q4_K_M from a file: Q4_K beside Q6_K within a merged product and from layer to layer, the head in Q6_K.
+    """Q4_K_M from a file: Q4_K beside Q6_K within a merged matmul and from layer to layer, the head in Q6_K.
 
-    And the log, where asked, says how each product runs.
+    And the log, where asked, says how each matmul runs.
     """
     caplog.set_level(logging.DEBUG, "realizar.backends.cuda")
     path = tmp_path / "mixed.gguf"
@@ -152,6 +152,6 @@ def test_a_model_of_mixed_types(
     check_logits(reference, (request,))
     assert {name.split("_")[0] for name in launched.names} >= {"matvec", "wgmma"}
     assert "the KV cache holds f16" in caplog.text
-    assert re.search(r"product of 256 columns to \d+, by tokens: 1: int8 by MatvecTiles", caplog.text)
+    assert re.search(r"matmul of 256 columns to \d+, by tokens: 1: int8 by MatvecTiles", caplog.text)
     assert re.search(r"half by WgmmaTiles.* ending with the activation", caplog.text)
     runner.close()

@@ -156,8 +156,8 @@ class Binder:
     def two_terms(self, attention: Attention) -> bool:
         """Whether V multiplies activations of two terms: int8, and int8 of what that leaves over, about 15 bits.
 
-        Rounding before V costs more fidelity than before any other product of a layer (on SmolLM2-135M a quarter of the
-        whole divergence), and with grouped queries V is the smallest. The terms go through the product as two tokens.
+        Rounding before V costs more fidelity than before any other matmul of a layer (on SmolLM2-135M a quarter of the
+        whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.
         """
         quantised = isinstance(self.weights.matrices[attention.v.weight], PackedMatrix)
         return quantised and 2 * attention.num_kv_heads <= attention.num_heads
@@ -168,7 +168,7 @@ class Binder:
     def _tiles_together(self, block: FeedForwardBlock) -> int:
         """Tiles of a group of the activation that follows, which then needs no barrier; else 0.
 
-        Each thread goes on with what it computed, where both products are quantised and of whole groups.
+        Each thread goes on with what it computed, where both matmuls are quantised and of whole groups.
         """
         packed = all(isinstance(self.weights.matrices[one.weight], PackedMatrix) for one in block.inputs.linears)
         whole = block.feed_forward.up.out_features % GROUP == 0
@@ -217,7 +217,7 @@ class Binder:
     def _linear(
         self, matrix: PackedMatrix, shared: dict[str, int | float], records: RecordBuffer | None
     ) -> NDArray[np.int64]:
-        assert records is not None  # the workspace has them for every buffer that products read
+        assert records is not None  # the workspace has them for every buffer that matmuls read
         own = matrix.fields(self.instructions.lanes)
         return self._pack(LINEAR, **shared, **own, activations=records.at, activation_groups=records.groups)
 

@@ -101,7 +101,7 @@ def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int |
     )
 
 
-RECORDED = ("normed", "attended", "activated", "selected")  # buffers that products read
+RECORDED = ("normed", "attended", "activated", "selected")  # buffers that matmuls read
 
 
 class Workspace:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from realizar.backends.cuda.attention.bind import AttentionBinder
-from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_row
+from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
@@ -16,7 +16,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.norms import Branch, Deferred, NormBinder
+from realizar.backends.cuda.norms import Branch, Folded, NormBinder
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
@@ -67,20 +67,20 @@ class Binder:
         assert isinstance(block, AttentionBlock | FeedForwardBlock)  # others were refused before the load
         inputs, branch = self._merger.merge(block.inputs.linears), self._branch(block.join)
         output = branch.linear
-        normalize, deferred = self._norms.bind(before, block.inputs.norm, inputs)
+        normalize, folded = self._norms.bind(before, block.inputs.norm, inputs)
         yield Launch("norm", normalize)
-        reader = output if isinstance(block, FeedForwardBlock) else None
-        run = self._project(inputs, normed=True, deferred=deferred, reader=reader)
+        consumer = output if isinstance(block, FeedForwardBlock) else None
+        run = self._project(inputs, normed=True, folded=folded, consumer=consumer)
         yield Launch(inputs_part(block), run, inputs.weight_bytes)
         if isinstance(block, AttentionBlock):
             yield from self._attention.bind(block, inputs, output)
         else:
             yield Launch("activation", self._activate(block.feed_forward, inputs, output))
-        residual = self._norms.bind_joined(branch, self._reader(block.join))
+        residual = self._norms.bind_residual_add(branch, self._reader(block.join))
         yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
     def _reader(self, join: Join) -> MergedLinear | None:
-        """The product that reads the stream after a join; None where the blocks end."""
+        """The matmul that reads the stream after a join; None where the blocks end."""
         return None if join.next is None else self._merger.merge(join.next.linears)
 
     def _branch(self, join: Join) -> Branch:
@@ -90,7 +90,7 @@ class Binder:
     def _embed(self) -> Callable[[StepShape], None]:
         space, table = self._space, self._weights.embedding
         arrays, cols, scale = space.arrays, self._spec.hidden_size, float(self._spec.embedding_scale)
-        tokens = arrays["ids"], arrays["token_rows"], space.last
+        ids = arrays["ids"], arrays["token_rows"], space.last
         blocks = -(-cols // _EMBED_BLOCK)
 
         # Lets the norm start, but does not start early itself: what follows may read a step's arrays before it waits.
@@ -98,11 +98,11 @@ class Binder:
             grid, dependent = (shape.tokens, blocks), space.launching(shape.tokens)["DEPENDENT"]
             if isinstance(table, torch.Tensor):
                 embed_floats[grid](
-                    *tokens, space.hidden, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK
+                    *ids, space.hidden, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK
                 )
             else:
                 embed_quantized[grid](
-                    *tokens, space.hidden, cols, scale, cols=cols, **table.arrays, **table.constants,
+                    *ids, space.hidden, cols, scale, cols=cols, **table.arrays, **table.constants,
                     DEPENDENT=dependent, BLOCK=_EMBED_BLOCK,
                 )  # fmt: skip
 
@@ -113,17 +113,17 @@ class Binder:
         linear: MergedLinear,
         selected: bool = False,
         normed: bool = False,
-        deferred: Deferred | None = None,
-        reader: MergedLinear | None = None,
+        folded: Folded | None = None,
+        consumer: MergedLinear | None = None,
         residual: Callable[[int], Residual] | None = None,
     ) -> Callable[[StepShape], None]:
-        """A product.
+        """A matmul.
 
         Args:
             selected: its input are rows of the tail. normed: of a norm of the stream.
-            deferred: what is left to do of that norm.
-            reader: what reads the activation of a feed-forward that begins with this product.
-            residual: where the product joins the stream, if it does.
+            folded: what is left to do of that norm.
+            consumer: what reads the activation of a feed-forward that begins with this matmul.
+            residual: where the matmul joins the stream, if it does.
         """
         buffers, cols = self._space.activations, linear.cols
         few = self._space.arrays.sizes.selected if selected else None
@@ -132,20 +132,20 @@ class Binder:
             return buffers.normed(form, cols) if normed else buffers.get(form, cols, few)
 
         def run(shape: StepShape) -> None:
-            rows, norm = shape.tokens, deferred(shape.tokens) if deferred else None
-            if reader is not None and linear.is_gated(rows):
-                (form,) = reader.forms(rows)
-                linear.launch_gated(rows, inputs, buffers.get(form, reader.cols), norm)
-            elif residual is not None and linear.joins(rows):
-                linear.launch_residual(rows, inputs, residual(rows))
+            tokens, norm = shape.tokens, folded(shape.tokens) if folded else None
+            if consumer is not None and linear.is_gated(tokens):
+                (form,) = consumer.forms(tokens)
+                linear.launch_gated(tokens, inputs, buffers.get(form, consumer.cols), norm)
+            elif residual is not None and linear.adds_residual(tokens):
+                linear.launch_residual(tokens, inputs, residual(tokens))
             else:
-                partials = self._space.partials(linear.splits(rows), rows, linear.width)
-                linear.launch(rows, inputs, partials, norm)
+                partials = self._space.partials(linear.splits(tokens), tokens, linear.width)
+                linear.launch(tokens, inputs, partials, norm)
 
         return run
 
     def _activate(
-        self, feed_forward: FeedForward, up: MergedLinear, reader: MergedLinear
+        self, feed_forward: FeedForward, up: MergedLinear, consumer: MergedLinear
     ) -> Callable[[StepShape], None]:
         space = self._space
         width = feed_forward.up.out_features
@@ -153,16 +153,16 @@ class Binder:
         up_at = 64 if up.interleaved else width if gated else 0
 
         def run(shape: StepShape) -> None:
-            if up.is_gated(shape.tokens):  # the product has activated already
+            if up.is_gated(shape.tokens):  # the matmul has activated already
                 return
             splits = up.splits(shape.tokens)
             partials = space.partials(splits, shape.tokens, up.width)
-            for form in reader.forms(shape.tokens):
+            for form in consumer.forms(shape.tokens):
                 target = space.activations.get(form, width)
-                cut = whole_row(width) if form.kind == "fp8" else activation_blocks(width, shape.tokens)
+                cut = whole_width(width) if form.kind == "fp8" else activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
-                    up_at, width, *target.pointers(), *space.row_state, SPLITS=splits,
+                    up_at, width, *target.pointers(), *space.token_state, SPLITS=splits,
                     BIAS=up.bias is not None,
                     KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, INTERLEAVED=up.interleaved,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),

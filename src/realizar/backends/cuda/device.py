@@ -35,7 +35,7 @@ class DeviceProfile:
 
     @property
     def has_cuda_kernels(self) -> bool:
-        """Whether the CUDA C++ products run here: an NVIDIA card from Ampere on."""
+        """Whether the CUDA C++ matmuls run here: an NVIDIA card from Ampere on."""
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
 
     @property

@@ -18,7 +18,7 @@ FIXED_PARTS = 8  # where a row's result may not depend on the batch
 
 
 @dataclass(frozen=True, slots=True)
-class RowCut:
+class WidthCut:
     """A row cut into blocks of columns: grid (rows, blocks)."""
 
     block: int
@@ -26,35 +26,35 @@ class RowCut:
     warps: int
 
 
-def whole_row(cols: int) -> RowCut:
+def whole_width(cols: int) -> WidthCut:
     """One program per row."""
     block = max(64, int(triton.next_power_of_2(cols)))
-    return RowCut(block, 1, min(32, max(1, block // 256)))
+    return WidthCut(block, 1, min(32, max(1, block // 256)))
 
 
-def row_in_blocks(cols: int) -> RowCut:
+def width_in_blocks(cols: int) -> WidthCut:
     """Several programs per row; every block starts at a multiple of 256 columns."""
-    return RowCut(256, -(-_padded(cols) // 256), 2)
+    return WidthCut(256, -(-_padded(cols) // 256), 2)
 
 
-def norm_blocks(cols: int) -> RowCut:
+def norm_blocks(cols: int) -> WidthCut:
     """A row of the residual stream, whatever the number of rows: a row's bits must not depend on it."""
     block = 256 if cols <= 2048 else 512
-    return RowCut(block, -(-_padded(cols) // block), block // 128)
+    return WidthCut(block, -(-_padded(cols) // block), block // 128)
 
 
-def square_parts(cols: int) -> int:
+def norm_square_parts(cols: int) -> int:
     """Shares of a row's sum of squares: a block's each, up to a power of two that is a multiple of 8."""
     return max(8, int(triton.next_power_of_2(norm_blocks(cols).blocks)))
 
 
-def activation_blocks(cols: int, rows: int) -> RowCut:
+def activation_blocks(cols: int, tokens: int) -> WidthCut:
     """The same for the widest rows: larger blocks where there are many rows."""
-    return row_in_blocks(cols) if rows < 16 else RowCut(1024, -(-_padded(cols) // 1024), 4)
+    return width_in_blocks(cols) if tokens < 16 else WidthCut(1024, -(-_padded(cols) // 1024), 4)
 
 
 def _padded(cols: int) -> int:
-    """Columns of the products' own formats."""
+    """Columns of the matmuls' own formats."""
     return -(-cols // 64) * 64
 
 
@@ -103,8 +103,8 @@ def compute_type(kv_dtype: str, device: DeviceProfile) -> torch.dtype:
     return {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
 
 
-def product_type(device: DeviceProfile) -> tl.dtype:
-    """Element type that the plain product multiplies in."""
+def matmul_type(device: DeviceProfile) -> tl.dtype:
+    """Element type that the plain matmul multiplies in."""
     return tl.float16 if device.is_gpu else tl.float32
 
 

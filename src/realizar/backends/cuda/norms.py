@@ -1,4 +1,4 @@
-"""What lies between two products on the residual stream bound to kernels and buffers."""
+"""What lies between two matmuls on the residual stream bound to kernels and buffers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from realizar.backends.cuda.kernel_sizes import norm_blocks, square_parts, whole_row
+from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
 from realizar.backends.cuda.kernels import activation as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
 from realizar.backends.cuda.matmul.linears import MergedLinear, as_activations
 from realizar.backends.cuda.matmul.quantized import Int8Activations
@@ -24,21 +24,21 @@ from realizar.models.spec import ModelSpec, Norm
 NORM_KINDS = {"rms": 1, "layer": 2}
 
 Run = Callable[[StepShape], None]
-Deferred = Callable[[int], DeferredNorm | None]
-"""What a product of so many rows is left to do of its input's norm."""
+Folded = Callable[[int], FoldedNorm | None]
+"""What a matmul of so many rows is left to do of its input's norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A product whose output is to be added to the residual stream as `join` says."""
+    """A matmul whose output is to be added to the residual stream as `join` says."""
 
     linear: MergedLinear
     join: Join
 
 
-def _is_deferred(branch: Branch, reader: MergedLinear) -> bool:
+def _is_folded(branch: Branch, consumer: MergedLinear) -> bool:
     """Whether the norm after a branch may leave its root to its reader, in steps whose rows that finishes."""
-    return branch.join.folds_next_norm and reader.all_packed
+    return branch.join.folds_next_norm and consumer.all_packed
 
 
 class NormBinder:
@@ -46,37 +46,37 @@ class NormBinder:
 
     A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
     for which readers have FP8 copies. Each of the body leaves the row's sum of squares for the next, in one of two
-    buffers in turn. Where the product before it joins the stream by itself, that begins the norm as well, with squares
-    in `Workspace.shares`; or if the reader can't finish it, the norm reads the stream.
+    buffers in turn. Where the matmul before it joins the stream by itself, that begins the norm as well, with squares
+    in `Workspace.epilogue_square_sums`; or if the reader can't finish it, the norm reads the stream.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:
         self._cols, self._weights, self._space = spec.hidden_size, weights, workspace
         self._none = torch.zeros(1, device=workspace.hidden.device)
-        self._turn = 0
+        self._written = 0
 
-    def bind(self, branch: Branch | None, norm: Norm | None, reader: MergedLinear) -> tuple[Run, Deferred | None]:
+    def bind(self, branch: Branch | None, norm: Norm | None, consumer: MergedLinear) -> tuple[Run, Folded | None]:
         """Add a branch to the stream, norm it, and write what the reader reads; and what the reader is left to do."""
-        before, squares = self._space.squares[1 - self._turn], self._space.squares[self._turn]
-        self._turn = 1 - self._turn
-        whole = self._whole(branch, norm, reader, squares=squares)
-        if branch is None or norm is None or not _is_deferred(branch, reader):
+        before, square_sums = self._space.square_sums[1 - self._written], self._space.square_sums[self._written]
+        self._written = 1 - self._written
+        whole = self._whole(branch, norm, consumer, square_sums=square_sums)
+        if branch is None or norm is None or not _is_folded(branch, consumer):
             return whole, None
-        blocks = self._blocks(branch, norm, reader, squares, before)
+        blocks = self._blocks(branch, norm, consumer, square_sums, before)
 
         def run(shape: StepShape) -> None:
-            (blocks if reader.finishes_norms(shape.tokens) else whole)(shape)
+            (blocks if consumer.applies_norm_scale(shape.tokens) else whole)(shape)
 
-        by_kernel, by_product = (
-            DeferredNorm(kept, self._cols, float(norm.eps)) for kept in (squares, self._space.shares)
+        by_kernel, by_matmul = (
+            FoldedNorm(kept, self._cols, float(norm.eps)) for kept in (square_sums, self._space.epilogue_square_sums)
         )
 
-        def deferred(rows: int) -> DeferredNorm | None:
-            if not reader.finishes_norms(rows):
+        def folded(tokens: int) -> FoldedNorm | None:
+            if not consumer.applies_norm_scale(tokens):
                 return None
-            return by_product if branch.linear.joins(rows) else by_kernel
+            return by_matmul if branch.linear.adds_residual(tokens) else by_kernel
 
-        return run, deferred
+        return run, folded
 
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""
@@ -84,60 +84,60 @@ class NormBinder:
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
-    def bind_joined(self, branch: Branch, reader: MergedLinear | None) -> Callable[[int], Residual]:
-        """Where a branch's product of so many rows leaves its sums, and what it begins for the norm and its reader."""
+    def bind_residual_add(self, branch: Branch, consumer: MergedLinear | None) -> Callable[[int], Residual]:
+        """Where a branch's matmul of so many rows leaves its sums, and what it begins for the norm and its reader."""
         space, linear = self._space, branch.linear
         following = branch.join.next
-        begins = following is not None and reader is not None and _is_deferred(branch, reader)
-        gain = self._arguments(following.norm)[0] if following is not None and begins else None
-        adds = Residual(space.hidden, linear.bias, float(branch.join.scale), None, None, space.shares)
+        begins = following is not None and consumer is not None and _is_folded(branch, consumer)
+        norm_weight = self._arguments(following.norm)[0] if following is not None and begins else None
+        adds = Residual(space.hidden, linear.bias, float(branch.join.scale), None, None, space.epilogue_square_sums)
 
-        def residual(rows: int) -> Residual:
-            if reader is None or gain is None or not reader.finishes_norms(rows):
+        def residual(tokens: int) -> Residual:
+            if consumer is None or norm_weight is None or not consumer.applies_norm_scale(tokens):
                 return adds
-            target = as_activations(space.activations.normed(reader.forms(rows)[0], self._cols))
+            target = as_activations(space.activations.normed(consumer.forms(tokens)[0], self._cols))
             assert isinstance(target, Int8Activations)
-            return replace(adds, gain=gain, target=target)
+            return replace(adds, norm_weight=norm_weight, target=target)
 
         return residual
 
-    def bind_selected(self, norm: Norm | None, reader: MergedLinear | None) -> Run:
+    def bind_selected(self, norm: Norm | None, consumer: MergedLinear | None) -> Run:
         """Norm the selected rows, for the reader or, without one, into `pooled`."""
-        return self._whole(None, norm, reader, gather=True)
+        return self._whole(None, norm, consumer, gather=True)
 
     def _whole(
         self,
         branch: Branch | None,
         norm: Norm | None,
-        reader: MergedLinear | None,
+        consumer: MergedLinear | None,
         gather: bool = False,
-        squares: torch.Tensor | None = None,
+        square_sums: torch.Tensor | None = None,
     ) -> Run:
         """One program per row."""
-        space, cols, cut = self._space, self._cols, whole_row(self._cols)
+        space, cols, cut = self._space, self._cols, whole_width(self._cols)
         own = self._arguments(norm)
-        joined = self._arguments(branch.join.norm if branch else None)
+        branch_arguments = self._arguments(branch.join.norm if branch else None)
         selected = space.arrays["selected"]
         unread = formats.PLAIN if gather else formats.NOTHING
         to_pooled = (space.pooled, cols, self._none, self._none, self._none)
 
         def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
-            rows = shape.tokens
-            splits = added.linear.splits(rows) if added else 0
-            partials = space.partials(splits, rows, cols) if added else self._none.view(1, 1, 1)
+            tokens = shape.tokens
+            splits = added.linear.splits(tokens) if added else 0
+            partials = space.partials(splits, tokens, cols) if added else self._none.view(1, 1, 1)
             bias = added.linear.bias if added else None
             pointers = target.pointers() if target else to_pooled
-            constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
-            normalize[(rows,)](
-                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias, *joined,
-                float(added.join.scale) if added else 0.0, space.hidden, cols, selected, *own, *pointers, cols,
-                self._none if squares is None else squares,
-                SPLITS=splits, PRODUCT_BIAS=bias is not None,
+            constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
+            normalize[(tokens,)](
+                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
+                *branch_arguments, float(added.join.scale) if added else 0.0, space.hidden, cols, selected, *own,
+                *pointers, cols, self._none if square_sums is None else square_sums,
+                SPLITS=splits, MATMUL_BIAS=bias is not None,
                 BRANCH_NORM=NORM_KINDS[added.join.norm.kind] if added and added.join.norm else 0,
                 BRANCH_BIAS=bool(added and added.join.norm and added.join.norm.bias),
                 NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), GATHER=gather,
-                PARTS=0 if squares is None else square_parts(cols), BLOCK=cut.block, num_warps=cut.warps, **constants,
-                **space.launching(rows),
+                PARTS=0 if square_sums is None else norm_square_parts(cols), BLOCK=cut.block, num_warps=cut.warps,
+                **constants, **space.launching(tokens),
             )  # fmt: skip
 
         def inputs(form: Form) -> ActivationBuffer:
@@ -145,38 +145,38 @@ class NormBinder:
             return buffers.get(form, cols, space.arrays.sizes.selected) if gather else buffers.normed(form, cols)
 
         def run(shape: StepShape) -> None:
-            added = None if branch is None or branch.linear.joins(shape.tokens) else branch
-            for form in reader.forms(shape.tokens) if reader else ():
+            added = None if branch is None or branch.linear.adds_residual(shape.tokens) else branch
+            for form in consumer.forms(shape.tokens) if consumer else ():
                 start(shape, added, inputs(form))
                 added = None
-            if reader is None:
+            if consumer is None:
                 start(shape, added, None)
 
         return run
 
     def _blocks(
-        self, branch: Branch, norm: Norm | None, reader: MergedLinear | None, squares: torch.Tensor,
+        self, branch: Branch, norm: Norm | None, consumer: MergedLinear | None, square_sums: torch.Tensor,
         before: torch.Tensor,
     ) -> Run:  # fmt: skip
-        """Several programs per row, which leave the norm's root to the reader; none where the product joins."""
+        """Several programs per row, which leave the norm's root to the reader; none where the matmul joins."""
         space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
         weight, _, _ = self._arguments(norm)
         nowhere = (self._none, cols, self._none, self._none, self._none)
-        nothing = {"FORMAT": formats.NOTHING.value, "BLOCK_ROWS": 1, "CHUNKS": 1}
+        nothing = {"FORMAT": formats.NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
         def run(shape: StepShape) -> None:
-            if branch.linear.joins(shape.tokens):
+            if branch.linear.adds_residual(shape.tokens):
                 return
-            rows = shape.tokens
-            splits, bias = branch.linear.splits(rows), branch.linear.bias
-            partials = space.partials(splits, rows, cols)
-            target = space.activations.normed(reader.forms(rows)[0], cols) if reader else None
-            normalize_block[(rows, cut.blocks)](
+            tokens = shape.tokens
+            splits, bias = branch.linear.splits(tokens), branch.linear.bias
+            partials = space.partials(splits, tokens, cols)
+            target = space.activations.normed(consumer.forms(tokens)[0], cols) if consumer else None
+            normalize_block[(tokens, cut.blocks)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
                 float(branch.join.scale), space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,
-                squares, before, SPLITS=splits, PRODUCT_BIAS=bias is not None, PARTS=square_parts(cols),
+                square_sums, before, SPLITS=splits, MATMUL_BIAS=bias is not None, PARTS=norm_square_parts(cols),
                 BLOCK=cut.block, num_warps=cut.warps, **(target.constants() if target else nothing),
-                **space.launching(rows),
+                **space.launching(tokens),
             )  # fmt: skip
 
         return run

@@ -2,7 +2,7 @@
 
 Weights are counted in fragment order, as cards from Ampere on have them. KV cache and workspace are the backend's own,
 made on torch's `meta` device, which takes no memory. What is not known before kernels are chosen is estimated: partial
-sums of products, inputs of products, graphs. What torch and the driver take for themselves stays out.
+sums of matmuls, inputs of matmuls, graphs. What torch and the driver take for themselves stays out.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
 
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of partial sums, inputs of products, and graphs, about."""
+    """Of partial sums, inputs of matmuls, and graphs, about."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     partials = 4 * max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size)
@@ -93,7 +93,7 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) -> int:
-    """Of the FP8 copies of all products whose matrices are quantised."""
+    """Of the FP8 copies of all matmuls whose matrices are quantised."""
     groups = {tuple(linear.weight for linear in group): group for group in program.matmuls()}
     sizes = [
         (sum(linear.out_features for linear in group), group[0].in_features)

@@ -26,7 +26,7 @@ from realizar.backends.cuda.launch import Launch, StepLaunch
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
-from realizar.backends.cuda.matmul.quantized import Products
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
 from realizar.backends.cuda.shapes import (
@@ -98,7 +98,7 @@ class CUDABackend:
         body, tail = program.block_matmuls(), program.tail.matmuls()
         self._weights = Weights(spec, checkpoint, device)
         self._load_weights(checkpoint, body + tail)
-        products = Products(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
+        matmuls = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
         compute = compute_type(config.kv_dtype, device)
         sizes = step_sizes(spec, config, tile_tokens(spec, compute))
         parts = attention_parts(spec, row_counts(sizes.rows), self._context, device, config.batch_invariant)
@@ -108,19 +108,19 @@ class CUDABackend:
         scratch = scratch_bytes(rows, vocab, device.memory_bytes)
         self._sampler = DeviceSampler(rows, vocab, self._context, device.torch_device, scratch)
         reserved = reserved_bytes(rows, vocab, self._context, device.memory_bytes)
-        merger = Merger(program, self._weights, device, products)
+        merger = Merger(program, self._weights, device, matmuls)
         counts = {*row_counts(sizes.rows), *token_counts(sizes.tokens)}
         layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
         self._copy_bytes = 0
-        if config.fp8_copies and products is not None:
+        if config.fp8_copies and matmuls is not None:
             copying = partial(self._progress, "copying weights to FP8")
-            self._copy_bytes = copy_to_fp8(layers + head, products, sum_type(device), copying)
+            self._copy_bytes = copy_to_fp8(layers + head, matmuls, sum_type(device), copying)
         head_counts = {*row_counts(sizes.rows), *row_counts(sizes.selected)}
-        self._prepare(products, layers, counts, head, head_counts)
+        self._prepare(matmuls, layers, counts, head, head_counts)
         self._space.size_partials(max(partial_floats(layers, counts), partial_floats(head, head_counts)))
         self._kv = KVMemory(spec, config, device, reserved)
         self._bind(program, merger, config)
-        self._log_decisions(device, str(compute), products, layers + head, counts)
+        self._log_decisions(device, str(compute), matmuls, layers + head, counts)
         self._loaded, self._captures = True, config.graphs
         self._warm_up(layers)
 
@@ -143,26 +143,28 @@ class CUDABackend:
         self._finisher = StepFinisher(self._space, self._graphs, binder.bind_pool(program.tail), self._sampler)
 
     def _log_decisions(
-        self, device: DeviceProfile, compute: str, products: Products | None, linears: list[MergedLinear],
+        self, device: DeviceProfile, compute: str, matmuls: MatmulKernels | None, linears: list[MergedLinear],
         counts: set[int],
     ) -> None:  # fmt: skip
         _LOG.info("%s", describe_card(device, compute.removeprefix("torch."), self._kv.dtype))
         if not _LOG.isEnabledFor(logging.DEBUG):
             return
-        for line in (*describe_refused(products), *describe_routes(linears, counts)):
+        for line in (*describe_refused(matmuls), *describe_routes(linears, counts)):
             _LOG.debug("%s", line)
 
     def _prepare(
-        self, products: Products | None, layers: list[MergedLinear], counts: set[int], head: list[MergedLinear],
+        self, matmuls: MatmulKernels | None, layers: list[MergedLinear], counts: set[int], head: list[MergedLinear],
         head_counts: set[int],
     ) -> None:  # fmt: skip
-        """Compile the CUDA products of every padded number of rows, side by side."""
-        if products is not None:
+        """Compile the CUDA matmuls of every padded number of rows, side by side."""
+        if matmuls is not None:
             parts = (layers, counts), (head, head_counts)
             wanted = [
                 kernel for linears, rows in parts for linear in linears for n in rows for kernel in linear.kernels(n)
             ]
-            products.prepare(wanted, lambda done, total: self._progress("compiling products", done / max(1, total)))
+            matmuls.prepare(
+                wanted, lambda done, total: self._progress("compiling matmul kernels", done / max(1, total))
+            )
 
     def _warm_up(self, layers: list[MergedLinear]) -> None:
         """Compile all that steps can need, and capture the graphs."""
@@ -186,8 +188,8 @@ class CUDABackend:
         for done, shape in enumerate(shapes):
             tokens = shape.tokens
             if tokens not in of_tokens:
-                products = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
-                of_tokens[tokens] = products, tuple(self._space.launching(tokens).items())
+                matmuls = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
+                of_tokens[tokens] = matmuls, tuple(self._space.launching(tokens).items())
             kind = of_tokens[tokens], self._attention.kind(shape)
             if kind not in seen:
                 seen.add(kind)

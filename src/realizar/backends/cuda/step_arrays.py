@@ -73,7 +73,7 @@ class StepArrays:
         self._buffer = torch.zeros(at, dtype=torch.int32, device=device.torch_device)
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
-        self._turn = 0
+        self._next = 0
         self._start_copy(self._host[0], 1)  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -97,17 +97,17 @@ class StepArrays:
             shape: the padded step; what it has beyond the step's is filled with nothing.
             selected: token and row of every logit row, at most `sizes.selected`.
         """
-        copied = self._copied[self._turn]
+        copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
-        buffer = self._host[self._turn]
+        buffer = self._host[self._next]
         end = self._fill(buffer.numpy(), step, shape, selected)
         self._start_copy(buffer, end)
         if self._device.is_gpu:
             event = torch.cuda.Event()
             event.record()
-            self._copied[self._turn] = event
-        self._turn = (self._turn + 1) % _RING
+            self._copied[self._next] = event
+        self._next = (self._next + 1) % _RING
 
     def _start_copy(self, host: torch.Tensor, count: int) -> None:
         if self._device.is_gpu:

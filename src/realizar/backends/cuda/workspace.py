@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import square_parts
+from realizar.backends.cuda.kernel_sizes import norm_square_parts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers
-from realizar.backends.cuda.matmul.residual import share_count
+from realizar.backends.cuda.matmul.residual import epilogue_square_parts
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
 from realizar.models.spec import ModelSpec
 
-_DEPENDENT_ROWS = 128
-_MATVEC_ROWS = 7  # at most, of products of integers
+_DEPENDENT_TOKENS = 128
+_MATVEC_TOKENS = 7  # at most, of matmuls of integers
 LOGIT_BLOCK = 4096  # logits whose largest is found at once
 
 
@@ -34,8 +34,10 @@ class Workspace:
         self.arrays = StepArrays(sizes, device)
         self.activations = ActivationBuffers(sizes.tokens, where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
-        self.squares = torch.zeros((2, sizes.tokens, square_parts(spec.hidden_size)), device=where)
-        self.shares = torch.zeros((min(sizes.tokens, _MATVEC_ROWS), share_count(spec.hidden_size)), device=where)
+        self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
+        self.epilogue_square_sums = torch.zeros(
+            (min(sizes.tokens, _MATVEC_TOKENS), epilogue_square_parts(spec.hidden_size)), device=where
+        )
         self.query = torch.zeros((sizes.tokens, width), dtype=compute, device=where)
         self.attended = torch.zeros((sizes.tokens, width), device=where)
         self.partial_sums = torch.zeros(1, device=where)
@@ -51,34 +53,34 @@ class Workspace:
         self.choices = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
         self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
 
-        self._row_tops, self._row_arrivals = (
+        self._token_tops, self._token_arrivals = (
             torch.zeros(sizes.tokens, dtype=torch.int32, device=where) for _ in range(2)
         )
         self._has_dependent_launch = device.has_dependent_launch
 
-    def launching(self, rows: int) -> dict[str, bool]:
+    def launching(self, tokens: int) -> dict[str, bool]:
         """How a step's kernels are launched: whether each may start while the one before it ends.
 
         With few rows that hides a launch's latency (8 rows on an H200: 4.7 to 2.8 ms a step, with other changes); with
         many, kernels that wait take room from those that work.
         """
-        if self._has_dependent_launch and rows <= _DEPENDENT_ROWS:
+        if self._has_dependent_launch and tokens <= _DEPENDENT_TOKENS:
             return {"DEPENDENT": True, "launch_pdl": True}
         return {"DEPENDENT": False}
 
     @property
-    def row_state(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `kernels.activation.row_complete` counts in."""
-        return self._row_tops, self._row_arrivals
+    def token_state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `kernels.activation.token_complete` counts in."""
+        return self._token_tops, self._token_arrivals
 
     def size_partials(self, floats: int) -> None:
-        """Make room for a product's partial sums."""
+        """Make room for a matmul's partial sums."""
         if floats > self.partial_sums.numel():
             self.partial_sums = torch.zeros(floats, device=self.partial_sums.device)
 
-    def partials(self, splits: int, rows: int, width: int) -> torch.Tensor:
-        """float32 [splits, rows, width]: the one buffer that products write and the kernel after them reads."""
-        return self.partial_sums[: splits * rows * width].view(splits, rows, width)
+    def partials(self, splits: int, tokens: int, width: int) -> torch.Tensor:
+        """float32 [splits, rows, width]: the one buffer that matmuls write and the kernel after them reads."""
+        return self.partial_sums[: splits * tokens * width].view(splits, tokens, width)
 
     @property
     def size_bytes(self) -> int:

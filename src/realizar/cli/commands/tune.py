@@ -23,13 +23,13 @@ def tune_command(
         str | None, Parameter(help="Numbers of tokens to tune for, with commas between; default 1 to 2048.")
     ] = None,
 ) -> None:
-    """Measure a model's matrix products on this machine's GPU and keep the fastest ways. Takes some minutes."""
+    """Measure a model's matmuls on this machine's GPU and keep the fastest ways. Takes some minutes."""
     from realizar.backends.select import choose_device
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
     from realizar.models.registry import build_spec
 
-    counts = None if rows is None else _row_counts(rows)
+    counts = None if rows is None else _token_counts(rows)
     device = choose_device("cuda")  # says what is missing
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
@@ -37,13 +37,13 @@ def tune_command(
 
     from realizar.backends.cuda.device import open_device
     from realizar.backends.cuda.tuning.measure import tune_device
-    from realizar.backends.cuda.tuning.sweep import ROW_COUNTS, model_shapes
+    from realizar.backends.cuda.tuning.sweep import TOKEN_COUNTS, model_shapes
 
     shapes = model_shapes(spec, checkpoint)
     if not shapes:
-        raise UnsupportedModelError(f"{model} has no quantised products: there is nothing to tune")
+        raise UnsupportedModelError(f"{model} has no quantised matmuls: there is nothing to tune")
     shown = _Progress()
-    path = tune_device(open_device(device.index), shapes, counts or ROW_COUNTS, shown.measured)
+    path = tune_device(open_device(device.index), shapes, counts or TOKEN_COUNTS, shown.measured)
     print(f"{shown.count} ways measured for {len(shapes)} shapes; the fastest are kept in {path}")
 
 
@@ -56,13 +56,13 @@ class _Progress:
 
     def measured(self, line: Line) -> None:
         self.count += 1
-        place = line.rows_out, line.cols, line.rows
+        place = line.out_features, line.cols, line.tokens
         if place != self._last:
             self._last = place
-            print(f"{line.rows_out} x {line.cols}, {line.rows} rows", file=sys.stderr, flush=True)
+            print(f"{line.out_features} x {line.cols}, {line.tokens} rows", file=sys.stderr, flush=True)
 
 
-def _row_counts(text: str) -> tuple[int, ...]:
+def _token_counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Running one linear kernel by hand, and the float64 product that it must give."""
+"""Running one linear kernel by hand, and the float64 matmul that it must give."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def run_linear(
     return result[:, : matrix.rows]
 
 
-def check_product(instruction_set: str, source: MatrixSource, x: Activations) -> None:
+def check_matmul(instruction_set: str, source: MatrixSource, x: Activations) -> None:
     """All tokens at once against float64; each number of tokens, and three threads, against that bit for bit."""
     tokens = len(x.values)
     matrix = pack(source, lanes_of(instruction_set))

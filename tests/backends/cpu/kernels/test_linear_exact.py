@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.cpu.kernels.linear_harness import HOST_SETS, check_product, filled_blocks, random_activations
+from backends.cpu.kernels.linear_harness import HOST_SETS, check_matmul, filled_blocks, random_activations
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES, block_source, random_blocks
 
@@ -19,7 +19,7 @@ _MATRIX = [
 
 
 @pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
-def test_product_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
+def test_matmul_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
     rng = np.random.default_rng(5)
     block = ggml_type.block_size
     for rows, cols, tokens in (
@@ -30,7 +30,7 @@ def test_product_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
         (33, 5 * block, 2),
     ):
         data = random_blocks(ggml_type, rows, cols, rng, 0.02)
-        check_product(instruction_set, block_source(ggml_type, data, rows, cols), random_activations(tokens, cols, rng))
+        check_matmul(instruction_set, block_source(ggml_type, data, rows, cols), random_activations(tokens, cols, rng))
 
 
 @pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
@@ -38,4 +38,4 @@ def test_product_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
 def test_extreme_codes_do_not_saturate(instruction_set: str, ggml_type: GGMLType, fill: int) -> None:
     cols = max(256, ggml_type.block_size)
     x = random_activations(5, cols, np.random.default_rng(6))
-    check_product(instruction_set, block_source(ggml_type, filled_blocks(ggml_type, 3, cols, fill), 3, cols), x)
+    check_matmul(instruction_set, block_source(ggml_type, filled_blocks(ggml_type, 3, cols, fill), 3, cols), x)

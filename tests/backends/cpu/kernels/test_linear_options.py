@@ -1,4 +1,4 @@
-"""Linear kernels besides the plain product: residual, bias, odd scales, float weights, and the activation records."""
+"""Linear kernels besides the plain matmul: residual, bias, odd scales, float weights, and the activation records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba import njit
 
 from backends.cpu.kernels.linear_harness import (
     HOST_SETS,
-    check_product,
+    check_matmul,
     isa_index,
     lanes_of,
     quantize,
@@ -70,7 +70,7 @@ def test_scales_of_any_sign_and_size(name: str, scale: float) -> None:
     at = {"Q6_K": 208, "TQ2_0": 64}.get(name, 0)
     data[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
     source = block_source(ggml_type, data.reshape(-1), 5, 256)
-    check_product(HOST_SETS[0], source, random_activations(3, 256, rng))
+    check_matmul(HOST_SETS[0], source, random_activations(3, 256, rng))
 
 
 @cache

@@ -14,12 +14,12 @@ from realizar.backends.cuda.layouts.activations import half_positions, int8_acti
 from realizar.backends.cuda.native.attend_source import AttendKernel
 
 _TENSORS = (
-    "product", "bias", "cosine", "sine", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias", "keys", "values",
-    "key_scales", "value_scales", "slots", "sinks", "partial", "state", "arrivals", "decodes", "tables", "table_stride",
-    "out", "out_scale", "terms",
+    "partials", "bias", "cosine", "sine", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias", "keys",
+    "values", "key_scales", "value_scales", "slots", "sinks", "partial", "state", "arrivals", "decodes", "tables",
+    "table_stride", "out", "out_scale", "terms",
 )  # fmt: skip
 _INTEGERS = (
-    "split_stride", "row_stride", "key_at", "value_at", "kv_heads", "window", "table_rows", "out_stride",
+    "split_stride", "token_stride", "key_at", "value_at", "kv_heads", "window", "table_rows", "out_stride",
 )  # fmt: skip
 
 
@@ -53,11 +53,11 @@ class DecodeTwin:
 class _Call:
     def __init__(
         self, kernel: AttendKernel, tensors: dict[str, torch.Tensor | None], eps: float, scale: float, soft_cap: float,
-        *, split_stride: int, row_stride: int, key_at: int, value_at: int, kv_heads: int, window: int, table_rows: int,
-        out_stride: int,
+        *, split_stride: int, token_stride: int, key_at: int, value_at: int, kv_heads: int, window: int,
+        table_rows: int, out_stride: int,
     ) -> None:  # fmt: skip
         self.kernel, self.tensors, self.eps, self.scale, self.soft_cap = kernel, tensors, eps, scale, soft_cap
-        self.split_stride, self.row_stride, self.starts = split_stride, row_stride, (0, key_at, value_at)
+        self.split_stride, self.token_stride, self.starts = split_stride, token_stride, (0, key_at, value_at)
         self.kv_heads, self.window, self.table_rows, self.out_stride = kv_heads, window, table_rows, out_stride
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -89,17 +89,17 @@ class _Call:
 
     def heads(self, token: int, position: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [KV heads, group, head], key and value [KV heads, head]."""
-        kernel, flat = self.kernel, self["product"]
+        kernel, flat = self.kernel, self["partials"]
         found = []
         for start, count in zip(self.starts, (self.kv_heads * kernel.group, self.kv_heads, self.kv_heads), strict=True):
             columns = slice(start, start + count * kernel.head)
-            at = token * self.row_stride
+            at = token * self.token_stride
             x = sum(flat[split * self.split_stride + at :][columns].clone() for split in range(kernel.splits))
             found.append((x + self["bias"][columns] if kernel.bias else x).view(count, kernel.head))  # type: ignore[union-attr]
-        query = self.turn(found[0], position, "query_norm").view(self.kv_heads, kernel.group, kernel.head)
-        return query, self.turn(found[1], position, "key_norm"), found[2]
+        query = self.rotate(found[0], position, "query_norm").view(self.kv_heads, kernel.group, kernel.head)
+        return query, self.rotate(found[1], position, "key_norm"), found[2]
 
-    def turn(self, x: torch.Tensor, position: int, norm: str) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor, position: int, norm: str) -> torch.Tensor:
         kernel = self.kernel
         if kernel.norm:
             x = x - x.mean(dim=1, keepdim=True) if kernel.norm == 2 else x
@@ -112,10 +112,10 @@ class _Call:
         cosine, sine = self["cosine"][angles], self["sine"][angles]
         first = slice(0, 2 * half, 2) if kernel.interleaved else slice(0, half)
         second = slice(1, 2 * half, 2) if kernel.interleaved else slice(half, 2 * half)
-        turned = x.clone()
-        turned[:, first] = x[:, first] * cosine - x[:, second] * sine
-        turned[:, second] = x[:, second] * cosine + x[:, first] * sine
-        return turned
+        rotated = x.clone()
+        rotated[:, first] = x[:, first] * cosine - x[:, second] * sine
+        rotated[:, second] = x[:, second] * cosine + x[:, first] * sine
+        return rotated
 
     def cached(self, name: str) -> torch.Tensor:
         """[blocks, KV heads, block size, values of a place]."""
@@ -151,10 +151,10 @@ class _Call:
             self["out"][token * codes.size :][: codes.size] = torch.from_numpy(codes[0])
             self["terms"][token * terms.size :][: terms.size] = torch.from_numpy(terms.reshape(-1))
         else:
-            block, row = divmod(token, kernel.block_rows)
+            block, row = divmod(token, kernel.block_tokens)
             column, core = np.arange(cols), half_positions(cols)
             chunk = (block * math.ceil(cols / 64) + column // 64) * 8 + core[:, 0]
-            at = ((chunk * (kernel.block_rows // 8) + row // 8) * 8 + row % 8) * 8 + core[:, 1]
+            at = ((chunk * (kernel.block_tokens // 8) + row // 8) * 8 + row % 8) * 8 + core[:, 1]
             self["out"][torch.from_numpy(at)] = x.half()
             self["out_scale"][token] = 1.0
 

@@ -34,7 +34,7 @@ CASES = {
     "bf16-128-gqa4": Case(PLAIN, (1, 2, 64, 0, 65, 300)),
     "parts": Case(PLAIN, (1, 500, 129, 128, 1000), parts=7),
     "64 parts-int8 rows": Case(replace(PLAIN, splits=1, out="int8"), (9000, 3), parts=64),
-    "half rows": Case(replace(PLAIN, out="half", block_rows=8), (40, 0, 700, 7, 64, 63, 1, 2, 3), parts=3),
+    "half rows": Case(replace(PLAIN, out="half", block_tokens=8), (40, 0, 700, 7, 64, 63, 1, 2, 3), parts=3),
     "int8-window-sinks": Case(replace(PLAIN, element="int8", runs=1), (500, 20, 333), 4, window=130, sinks=True),
     "f16-64-gqa3-cap-norm": Case(
         replace(PLAIN, head=64, group=3, rotary=64, norm=1, bias=True, element="f16", interleaved=True, cap=True),
@@ -43,12 +43,12 @@ CASES = {
     "80-gqa1-partial rope": Case(replace(PLAIN, head=80, group=1, rotary=32), (150, 33), kv_heads=3),
     "96-gqa6-layer norm": Case(replace(PLAIN, head=96, group=6, rotary=96, norm=2, norm_bias=True), (50, 129)),
     "256-gqa2-no rope": Case(replace(PLAIN, head=256, group=2, rotary=0, splits=8), (64, 200), parts=2),
-    "128-gqa8": Case(replace(PLAIN, group=8, out="half", block_rows=16), (111, 222), parts=2),
+    "128-gqa8": Case(replace(PLAIN, group=8, out="half", block_tokens=16), (111, 222), parts=2),
     "8 warps-2 stages": Case(
         replace(PLAIN, warps=8, resident=16, stages=2, block_size=32, out="int8"), (1, 16, 17, 33, 200, 700)
     ),
     "8 warps-parts": Case(
-        replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_rows=8, runs=1), (1100, 3), parts=9
+        replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_tokens=8, runs=1), (1100, 3), parts=9
     ),
     "8 warps-64 parts": Case(replace(PLAIN, warps=8, resident=16, splits=1, out="int8"), (9000, 3), parts=64),
     "8 warps-gqa1-parts": Case(replace(PLAIN, group=1, warps=8, resident=16), (700, 90), parts=5),
@@ -82,7 +82,7 @@ class Twin:
         self.case, self.heads = case, case.kv_heads * kernel.group
         rows, head, size = len(case.contexts), kernel.head, kernel.block_size
         self.width = (self.heads + 2 * case.kv_heads) * head
-        self.product = rng.standard_normal((kernel.splits, rows, self.width)).astype(np.float32)
+        self.partials = rng.standard_normal((kernel.splits, rows, self.width)).astype(np.float32)
         self.bias = rng.standard_normal(self.width).astype(np.float32)
         self.norms = [rng.standard_normal(head).astype(np.float32) for _ in range(4)]
         self.sinks = rng.standard_normal(self.heads).astype(np.float32)
@@ -96,25 +96,25 @@ class Twin:
     def vectors(self, row: int) -> np.ndarray:
         """float64 queries, key and value heads of a row, turned."""
         kernel, head = self.case.kernel, self.case.kernel.head
-        x = self.product[:, row].astype(np.float64).sum(axis=0)
+        x = self.partials[:, row].astype(np.float64).sum(axis=0)
         x = (x + self.bias if kernel.bias else x).reshape(-1, head)
-        turned = x[: self.heads + self.case.kv_heads]
+        rotated = x[: self.heads + self.case.kv_heads]
         if kernel.norm:
-            turned = turned - turned.mean(axis=1, keepdims=True) if kernel.norm == 2 else turned
-            turned = turned / np.sqrt((turned**2).mean(axis=1, keepdims=True) + 1e-5)
-            which = np.arange(len(turned)) >= self.heads
-            turned = turned * np.where(which[:, None], self.norms[1], self.norms[0])
+            rotated = rotated - rotated.mean(axis=1, keepdims=True) if kernel.norm == 2 else rotated
+            rotated = rotated / np.sqrt((rotated**2).mean(axis=1, keepdims=True) + 1e-5)
+            which = np.arange(len(rotated)) >= self.heads
+            rotated = rotated * np.where(which[:, None], self.norms[1], self.norms[0])
             if kernel.norm_bias:
-                turned = turned + np.where(which[:, None], self.norms[3], self.norms[2])
+                rotated = rotated + np.where(which[:, None], self.norms[3], self.norms[2])
         if kernel.rotary:
             half, position = kernel.rotary // 2, self.case.contexts[row] - 1
             first = slice(0, 2 * half, 2) if kernel.interleaved else slice(0, half)
             second = slice(1, 2 * half, 2) if kernel.interleaved else slice(half, 2 * half)
             c, s = self.cosine[position, :half], self.sine[position, :half]
-            turned = turned.copy()
-            a, b = turned[:, first].copy(), turned[:, second].copy()
-            turned[:, first], turned[:, second] = a * c - b * s, b * c + a * s
-        return np.concatenate([turned, x[len(turned) :]])
+            rotated = rotated.copy()
+            a, b = rotated[:, first].copy(), rotated[:, second].copy()
+            rotated[:, first], rotated[:, second] = a * c - b * s, b * c + a * s
+        return np.concatenate([rotated, x[len(rotated) :]])
 
     def attended(self, row: int, cached: np.ndarray) -> np.ndarray:
         """float64 [heads, head]; `cached` float64 [2, context, KV heads, head] with the new key and value."""
@@ -136,7 +136,7 @@ class Twin:
 class Device:
     """What a case's kernel reads and writes on a GPU, its outputs poisoned."""
 
-    product: torch.Tensor
+    partials: torch.Tensor
     cache: list[torch.Tensor]
     scales: list[torch.Tensor]
     out: torch.Tensor
@@ -150,12 +150,12 @@ class Device:
     def of(twin: Twin) -> Device:
         case, kernel = twin.case, twin.case.kernel
         rows, width = len(case.contexts), twin.heads * kernel.head
-        out_rows = -(-rows // kernel.block_rows) * kernel.block_rows
+        out_rows = -(-rows // kernel.block_tokens) * kernel.block_tokens
         dtype = {"f32": torch.float32, "int8": torch.int8, "half": torch.float16}[kernel.out]
         cache, scales = stored(floats(twin.old), kernel.element)
         spoil(twin, scales if kernel.element == "int8" else cache)
         return Device(
-            product=floats(twin.product), cache=cache, scales=scales,
+            partials=floats(twin.partials), cache=cache, scales=scales,
             out=torch.full((out_rows, width), 77 if dtype == torch.int8 else torch.nan, dtype=dtype, device="cuda"),
             out_scale=poison(out_rows), terms=torch.zeros(rows, width // 8, device="cuda"),
             partial=poison(rows * case.parts * width), state=poison(rows * case.parts * twin.heads * 2),
@@ -169,13 +169,13 @@ class Device:
         slots = [twin.table[row, block] * size + place if n else -1 for row, n, block, place in lasts]
         decodes = [(row, row, n, n - 1) if n else (-1,) * 4 for row, n in enumerate(case.contexts)]
         tensors = [
-            self.product, floats(twin.bias), floats(twin.cosine), floats(twin.sine), *map(floats, twin.norms),
+            self.partials, floats(twin.bias), floats(twin.cosine), floats(twin.sine), *map(floats, twin.norms),
             *self.cache, *self.scales, ints(slots), floats(twin.sinks) if case.sinks else None, self.partial,
             self.state, self.arrivals, ints(decodes), ints(twin.table), ints([twin.table.shape[1]]), self.out,
             self.out_scale, self.terms,
         ]  # fmt: skip
         integers = [
-            self.product.stride(0), self.product.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head,
+            self.partials.stride(0), self.partials.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head,
             case.kv_heads, case.window, 0, twin.heads * head,
         ]  # fmt: skip
         grid = len(case.contexts), case.kv_heads, case.parts
@@ -209,7 +209,7 @@ def test_attention_of_tokens(name: str) -> None:
         made.launch(twin, attention)
     assert not made.arrivals.any()
     held = restored(made.cache, made.scales, kernel.element).cpu().numpy().astype(np.float64)
-    found = written_rows(kernel, made.out, made.out_scale, made.terms, len(case.contexts), twin.heads * kernel.head)
+    found = written_tokens(kernel, made.out, made.out_scale, made.terms, len(case.contexts), twin.heads * kernel.head)
     for row, length in enumerate(case.contexts):
         if length:
             check_row(twin, row, found[row], held)
@@ -259,10 +259,10 @@ def restored(cache: list[torch.Tensor], scales: list[torch.Tensor], element: str
     return (both.unflatten(-1, (-1, 32)) * torch.stack(scales).float()[..., None]).flatten(-2)
 
 
-def written_rows(
+def written_tokens(
     kernel: AttendKernel, out: torch.Tensor, out_scale: torch.Tensor, terms: torch.Tensor, rows: int, width: int
 ) -> np.ndarray:
-    """float64 [rows, width] of what the next product reads."""
+    """float64 [rows, width] of what the next matmul reads."""
     if kernel.out == "f32":
         return out.double().cpu().numpy()
     if kernel.out == "int8":
@@ -271,6 +271,6 @@ def written_rows(
         sums = codes.sum(dim=-1) * both[..., 0]
         assert torch.allclose(sums, both[..., 1], rtol=1e-5, atol=1e-5)
         return (codes * both[..., :1]).flatten(-2).cpu().numpy()
-    blocks = out.reshape(-1, width // 64, 4, 2, kernel.block_rows // 8, 8, 4, 2)  # 4s, 1s; eights, row; 16s, 2s
+    blocks = out.reshape(-1, width // 64, 4, 2, kernel.block_tokens // 8, 8, 4, 2)  # 4s, 1s; eights, row; 16s, 2s
     values = blocks.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(-1, width).double()
     return (values * out_scale.double()[:, None]).cpu().numpy()

@@ -78,18 +78,18 @@ def run_backend(recipes: list[str], forms: int) -> None:
     triton.runtime.jit.JITFunction.run = record
     gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
     runner.compute_type = lambda dtype, device: compute_type(dtype, gpu)
-    linears.product_type = lambda device: tl.float16
+    linears.matmul_type = lambda device: tl.float16
     plain_forms = linears.MergedLinear.forms
     plain_launch = linears.MergedLinear.launch
-    plain_finishes = linears.MergedLinear.finishes_norms
+    plain_finishes = linears.MergedLinear.applies_norm_scale
     packed = linears.MergedLinear.all_packed
     for kv, recipe in ((name, RECIPES[name]) for name in recipes):
         for form in FORMS[:forms]:
-            linears.MergedLinear.forms = plain_forms if form is None else (lambda self, rows, form=form: (form,))
+            linears.MergedLinear.forms = plain_forms if form is None else (lambda self, tokens, form=form: (form,))
             linears.MergedLinear.launch = plain_launch if form is None else (lambda *_: None)
             linears.MergedLinear.all_packed = packed if form is None else True
             finishes = form is None or form.kind != "fp8"
-            linears.MergedLinear.finishes_norms = plain_finishes if finishes else (lambda *_: False)
+            linears.MergedLinear.applies_norm_scale = plain_finishes if finishes else (lambda *_: False)
             by_turns = form is not None and form.kind == "half" and "biases" not in recipe.parts
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
             kv_dtype: Any = "auto" if kv == "f32" else kv

@@ -1,4 +1,4 @@
-"""Product kernels compile for the architectures that they are meant for, without a GPU."""
+"""Matmul kernels compile for the architectures that they are meant for, without a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from realizar.backends.cuda.native.sources import (
     Tiles,
     WgmmaTiles,
     activations_source,
-    product_source,
+    matmul_source,
     repack_source,
 )
 from realizar.checkpoint.ggml_types import GGMLType
@@ -55,18 +55,18 @@ def check(sources: list[Source], arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
-    check([product_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
+    check([matmul_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_all_weights_compile(arch: str, tiles: Tiles) -> None:
-    check([product_source([form], tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
+    check([matmul_source([form], tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
 
 
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
-    check([product_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
+    check([matmul_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
 
 
 MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
@@ -88,33 +88,31 @@ GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_G
     ],
     ids=str,
 )
-def test_products_that_end_with_an_activation_keep_their_sums_in_registers(
+def test_activation_epilogues_keep_their_sums_in_registers(
     ggml_type: GGMLType, activation: GatedActivation, arch: str, tmp_path: Path
 ) -> None:
     check_registers(
-        [product_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
+        [matmul_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
     )
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, pytest.param(GGMLType.Q8_0, marks=pytest.mark.full)], ids=str)
-def test_products_that_end_on_the_stream_keep_their_sums_in_registers(
-    ggml_type: GGMLType, arch: str, tmp_path: Path
-) -> None:
+def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_path: Path) -> None:
     tiles = (
         MatvecTiles(1, 1, 12, 2, 2),
         MatvecTiles(1, 2, 2, 2, 6),
         MatvecTiles(2, 1, 8, 2, 2),
         MatvecTiles(1, 1, 16, 2, 1),
     )
-    check_registers([product_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
+    check_registers([matmul_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
 
 
 def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
     """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said.
 
     And that the Hopper kernel makes weights while it multiplies: where it finds too few registers, the compiler
-    waits for every product.
+    waits for every matmul.
     """
     check(sources, arch)
     tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -139,12 +137,12 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
     tiles: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
     if capability == (9, 0):
         tiles.append(WgmmaTiles(128, 2, 2, 4, 1, 1))
-    check([product_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
+    check([matmul_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
 
 
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
-    check([product_source([fragment_format(grouped_layout(group))], tiles) for group in (64, 16)], arch)
+    check([matmul_source([fragment_format(grouped_layout(group))], tiles) for group in (64, 16)], arch)
 
 
 def test_helpers_compile() -> None:

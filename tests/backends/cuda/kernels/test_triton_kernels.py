@@ -70,12 +70,12 @@ def test_int8_rows(block: int) -> None:
     np.testing.assert_allclose(found.terms.numpy()[..., 1], sums, rtol=1e-5, atol=1e-6 * scales.max())
 
 
-@pytest.mark.parametrize("block_rows", [8, 16])
+@pytest.mark.parametrize("block_tokens", [8, 16])
 @pytest.mark.parametrize("block", [64, 256])
-def test_half_rows(block: int, block_rows: int) -> None:
+def test_half_rows(block: int, block_tokens: int) -> None:
     x = rows_of(2)
-    found = start_convert(x, Form("half", block_rows), block)
-    values, scales = half_activations(x, block_rows)
+    found = start_convert(x, Form("half", block_tokens), block)
+    values, scales = half_activations(x, block_tokens)
     assert np.array_equal(found.scales.numpy()[:ROWS], scales[:ROWS])
     written = np.zeros((values.shape[3] * 8, 1), bool)
     written[:ROWS] = True
@@ -103,11 +103,12 @@ def test_activation(kind: int) -> None:
     parts = rng.standard_normal((2, ROWS, 2 * COLS)).astype(np.float32)
     parts[:, 2] *= 1e3
     bias = rng.standard_normal(2 * COLS).astype(np.float32)
-    buffer, product = poisoned(Form("f16")), torch.from_numpy(parts)
+    buffer, partials = poisoned(Form("f16")), torch.from_numpy(parts)
     state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
     activate[(ROWS, 3)](
-        product, product.stride(0), product.stride(1), torch.from_numpy(bias), COLS, COLS, *buffer.pointers(), *state,
-        SPLITS=2, BIAS=True, KIND=kind, GATED=True, INTERLEAVED=False, DEPENDENT=False, BLOCK=64, **buffer.constants(),
+        partials, partials.stride(0), partials.stride(1), torch.from_numpy(bias), COLS, COLS, *buffer.pointers(),
+        *state, SPLITS=2, BIAS=True, KIND=kind, GATED=True, INTERLEAVED=False, DEPENDENT=False, BLOCK=64,
+        **buffer.constants(),
     )  # fmt: skip
     both = torch.from_numpy(parts.astype(np.float64).sum(axis=0) + bias)
     expected = as_activated(both[:, :COLS], both[:, COLS:], kind)
@@ -121,12 +122,12 @@ def test_activation_of_gate_and_up_by_turns(factor: float) -> None:
     """64 columns of each; with large values the rows are divided once all of their blocks are done."""
     cols, kind = 192, 0
     parts = torch.from_numpy(np.random.default_rng(8).standard_normal((2, ROWS, 3, 2, 64)).astype(np.float32) * factor)
-    product = parts.reshape(2, ROWS, 2 * cols)
+    partials = parts.reshape(2, ROWS, 2 * cols)
     buffer = ActivationBuffers(ROWS, CPU).get(Form("f16"), cols)
     state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
     activate[(ROWS, 3)](
-        product, product.stride(0), product.stride(1), torch.zeros(1), 64, cols, *buffer.pointers(), *state, SPLITS=2,
-        BIAS=False, KIND=kind, GATED=True, INTERLEAVED=True, DEPENDENT=False, BLOCK=64, **buffer.constants(),
+        partials, partials.stride(0), partials.stride(1), torch.zeros(1), 64, cols, *buffer.pointers(), *state,
+        SPLITS=2, BIAS=False, KIND=kind, GATED=True, INTERLEAVED=True, DEPENDENT=False, BLOCK=64, **buffer.constants(),
     )  # fmt: skip
     both = parts.double().sum(0)
     expected = as_activated(both[:, :, 0], both[:, :, 1], kind).reshape(ROWS, cols)
@@ -134,26 +135,26 @@ def test_activation_of_gate_and_up_by_turns(factor: float) -> None:
     assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-3
 
 
-def test_normalize_joins_a_branch() -> None:
-    """hidden += 0.5 * norm(product), then a LayerNorm of it, into float32."""
+def test_normalize_adds_a_branch() -> None:
+    """hidden += 0.5 * norm(matmul), then a LayerNorm of it, into float32."""
     rng = np.random.default_rng(5)
     parts, hidden = (rng.standard_normal(shape) for shape in ((3, ROWS, COLS), (ROWS, COLS)))
     vectors = [torch.from_numpy(rng.standard_normal(COLS).astype(np.float32)) for _ in range(4)]
     bias, branch_weight, weight, norm_bias = vectors
-    product, stream = (torch.from_numpy(values.astype(np.float32)) for values in (parts, hidden))
-    out, squares, none = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan")), torch.zeros(1)
+    partials, stream = (torch.from_numpy(values.astype(np.float32)) for values in (parts, hidden))
+    out, square_sums, none = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan")), torch.zeros(1)
     normalize[(ROWS,)](
-        product, product.stride(0), product.stride(1), bias, branch_weight, none, 1e-5, 0.5, stream, COLS, none,
-        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, squares, SPLITS=3, PRODUCT_BIAS=True,
-        BRANCH_NORM=1, BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_ROWS=1, CHUNKS=1,
+        partials, partials.stride(0), partials.stride(1), bias, branch_weight, none, 1e-5, 0.5, stream, COLS, none,
+        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=True,
+        BRANCH_NORM=1, BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_TOKENS=1, CHUNKS=1,
         DEPENDENT=False, PARTS=8, BLOCK=256,
     )  # fmt: skip
     branch = parts.sum(axis=0) + bias.numpy()
     branch *= branch_weight.numpy() / np.sqrt((branch**2).mean(axis=1, keepdims=True) + 1e-5)
     expected = hidden + 0.5 * branch
     np.testing.assert_allclose(stream.numpy(), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(squares[:, 0].numpy(), (expected**2).sum(axis=1), rtol=1e-5)
-    assert (squares[:, 1:] == 0).all()
+    np.testing.assert_allclose(square_sums[:, 0].numpy(), (expected**2).sum(axis=1), rtol=1e-5)
+    assert (square_sums[:, 1:] == 0).all()
     centred = expected - expected.mean(axis=1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(out.numpy(), normed * weight.numpy() + norm_bias.numpy(), rtol=1e-4, atol=1e-4)
@@ -189,11 +190,11 @@ def test_largest_logits() -> None:
     values[2, 100] = np.nan
     values[3, 5] = np.inf
     values[4, 60:] = -np.inf
-    product = torch.from_numpy(values[None] / 2)
+    partials = torch.from_numpy(values[None] / 2)
     logits = torch.full((5, 300), float("nan"))
     tops, ids = torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.int32)
     finish_logits[(5, 5)](
-        product, 0, 300, product, logits, 300, 2.0, 1.0, tops, ids, 5, 300, SPLITS=1, BIAS=False, SOFT_CAP=False,
+        partials, 0, 300, partials, logits, 300, 2.0, 1.0, tops, ids, 5, 300, SPLITS=1, BIAS=False, SOFT_CAP=False,
         DEPENDENT=False, BLOCK=64,
     )  # fmt: skip
     choices, last = torch.zeros(5, dtype=torch.int32), torch.full((6,), 7, dtype=torch.int32)

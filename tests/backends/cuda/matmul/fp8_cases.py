@@ -18,7 +18,7 @@ from reference_tensors import load_tensors
 
 
 class FP8Reference(ReferenceModel):
-    """The reference with both operands of every product rounded by rows, the head's if `rounded_head`."""
+    """The reference with both operands of every matmul rounded by rows, the head's if `rounded_head`."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint) -> None:
         super().__init__(spec, load_tensors(spec, checkpoint), np.float64)

@@ -1,4 +1,4 @@
-"""Gate and up of random feed-forwards, interleaved on a GPU, and what their products end with in float64."""
+"""Gate and up of random feed-forwards, interleaved on a GPU, and what their matmuls end with in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.quantized import Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
@@ -46,29 +46,29 @@ def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
 
 
 def check_chain(
-    products: Products, rows: int, made: Callable[[ProductConfig, int], tuple[Activations, torch.Tensor]],
-    poisoned: Callable[[ProductConfig, int], Activations], poison: Callable[[Activations], object], tolerance: float,
-) -> ProductConfig:  # fmt: skip
+    matmuls: MatmulKernels, tokens: int, made: Callable[[MatmulConfig, int], tuple[Activations, torch.Tensor]],
+    poisoned: Callable[[MatmulConfig, int], Activations], poison: Callable[[Activations], object], tolerance: float,
+) -> MatmulConfig:  # fmt: skip
     """Gate, up and down as of an 8B model, in a graph of dependent launches: as float64 has it, each time the same.
 
     Args:
-        made: from a config and columns: an input, and float64 of what the product reads in it.
+        made: from a config and columns: an input, and float64 of what the matmul reads in it.
         poisoned: from a config and columns: where the activation goes. poison: spoils that again.
     """
     width, cols = 14336, 1024
     matrix, exact = pair(GGMLType.Q4_K, width, cols)
     down, exact_down = down_projection(width)
-    first, second = route_gated(products, rows, matrix, "silu"), products.route(rows, down)
+    first, second = route_gated(matmuls, tokens, matrix, "silu"), matmuls.route(tokens, down)
     assert first is not None
     assert first.format == second.format
     source, x = made(first, cols)
     target = poisoned(first, width)
-    partials = torch.full((second.splits, rows, 256), torch.nan, device="cuda")
+    partials = torch.full((second.splits, tokens, 256), torch.nan, device="cuda")
 
     def chain() -> None:
         for _ in range(3):
-            launch_gated(products, matrix, source, target, rows, first)
-            products.launch(down, target, partials, rows, second)
+            launch_gated(matmuls, matrix, source, target, tokens, first)
+            matmuls.launch(down, target, partials, tokens, second)
 
     chain()
     reference = expected(x, exact, "silu") @ exact_down.T

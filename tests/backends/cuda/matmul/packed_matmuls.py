@@ -1,7 +1,7 @@
-"""Products of packed matrices on the CPU: the CUDA kernels' twins in numpy, started with the same arguments.
+"""Matmuls of packed matrices on the CPU: the CUDA kernels' twins in numpy, started with the same arguments.
 
 With them the whole backend runs under the interpreter as it does on a GPU: its formats of activations, its interleaved
-matrices, and products that end with an activation.
+matrices, and matmuls that end with an activation.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from backends.cuda import cuda_runs
 from realizar.backends.cuda.attention import decode as bind_decode
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.layouts.activations import int8_activations
-from realizar.backends.cuda.matmul import quantized as products
-from realizar.backends.cuda.matmul.quantized import Activations, Int8Activations, Products, input_addresses
+from realizar.backends.cuda.matmul import quantized as matmuls
+from realizar.backends.cuda.matmul.quantized import Activations, Int8Activations, MatmulKernels, input_addresses
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.quantization import MatrixSource
 
-ROW_FACTOR = 64.0  # of halves from products that end with an activation
+TOKEN_FACTOR = 64.0  # of halves from matmuls that end with an activation
 
 _floats: dict[int, NDArray[np.float32]] = {}  # of packed matrices, by the address of their weights
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDevice(DeviceProfile):
-    """The interpreter's device, as if it ran the CUDA products."""
+    """The interpreter's device, as if it ran the CUDA matmuls."""
 
     @property
     def has_cuda_kernels(self) -> bool:
@@ -63,7 +63,7 @@ class HostPacker:
 
 @dataclass(slots=True)
 class Launches:
-    """Products that ran: how often each kernel, and of one after the other whether it finished a norm."""
+    """Matmuls that ran: how often each kernel, and of one after the other whether it finished a norm."""
 
     names: dict[str, int] = field(default_factory=dict)
     norms: list[bool] = field(default_factory=list)
@@ -83,66 +83,66 @@ class HostKernel:
     ) -> None:  # fmt: skip
         names = self.launches.names
         names[self.name] = names.get(self.name, 0) + 1
-        gated, joined = sizes.endswith("ip"), "residual" in self.name
+        gated, residual = sizes.endswith("ip"), "residual" in self.name
         count = sizes.index("pppiff") // 6
-        x_at, scales_at, *norm, rows, chunks, splits, row_stride, split_stride = arguments[6 * count :][:11]
-        block_rows = int(self.name.rpartition("rows")[2])
+        x_at, scales_at, *norm, tokens, chunks, splits, token_stride, split_stride = arguments[6 * count :][:11]
+        block_tokens = int(self.name.rpartition("tokens")[2])
         if self.name.startswith("matvec"):
-            x = _read_int8(x_at, scales_at, rows, chunks * 64)
+            x = _read_int8(x_at, scales_at, tokens, chunks * 64)
         else:
-            blocks = -(-rows // block_rows)
-            x = _read_half(x_at, scales_at, blocks, chunks, block_rows)[:rows]
+            blocks = -(-tokens // block_tokens)
+            x = _read_half(x_at, scales_at, blocks, chunks, block_tokens)[:tokens]
         self.launches.norms.append(norm[1] > 0)
         if norm[1]:
             x = _finish_norm(x, *norm)
         for index in range(count):
-            weights_at, _, _, out, rows_out, _ = arguments[6 * index :][:6]
+            weights_at, _, _, out, out_features, _ = arguments[6 * index :][:6]
             matrix = _floats[weights_at]
-            assert len(matrix) == rows_out
+            assert len(matrix) == out_features
             if gated:
                 values = _activated(self.name, x[:, : matrix.shape[1]] @ matrix.T)
                 if self.name.startswith("matvec"):
                     _write_int8(values, out, arguments[-1])
                 else:
-                    _write_half(values, out, arguments[-1], block_rows)
+                    _write_half(values, out, arguments[-1], block_tokens)
                 continue
-            if joined:
+            if residual:
                 _join(x[:, : matrix.shape[1]] @ matrix.T, out, *arguments[-7:])
                 continue
             for split in range(splits):
                 first, end = (min(64 * (chunks * at // splits), matrix.shape[1]) for at in (split, split + 1))
                 sums = x[:, first:end] @ matrix[:, first:end].T
-                for row in range(rows):
-                    to = _array(out + 4 * (split * split_stride + row * row_stride), np.float32, rows_out)
-                    to[:] = sums[row]
+                for token in range(tokens):
+                    to = _array(out + 4 * (split * split_stride + token * token_stride), np.float32, out_features)
+                    to[:] = sums[token]
 
 
-def decoded(activations: Activations, rows: int, cols: int) -> NDArray[np.float32]:
-    """[rows, cols] that a product multiplies by, its deferred norm finished."""
+def decoded(activations: Activations, tokens: int, cols: int) -> NDArray[np.float32]:
+    """[tokens, cols] that a matmul multiplies by, its folded norm finished."""
     addresses = input_addresses(activations)
     if isinstance(activations, Int8Activations):
-        x = _read_int8(*addresses, rows, activations.codes.shape[1])
+        x = _read_int8(*addresses, tokens, activations.codes.shape[1])
     else:
         blocks, chunks, _, eights = activations.values.shape[:4]
-        x = _read_half(*addresses, blocks, chunks, 8 * eights)[:rows]
+        x = _read_half(*addresses, blocks, chunks, 8 * eights)[:tokens]
     if activations.norm is not None:
         x = _finish_norm(x, *activations.norm.arguments())
     return x[:, :cols]
 
 
 def _finish_norm(
-    x: NDArray[np.float32], squares_at: int, parts: int, inverse_width: float, eps: float
+    x: NDArray[np.float32], square_sums_at: int, parts: int, inverse_width: float, eps: float
 ) -> NDArray[np.float32]:
     """Rows times 1 / sqrt(mean of squares + eps)."""
-    squares = _array(squares_at, np.float32, len(x) * parts).reshape(len(x), parts)
-    return x / np.sqrt(squares.sum(axis=1, keepdims=True) * np.float32(inverse_width) + np.float32(eps))
+    square_sums = _array(square_sums_at, np.float32, len(x) * parts).reshape(len(x), parts)
+    return x / np.sqrt(square_sums.sum(axis=1, keepdims=True) * np.float32(inverse_width) + np.float32(eps))
 
 
 def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
     """activation(gate) * up, as a kernel's name says, of sums whose columns are interleaved."""
-    rows = len(sums)
-    both = torch.from_numpy(sums).reshape(rows, -1, 2, 64)
-    gate, up = both[:, :, 0].reshape(rows, -1), both[:, :, 1].reshape(rows, -1)
+    tokens = len(sums)
+    both = torch.from_numpy(sums).reshape(tokens, -1, 2, 64)
+    gate, up = both[:, :, 0].reshape(tokens, -1), both[:, :, 1].reshape(tokens, -1)
     gelu = torch.nn.functional.gelu
     if "silu" in name:
         active = torch.nn.functional.silu(gate)
@@ -154,16 +154,16 @@ def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _join(
     sums: NDArray[np.float32], hidden_at: int, bias_at: int, scale: float, gain_at: int, codes_at: int, terms_at: int,
-    squares_at: int, parts: int,
+    square_sums_at: int, parts: int,
 ) -> None:  # fmt: skip
-    """What `residual` says of sums [rows, width]."""
-    rows, width = sums.shape
+    """What `residual` says of sums [tokens, width]."""
+    tokens, width = sums.shape
     hidden = _array(hidden_at, np.float32, sums.size).reshape(sums.shape)
     hidden += np.float32(scale) * (sums + (_array(bias_at, np.float32, width) if bias_at else 0))
     if gain_at:
         _write_int8(hidden * _array(gain_at, np.float32, width), codes_at, terms_at)
-        shares = _array(squares_at, np.float32, rows * parts).reshape(rows, parts)
-        shares[:, : width // 16] = np.square(hidden).reshape(rows, -1, 16).sum(axis=2)
+        epilogue_square_sums = _array(square_sums_at, np.float32, tokens * parts).reshape(tokens, parts)
+        epilogue_square_sums[:, : width // 16] = np.square(hidden).reshape(tokens, -1, 16).sum(axis=2)
 
 
 def _write_int8(x: NDArray[np.float32], codes_at: int, terms_at: int) -> None:
@@ -172,30 +172,30 @@ def _write_int8(x: NDArray[np.float32], codes_at: int, terms_at: int) -> None:
     _array(terms_at, np.float32, terms.size)[:] = terms.reshape(-1)
 
 
-def _write_half(x: NDArray[np.float32], out: int, scales_at: int, block_rows: int) -> None:
-    rows, cols = x.shape
-    blocks = -(-rows // block_rows)
-    filled = np.zeros((blocks * block_rows, cols), np.float32)
-    filled[:rows] = x / ROW_FACTOR
-    filled[rows:] = np.nan  # of no consequence
-    split = filled.astype(np.float16).reshape(blocks, block_rows // 8, 8, -1, 4, 4, 2, 2)
+def _write_half(x: NDArray[np.float32], out: int, scales_at: int, block_tokens: int) -> None:
+    tokens, cols = x.shape
+    blocks = -(-tokens // block_tokens)
+    filled = np.zeros((blocks * block_tokens, cols), np.float32)
+    filled[:tokens] = x / TOKEN_FACTOR
+    filled[tokens:] = np.nan  # of no consequence
+    split = filled.astype(np.float16).reshape(blocks, block_tokens // 8, 8, -1, 4, 4, 2, 2)
     values = np.ascontiguousarray(split.transpose(0, 3, 5, 7, 1, 2, 4, 6))  # as half_activations, no row divided
     _array(out, np.float16, values.size)[:] = values.reshape(-1)
-    _array(scales_at, np.float32, blocks * block_rows)[:] = ROW_FACTOR
+    _array(scales_at, np.float32, blocks * block_tokens)[:] = TOKEN_FACTOR
 
 
-def _read_half(at: int, scales_at: int, blocks: int, chunks: int, block_rows: int) -> NDArray[np.float32]:
-    """Rows of the `half` format as float32 [blocks * block_rows, chunks * 64]."""
-    values = _array(at, np.float16, blocks * chunks * 64 * block_rows).astype(np.float32)
-    split = values.reshape(blocks, chunks, 4, 2, block_rows // 8, 8, 4, 2)  # as half_activations orders them
-    rows = split.transpose(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * block_rows, chunks * 64)
-    return rows * _array(scales_at, np.float32, len(rows))[:, None]
+def _read_half(at: int, scales_at: int, blocks: int, chunks: int, block_tokens: int) -> NDArray[np.float32]:
+    """Rows of the `half` format as float32 [blocks * block_tokens, chunks * 64]."""
+    values = _array(at, np.float16, blocks * chunks * 64 * block_tokens).astype(np.float32)
+    split = values.reshape(blocks, chunks, 4, 2, block_tokens // 8, 8, 4, 2)  # as half_activations orders them
+    tokens = split.transpose(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * block_tokens, chunks * 64)
+    return tokens * _array(scales_at, np.float32, len(tokens))[:, None]
 
 
-def _read_int8(codes_at: int, terms_at: int, rows: int, cols: int) -> NDArray[np.float32]:
-    codes = _array(codes_at, np.int8, rows * cols).reshape(rows, -1, 16)
-    scales = _array(terms_at, np.float32, rows * cols // 8).reshape(rows, -1, 2)[..., :1]
-    return (codes * scales).reshape(rows, cols).astype(np.float32)
+def _read_int8(codes_at: int, terms_at: int, tokens: int, cols: int) -> NDArray[np.float32]:
+    codes = _array(codes_at, np.int8, tokens * cols).reshape(tokens, -1, 16)
+    scales = _array(terms_at, np.float32, tokens * cols // 8).reshape(tokens, -1, 2)[..., :1]
+    return (codes * scales).reshape(tokens, cols).astype(np.float32)
 
 
 def _array(address: int, dtype: Any, count: int) -> NDArray[Any]:
@@ -208,7 +208,7 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
     """From now on runners pack their matrices and multiply with these twins; returns where launches are noted.
 
     Args:
-        splits: of all products that have as many chunks and no activation; as tuned if None.
+        splits: of all matmuls that have as many chunks and no activation; as tuned if None.
     """
     properties = SimpleNamespace(
         name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=227 * 1024
@@ -222,13 +222,13 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
     monkeypatch.setattr(bind_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
-    monkeypatch.setattr(products, "Kernel", HostKernel)
-    monkeypatch.setattr(products, "compile_sources", compile_all)
-    monkeypatch.setattr(products, "compile_source", lambda source, arch: b"")
+    monkeypatch.setattr(matmuls, "Kernel", HostKernel)
+    monkeypatch.setattr(matmuls, "compile_sources", compile_all)
+    monkeypatch.setattr(matmuls, "compile_source", lambda source, arch: b"")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=0))
     if splits is not None:
-        choose = Products._choose
-        monkeypatch.setattr(Products, "_choose", lambda *asked: replace(choose(*asked), splits=splits))
+        choose = MatmulKernels._choose
+        monkeypatch.setattr(MatmulKernels, "_choose", lambda *asked: replace(choose(*asked), splits=splits))
     HostKernel.launches = Launches()
     return HostKernel.launches

@@ -1,4 +1,4 @@
-"""Norms whose root the product applies, interpreted: the kernel beside exact arithmetic, and whole models."""
+"""Norms whose root the matmul applies, interpreted: the kernel beside exact arithmetic, and whole models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import decoded, run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block  # noqa: E402
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm  # noqa: E402
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, Form  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -40,44 +40,45 @@ def poisoned(form: Form) -> ActivationBuffer:
     return buffer
 
 
-def activations(buffer: ActivationBuffer, norm: DeferredNorm | None) -> Activations:
+def activations(buffer: ActivationBuffer, norm: FoldedNorm | None) -> Activations:
     if buffer.form.kind == "int8":
         return Int8Activations(buffer.codes, buffer.terms, norm)
     return HalfActivations(buffer.values, buffer.scales, norm)
 
 
 class Chain:
-    """A residual stream and the norms between its products, as the backend starts them."""
+    """A residual stream and the norms between its matmuls, as the backend starts them."""
 
     def __init__(self, hidden: np.ndarray, weight: np.ndarray, form: Form) -> None:
         self.hidden, self.weight = torch.from_numpy(hidden.copy()), torch.from_numpy(weight)
         self.form, self.none = form, torch.zeros(1)
-        self.squares = torch.full((2, ROWS, PARTS), float("nan"))
-        self.squares[:, :, 3:] = 0.0  # no block writes there
-        self.turn = 0
+        self.square_sums = torch.full((2, ROWS, PARTS), float("nan"))
+        self.square_sums[:, :, 3:] = 0.0  # no block writes there
+        self.written = 0
 
     def start(self) -> np.ndarray:
         """The norm of the stream as it is, a row at once: float64."""
         buffer, none = poisoned(self.form), self.none
-        self.squares[0] = float("nan")
+        self.square_sums[0] = float("nan")
         normalize[(ROWS,)](
             none, 0, 0, none, none, none, 0.0, 0.0, self.hidden, COLS, none, self.weight, none, EPS,
-            *buffer.pointers(), COLS, self.squares[0], SPLITS=0, PRODUCT_BIAS=False, BRANCH_NORM=0, BRANCH_BIAS=False,
-            NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=PARTS, BLOCK=1024, **buffer.constants(),
+            *buffer.pointers(), COLS, self.square_sums[0], SPLITS=0, MATMUL_BIAS=False, BRANCH_NORM=0,
+            BRANCH_BIAS=False, NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=PARTS, BLOCK=1024,
+            **buffer.constants(),
         )  # fmt: skip
         return decoded(activations(buffer, None), ROWS, COLS).astype(np.float64)
 
     def add(self, parts: np.ndarray, bias: np.ndarray, scale: float) -> np.ndarray:
-        """Add splits of a product, with the root left to the reader, who is asked for the norm: float64."""
-        buffer, product = poisoned(self.form), torch.from_numpy(parts)
-        before, squares = self.squares[self.turn], self.squares[1 - self.turn]
-        self.turn = 1 - self.turn
+        """Add splits of a matmul, with the root left to the reader, who is asked for the norm: float64."""
+        buffer, partials = poisoned(self.form), torch.from_numpy(parts)
+        before, square_sums = self.square_sums[self.written], self.square_sums[1 - self.written]
+        self.written = 1 - self.written
         normalize_block[(ROWS, -(-COLS // BLOCK))](
-            product, product.stride(0), product.stride(1), torch.from_numpy(bias), scale, self.hidden, COLS,
-            self.weight, *buffer.pointers(), COLS, squares, before, SPLITS=len(parts), PRODUCT_BIAS=True,
+            partials, partials.stride(0), partials.stride(1), torch.from_numpy(bias), scale, self.hidden, COLS,
+            self.weight, *buffer.pointers(), COLS, square_sums, before, SPLITS=len(parts), MATMUL_BIAS=True,
             DEPENDENT=False, PARTS=PARTS, BLOCK=BLOCK, **buffer.constants(),
         )  # fmt: skip
-        return decoded(activations(buffer, DeferredNorm(squares, COLS, EPS)), ROWS, COLS).astype(np.float64)
+        return decoded(activations(buffer, FoldedNorm(square_sums, COLS, EPS)), ROWS, COLS).astype(np.float64)
 
 
 def normed(hidden: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -135,10 +136,10 @@ def test_what_no_half_holds_is_cut_and_what_is_not_a_number_stays() -> None:
 def test_only_adding_touches_nothing_else() -> None:
     rng = np.random.default_rng(3)
     hidden, parts = (rng.standard_normal(shape).astype(np.float32) for shape in ((ROWS, COLS), (2, ROWS, COLS)))
-    stream, product, none = torch.from_numpy(hidden.copy()), torch.from_numpy(parts), torch.full((1,), float("nan"))
+    stream, partials, none = torch.from_numpy(hidden.copy()), torch.from_numpy(parts), torch.full((1,), float("nan"))
     normalize_block[(ROWS, -(-COLS // BLOCK))](
-        product, product.stride(0), product.stride(1), none, 2.0, stream, COLS, none, none, COLS, none, none, none,
-        COLS, none, none, SPLITS=2, PRODUCT_BIAS=False, FORMAT=4, BLOCK_ROWS=1, CHUNKS=1, DEPENDENT=False, PARTS=PARTS,
+        partials, partials.stride(0), partials.stride(1), none, 2.0, stream, COLS, none, none, COLS, none, none, none,
+        COLS, none, none, SPLITS=2, MATMUL_BIAS=False, FORMAT=4, BLOCK_TOKENS=1, CHUNKS=1, DEPENDENT=False, PARTS=PARTS,
         BLOCK=BLOCK,
     )  # fmt: skip
     np.testing.assert_allclose(stream.numpy(), hidden + 2 * parts.sum(axis=0), rtol=1e-5, atol=1e-6)
@@ -154,10 +155,10 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_over_products_that_finish_norms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_over_matmuls_that_apply_norm_scales(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, single tokens, two rows at once: both formats. All norms but the first are deferred where they may be."""
     recipe, norms = MODELS[name]
-    products = run_packed(monkeypatch, splits=2)
+    matmuls = run_packed(monkeypatch, splits=2)
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16"
@@ -166,7 +167,7 @@ def test_models_over_products_that_finish_norms(name: str, monkeypatch: pytest.M
     tokens, others = random_tokens(recipe, 14, 1), random_tokens(recipe, 6, 2)
     first, second = runner.request(0, tokens), runner.request(1, others, first=1)
     runner.step([(first, 12)])
-    launched = len(products.norms)
+    launched = len(matmuls.norms)
     runner.step([(first, 1)])
     runner.step([(first, 1), (second, 6)])
     reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
@@ -174,5 +175,5 @@ def test_models_over_products_that_finish_norms(name: str, monkeypatch: pytest.M
         assert errors(request.values(), reference.logits(request.token_ids)).max() < 0.02
     layers = len(recipe.windows)
     # QKV, O, gate with up, and down of each layer, then the head
-    assert products.norms[: 4 * layers].count(True) == max(0, norms - 1) == products.norms[:launched].count(True)
+    assert matmuls.norms[: 4 * layers].count(True) == max(0, norms - 1) == matmuls.norms[:launched].count(True)
     runner.close()

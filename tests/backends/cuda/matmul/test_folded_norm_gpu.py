@@ -1,4 +1,4 @@
-"""Norms in blocks of columns and the products that finish them, in turn on a GPU, against float64."""
+"""Norms in blocks of columns and the matmuls that finish them, in turn on a GPU, against float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from realizar.backends.cuda.kernel_sizes import norm_blocks, square_parts  # noqa: E402
+from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize_block  # noqa: E402
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm  # noqa: E402
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, Products  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulKernels  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.quantization import block_source, random_blocks  # noqa: E402
@@ -29,7 +29,7 @@ EPS, LAYERS, SCALE = 1e-5, 6, 0.3
 class Model:
     """A square matrix, a norm before it, and a stream that it is added to, layer after layer."""
 
-    products: Products
+    matmuls: MatmulKernels
     matrix: PackedMatrix
     exact: torch.Tensor
     weight: torch.Tensor
@@ -44,35 +44,35 @@ class Model:
 
     def stream(self, start: torch.Tensor, first: torch.Tensor, dependent: bool) -> torch.Tensor:
         """The same by kernels, in buffers full of NaN."""
-        rows, cols = start.shape
-        config = replace(self.products.route(rows, self.matrix), dependent=dependent)
-        form, cut, parts = config.format, norm_blocks(cols), square_parts(cols)
-        buffer = ActivationBuffers(rows, torch.device("cuda")).get(Form(form.kind, form.block_rows), cols)
+        tokens, cols = start.shape
+        config = replace(self.matmuls.route(tokens, self.matrix), dependent=dependent)
+        form, cut, parts = config.format, norm_blocks(cols), norm_square_parts(cols)
+        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(Form(form.kind, form.block_tokens), cols)
         for tensor in (buffer.values, buffer.scales, buffer.terms):
             tensor.fill_(torch.nan)
         hidden, none = start.clone(), torch.zeros(1, device="cuda")
-        squares = torch.full((2, rows, parts), torch.nan, device="cuda")
-        squares[:, :, cut.blocks :] = 0.0
-        squares[1] = 0.0
-        squares[1, :, 0] = start.square().sum(1)
-        partials = torch.full((config.splits, rows, cols), torch.nan, device="cuda")
+        square_sums = torch.full((2, tokens, parts), torch.nan, device="cuda")
+        square_sums[:, :, cut.blocks :] = 0.0
+        square_sums[1] = 0.0
+        square_sums[1, :, 0] = start.square().sum(1)
+        partials = torch.full((config.splits, tokens, cols), torch.nan, device="cuda")
         launching = {"DEPENDENT": True, "launch_pdl": True} if dependent else {"DEPENDENT": False}
-        product = first.unsqueeze(0).contiguous()
+        partials = first.unsqueeze(0).contiguous()
         for layer in range(LAYERS):
-            before, after = squares[1 - layer % 2], squares[layer % 2]
-            normalize_block[(rows, cut.blocks)](
-                product, product.stride(0), product.stride(1), none, SCALE, hidden, cols, self.weight,
-                *buffer.pointers(), cols, after, before, SPLITS=len(product), PRODUCT_BIAS=False, PARTS=parts,
+            before, after = square_sums[1 - layer % 2], square_sums[layer % 2]
+            normalize_block[(tokens, cut.blocks)](
+                partials, partials.stride(0), partials.stride(1), none, SCALE, hidden, cols, self.weight,
+                *buffer.pointers(), cols, after, before, SPLITS=len(partials), MATMUL_BIAS=False, PARTS=parts,
                 BLOCK=cut.block, num_warps=cut.warps, **buffer.constants(), **launching,
             )  # fmt: skip
-            norm = DeferredNorm(after, cols, EPS)
+            norm = FoldedNorm(after, cols, EPS)
             x = (
                 Int8Activations(buffer.codes, buffer.terms, norm)
                 if form.kind == "int8"
                 else HalfActivations(buffer.values, buffer.scales, norm)
             )
-            self.products.launch(self.matrix, x, partials, rows, config)
-            product = partials
+            self.matmuls.launch(self.matrix, x, partials, tokens, config)
+            partials = partials
         return hidden
 
 
@@ -83,27 +83,27 @@ def model(request: pytest.FixtureRequest) -> Model:
     source = block_source(GGMLType.Q4_K, data, cols, cols)
     weight = torch.from_numpy((1 + 0.3 * rng.standard_normal(cols)).astype(np.float32)).cuda()
     exact = torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
-    return Model(Products("cuda"), pack_matrix(source, "cuda"), exact, weight)
+    return Model(MatmulKernels("cuda"), pack_matrix(source, "cuda"), exact, weight)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 33, 64, 130])
-def test_chains_agree_with_exact_arithmetic(model: Model, rows: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 33, 64, 130])
+def test_chains_agree_with_exact_arithmetic(model: Model, tokens: int) -> None:
     """Streams of 1e-3 to 1e5, which grow at the first norm or do not."""
     cols = model.matrix.cols
-    sizes = 10.0 ** (torch.arange(rows, device="cuda") % 9 - 3)[:, None]
-    start, first = (sizes * torch.randn(rows, cols, device="cuda") for _ in range(2))
-    first[rows // 2] *= 100.0
+    sizes = 10.0 ** (torch.arange(tokens, device="cuda") % 9 - 3)[:, None]
+    start, first = (sizes * torch.randn(tokens, cols, device="cuda") for _ in range(2))
+    first[tokens // 2] *= 100.0
     exact = model.exact_stream(start, first)
     found = model.stream(start, first, dependent=False)
     errors = (found.double() - exact).norm(dim=1) / exact.norm(dim=1)
-    assert float(errors.nan_to_num(torch.inf).max()) < (3e-2 if rows <= 2 else 2e-3)
+    assert float(errors.nan_to_num(torch.inf).max()) < (3e-2 if tokens <= 2 else 2e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 64, 128])
-def test_dependent_launches_equal_plain_ones(model: Model, rows: int) -> None:
-    if model.products.capability < (9, 0):
+@pytest.mark.parametrize("tokens", [1, 2, 8, 64, 128])
+def test_dependent_launches_equal_plain_ones(model: Model, tokens: int) -> None:
+    if model.matmuls.capability < (9, 0):
         pytest.skip("from compute capability 9.0 on")
-    start, first = (torch.randn(rows, model.matrix.cols, device="cuda") for _ in range(2))
+    start, first = (torch.randn(tokens, model.matrix.cols, device="cuda") for _ in range(2))
     expected = model.stream(start, first, dependent=False)
     for _ in range(20):
         assert torch.equal(model.stream(start, first, dependent=True), expected)

@@ -1,4 +1,4 @@
-"""FP8 copies without a GPU: beside float64, in whole models over twins of the products, in plans, and refused."""
+"""FP8 copies without a GPU: beside float64, in whole models over twins of the matmuls, in plans, and refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.matmul import fp8_copies, linears, tuning_table  # noqa: E402
 from realizar.backends.cuda.matmul.fp8_copies import FP8Copy, check_device, copy_matrices, sum_type  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import Products  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
@@ -67,16 +67,16 @@ CONFIG = EngineConfig(
 def test_copies_beside_float64(types: list[str], cols: int, interleaved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in the order in which the packed matrices have them; columns that end within a run of 128."""
     run_packed(monkeypatch)
-    products, packer = Products("cpu"), HostPacker(CPU)
+    matmuls, packer = MatmulKernels("cpu"), HostPacker(CPU)
     parts = [raw_matrix(GGMLType[name], 128, cols, seed) for seed, name in enumerate(types)]
     packed = [packer.pack(parts, interleaved=True)] if interleaved else [packer.pack([part]) for part in parts]
-    copy = copy_matrices(products, packed, torch.float32)
+    copy = copy_matrices(matmuls, packed, torch.float32)
     assert copy.codes.shape == (128 * len(parts), cols)
     check_copy(copy, exact_weights(parts, interleaved), 0.0)
 
 
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16])
-def test_products_of_rows(out: Any) -> None:
+def test_matmuls_scaled_by_token(out: Any) -> None:
     """What kernels write times a copy is what both hold, in float64; beyond it nothing is written."""
     x = torch.randn((20, 64), generator=torch.Generator().manual_seed(2))
     buffer = converted(x)
@@ -101,11 +101,11 @@ def test_rows_as_torch_rounds_them(cols: int) -> None:
 def test_activations(interleaved: bool) -> None:
     """As their float32 rounded."""
     rows, width, none = 3, 192, torch.zeros(4, dtype=torch.int32)
-    product = torch.randn((2, rows, 2 * width), generator=torch.Generator().manual_seed(4))
+    partials = torch.randn((2, rows, 2 * width), generator=torch.Generator().manual_seed(4))
     plain, rounded = ActivationBuffers(rows, CPU).get(Form("f32"), width), poisoned_rows(rows, width, CPU)
     for buffer in (plain, rounded):
         activate[(rows, 1)](
-            product, product.stride(0), product.stride(1), none, 64 if interleaved else width, width,
+            partials, partials.stride(0), partials.stride(1), none, 64 if interleaved else width, width,
             *buffer.pointers(), none, none, SPLITS=2, BIAS=False, KIND=0, GATED=True, INTERLEAVED=interleaved,
             DEPENDENT=False, BLOCK=256, **buffer.constants(),
         )  # fmt: skip
@@ -115,21 +115,21 @@ def test_activations(interleaved: bool) -> None:
 def test_norms() -> None:
     """As their float32 rounded; the stream goes on in float32."""
     rows, cols, none = 3, 96, torch.zeros(1)
-    product, stream = (torch.randn((1, rows, cols), generator=torch.Generator().manual_seed(seed)) for seed in (5, 6))
+    partials, stream = (torch.randn((1, rows, cols), generator=torch.Generator().manual_seed(seed)) for seed in (5, 6))
     weight = 1 + 0.1 * torch.arange(cols, dtype=torch.float32)
     plain, rounded = ActivationBuffers(rows, CPU).get(Form("f32"), cols), poisoned_rows(rows, cols, CPU)
-    streams, squares = [], torch.full((2, rows, 8), torch.nan)
+    streams, square_sums = [], torch.full((2, rows, 8), torch.nan)
     for turn, buffer in enumerate((plain, rounded)):
         hidden = stream[0].clone()
         normalize[(rows,)](
-            product, product.stride(0), product.stride(1), none, none, none, 0.0, 0.5, hidden, cols, none, weight,
-            none, 1e-6, *buffer.pointers(), cols, squares[turn], SPLITS=1, PRODUCT_BIAS=False, BRANCH_NORM=0,
+            partials, partials.stride(0), partials.stride(1), none, none, none, 0.0, 0.5, hidden, cols, none, weight,
+            none, 1e-6, *buffer.pointers(), cols, square_sums[turn], SPLITS=1, MATMUL_BIAS=False, BRANCH_NORM=0,
             BRANCH_BIAS=False, NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=8, BLOCK=128,
             **buffer.constants(),
         )  # fmt: skip
         streams.append(hidden)
     assert torch.equal(*streams)
-    assert torch.equal(*squares)
+    assert torch.equal(*square_sums)
     check_rows(rounded, plain.values)
 
 
@@ -144,18 +144,18 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of many rows through copies, decodes beside chunks among them, and few rows after and between as packed."""
-    monkeypatch.setattr(linears, "LEAST_ROWS", 16)
+    monkeypatch.setattr(linears, "LEAST_TOKENS", 16)
     monkeypatch.setattr(fp8_copies, "LEAST_CAPABILITY", (0, 0))
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     launched, copied = run_packed(monkeypatch), []
-    multiply = fp8_copies.multiply_rows
+    multiply = fp8_copies.scaled_matmul
 
     def noted(x: torch.Tensor, scales: torch.Tensor, weights: torch.Tensor, *others: Any) -> None:
         if len(weights) != spec.vocab_size:  # the head takes as many rows as logits are asked for
             copied.append(len(x))
         multiply(x, scales, weights, *others)
 
-    monkeypatch.setattr(fp8_copies, "multiply_rows", noted)
+    monkeypatch.setattr(fp8_copies, "scaled_matmul", noted)
     spec, checkpoint = random_model(MODELS[name])
     runner = GPURunner(spec, checkpoint, CONFIG)
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
@@ -192,14 +192,14 @@ def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sums_in_what_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, product = interpreter_device(), torch._scaled_mm
+    device, partials = interpreter_device(), torch._scaled_mm
     assert sum_type(device) == torch.float32
     refused = [torch.float32]
 
     def refusing(*operands: Any, out_dtype: Any, **options: Any) -> Any:
         if out_dtype in refused:
             raise RuntimeError("only bf16 is supported\nmore")
-        return product(*operands, out_dtype=out_dtype, **options)
+        return partials(*operands, out_dtype=out_dtype, **options)
 
     monkeypatch.setattr(torch, "_scaled_mm", refusing)
     assert sum_type(device) == torch.bfloat16

@@ -25,7 +25,7 @@ from backends.cuda.matmul.fp8_cases import (  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
 from realizar.backends.cuda.matmul.fp8_copies import FP8Copy, copy_matrices, prepare_copying, sum_type  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import Products  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -33,7 +33,7 @@ from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-HALF_ROUNDING = 2.0**-11  # of weights on their way through the packed product
+HALF_ROUNDING = 2.0**-11  # of weights on their way through the packed matmul
 RECIPE = Recipe(
     64, 8, 2, hidden_size=512, feed_forward_size=1024, vocab_size=320, weights="Q4_K", windows=(None, 100),
     context_length=1024,
@@ -52,11 +52,11 @@ RECIPE = Recipe(
     ],
 )
 def test_copies_beside_float64(types: list[str], cols: int, interleaved: bool) -> None:
-    products, packer = Products("cuda"), Packer("cuda")
+    matmuls, packer = MatmulKernels("cuda"), Packer("cuda")
     parts = [raw_matrix(GGMLType[name], 192, cols, seed) for seed, name in enumerate(types)]
     packed = [packer.pack(parts, interleaved=True)] if interleaved else [packer.pack([part]) for part in parts]
-    prepare_copying(products, packed)
-    check_copy(copy_matrices(products, packed, torch.bfloat16), exact_weights(parts, interleaved), HALF_ROUNDING)
+    prepare_copying(matmuls, packed)
+    check_copy(copy_matrices(matmuls, packed, torch.bfloat16), exact_weights(parts, interleaved), HALF_ROUNDING)
 
 
 @pytest.mark.parametrize("cols", [64, 700, 14336])
@@ -68,7 +68,7 @@ def test_rows_as_torch_rounds_them(cols: int) -> None:
 
 @pytest.mark.parametrize("rows", [128, 200, 512, 2048])
 @pytest.mark.parametrize(("width", "cols"), [(336, 96), (6144, 4096)])
-def test_products_of_rows(rows: int, width: int, cols: int) -> None:
+def test_matmuls_scaled_by_token(rows: int, width: int, cols: int) -> None:
     """In what `sum_type` says and in bfloat16, eagerly and in a graph, beside float64; beyond it nothing is written."""
     x = torch.randn((rows, cols), device="cuda")
     x[1] = 0.0

@@ -1,4 +1,4 @@
-"""Products of integers that end with a feed-forward's activation on a GPU, against float64, their outputs poisoned."""
+"""Matmuls of integers that end with a feed-forward's activation on a GPU, against float64, their outputs poisoned."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 
 from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair
 from realizar.backends.cuda.layouts.activations import int8_activations
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.gated import launch_gated
 from realizar.backends.cuda.matmul.quantized import (
     ActivationFormat,
     Activations,
     Int8Activations,
-    ProductConfig,
-    Products,
+    MatmulConfig,
+    MatmulKernels,
 )
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.checkpoint.ggml_types import GGMLType
@@ -37,24 +37,24 @@ _EPS = 1e-5
 
 
 @pytest.fixture(scope="module")
-def products() -> Products:
-    return Products("cuda")
+def matmuls() -> MatmulKernels:
+    return MatmulKernels("cuda")
 
 
-def config(products: Products, tiles: MatvecTiles, activation: GatedActivation) -> ProductConfig:
-    return ProductConfig(tiles, ActivationFormat("int8", 1), 1, products.capability >= (9, 0), activation)
+def config(matmuls: MatmulKernels, tiles: MatvecTiles, activation: GatedActivation) -> MatmulConfig:
+    return MatmulConfig(tiles, ActivationFormat("int8", 1), 1, matmuls.capability >= (9, 0), activation)
 
 
-def poisoned(rows: int, cols: int) -> Int8Activations:
+def poisoned(tokens: int, cols: int) -> Int8Activations:
     """With a row more than needed: nothing may be written there."""
-    codes = torch.full((rows + 1, cols), _POISON, dtype=torch.int8, device="cuda")
-    return Int8Activations(codes, torch.full((rows + 1, cols // 16, 2), torch.nan, device="cuda"))
+    codes = torch.full((tokens + 1, cols), _POISON, dtype=torch.int8, device="cuda")
+    return Int8Activations(codes, torch.full((tokens + 1, cols // 16, 2), torch.nan, device="cuda"))
 
 
 def values_of(x: Int8Activations) -> torch.Tensor:
-    """float64 [rows, cols] of what codes and scales mean."""
-    rows, cols = x.codes.shape
-    return (x.codes.reshape(rows, -1, 16).double() * x.terms[..., :1].double()).reshape(rows, cols)
+    """float64 [tokens, cols] of what codes and scales mean."""
+    tokens, cols = x.codes.shape
+    return (x.codes.reshape(tokens, -1, 16).double() * x.terms[..., :1].double()).reshape(tokens, cols)
 
 
 def written(target: Int8Activations) -> torch.Tensor:
@@ -67,48 +67,48 @@ def written(target: Int8Activations) -> torch.Tensor:
     return values_of(Int8Activations(codes, terms))
 
 
-def with_squares(products: Products, x: torch.Tensor) -> Int8Activations:
-    """Rows whose norm is left to the product, their squares in 40 parts."""
-    squares = torch.zeros(len(x), 40, device="cuda")
-    squares[:, 0], squares[:, 37] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
-    return replace(products.to_int8(x), norm=DeferredNorm(squares, x.shape[1], _EPS))
+def with_squares(matmuls: MatmulKernels, x: torch.Tensor) -> Int8Activations:
+    """Rows whose norm is left to the matmul, their squares in 40 parts."""
+    square_sums = torch.zeros(len(x), 40, device="cuda")
+    square_sums[:, 0], square_sums[:, 37] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
+    return replace(matmuls.to_int8(x), norm=FoldedNorm(square_sums, x.shape[1], _EPS))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
-def test_few_rows(products: Products, ggml_type: GGMLType, activation: GatedActivation) -> None:
+def test_few_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: GatedActivation) -> None:
     """With a norm to finish and without; what is written is what `int8_activations` makes of the exact values."""
     matrix, exact = pair(ggml_type)
-    configs = [config(products, tiles, activation) for tiles in TILES]
-    products.prepare([(matrix.format, each) for each in configs])
-    assert not products.refused
+    configs = [config(matmuls, tiles, activation) for tiles in TILES]
+    matmuls.prepare([(matrix.format, each) for each in configs])
+    assert not matmuls.refused
     for tiles, each in zip(TILES, configs, strict=True):
-        for deferred in (False, True):
-            x = (30 if deferred else 2) * torch.randn(tiles.rows, COLS, device="cuda")
-            source = with_squares(products, x) if deferred else products.to_int8(x)
-            target = poisoned(tiles.rows, WIDTH)
-            launch_gated(products, matrix, source, target, tiles.rows, each)
-            read = values_of(source)  # the input's own rounding is not this product's
-            if deferred:
+        for folded in (False, True):
+            x = (30 if folded else 2) * torch.randn(tiles.tokens, COLS, device="cuda")
+            source = with_squares(matmuls, x) if folded else matmuls.to_int8(x)
+            target = poisoned(tiles.tokens, WIDTH)
+            launch_gated(matmuls, matrix, source, target, tiles.tokens, each)
+            read = values_of(source)  # the input's own rounding is not this matmul's
+            if folded:
                 read = read / (x.double().square().mean(1, keepdim=True) + _EPS).sqrt()
             reference = expected(read, exact, activation)
             error = (written(target) - reference).norm(dim=1) / reference.norm(dim=1)
-            assert float(error.max()) < _TOLERANCE, (tiles, deferred)  # NaN where something was not written
+            assert float(error.max()) < _TOLERANCE, (tiles, folded)  # NaN where something was not written
             codes, _ = int8_activations(reference.float().cpu().numpy())
             apart = np.abs(target.codes[:-1].cpu().numpy().astype(np.int32) - codes)
-            assert apart.max() <= 2, (tiles, deferred)
-            assert (apart > 0).mean() < 0.2, (tiles, deferred)
+            assert apart.max() <= 2, (tiles, folded)
+            assert (apart > 0).mean() < 0.2, (tiles, folded)
 
 
-def test_zeros_and_what_is_not_a_number(products: Products) -> None:
+def test_zeros_and_what_is_not_a_number(matmuls: MatmulKernels) -> None:
     """Zeros give scales and codes of zero; NaN stays in its row, as scales."""
     matrix, exact = pair(GGMLType.Q4_K)
-    each = config(products, MatvecTiles(3, 2, 2, 1, 2), "silu")
+    each = config(matmuls, MatvecTiles(3, 2, 2, 1, 2), "silu")
     x = torch.randn(3, COLS, device="cuda")
     x[0] = 0.0
     x[2] = torch.nan
-    source, target = products.to_int8(x), poisoned(3, WIDTH)
-    launch_gated(products, matrix, source, target, 3, each)
+    source, target = matmuls.to_int8(x), poisoned(3, WIDTH)
+    launch_gated(matmuls, matrix, source, target, 3, each)
     assert not bool(target.codes[0].any())
     assert not bool(target.terms[0].any())
     assert bool(target.terms[2, :, 0].isnan().all())
@@ -116,17 +116,17 @@ def test_zeros_and_what_is_not_a_number(products: Products) -> None:
     assert float((found - reference).norm() / reference.norm()) < _TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) -> None:
-    def made(_: ProductConfig, cols: int) -> tuple[Int8Activations, torch.Tensor]:
-        source = with_squares(products, torch.randn(rows, cols, device="cuda"))
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: int) -> None:
+    def made(_: MatmulConfig, cols: int) -> tuple[Int8Activations, torch.Tensor]:
+        source = with_squares(matmuls, torch.randn(tokens, cols, device="cuda"))
         assert source.norm is not None
-        return source, values_of(source) / (source.norm.squares.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
+        return source, values_of(source) / (source.norm.square_sums.double().sum(1, keepdim=True) / cols + _EPS).sqrt()
 
     def poison(target: Activations) -> None:
         assert isinstance(target, Int8Activations)
         target.codes.fill_(_POISON)
         target.terms.fill_(torch.nan)
 
-    routed = check_chain(products, rows, made, lambda _, width: poisoned(rows, width), poison, _TOLERANCE)
+    routed = check_chain(matmuls, tokens, made, lambda _, width: poisoned(tokens, width), poison, _TOLERANCE)
     assert routed.format == ActivationFormat("int8", 1)

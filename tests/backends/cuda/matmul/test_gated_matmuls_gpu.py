@@ -1,4 +1,4 @@
-"""Products that end with a feed-forward's activation on a GPU, against float64, their outputs poisoned before."""
+"""Matmuls that end with a feed-forward's activation on a GPU, against float64, their outputs poisoned before."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair, raw_pair
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.gated import launch_gated
 from realizar.backends.cuda.matmul.quantized import (
     ActivationFormat,
     Activations,
     HalfActivations,
-    ProductConfig,
-    Products,
+    MatmulConfig,
+    MatmulKernels,
 )
 from realizar.backends.cuda.native.sources import GatedActivation, WgmmaTiles
 from realizar.backends.cuda.weights import pack_raw
@@ -28,89 +28,89 @@ from realizar.checkpoint.ggml_types import GGMLType
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
-ROWS = (3, 8, 9, 16, 33, 64, 65, 128, 130, 300)
+TOKENS = (3, 8, 9, 16, 33, 64, 65, 128, 130, 300)
 _TOLERANCE = 1.5e-3  # weights rounded to halves, and the result: about 4e-4
 
 
 @pytest.fixture(scope="module")
-def products() -> Products:
-    return Products("cuda")
+def matmuls() -> MatmulKernels:
+    return MatmulKernels("cuda")
 
 
-def poisoned(rows: int, block_rows: int, cols: int) -> HalfActivations:
+def poisoned(tokens: int, block_tokens: int, cols: int) -> HalfActivations:
     """With a block more than the rows need: nothing may be written there."""
-    blocks = -(-rows // block_rows) + 1
-    values = torch.full((blocks, cols // 64, 8, block_rows // 8, 8, 8), torch.nan, device="cuda", dtype=torch.float16)
-    return HalfActivations(values, torch.full((blocks * block_rows,), torch.nan, device="cuda"))
+    blocks = -(-tokens // block_tokens) + 1
+    values = torch.full((blocks, cols // 64, 8, block_tokens // 8, 8, 8), torch.nan, device="cuda", dtype=torch.float16)
+    return HalfActivations(values, torch.full((blocks * block_tokens,), torch.nan, device="cuda"))
 
 
-def rows_of(target: HalfActivations, rows: int) -> torch.Tensor:
-    """float64 [rows, cols] of what was written; the block beyond is checked."""
+def tokens_of(target: HalfActivations, tokens: int) -> torch.Tensor:
+    """float64 [tokens, cols] of what was written; the block beyond is checked."""
     blocks, chunks, _, eights, _, _ = target.values.shape
     assert bool(target.values[-1].isnan().all())
-    assert bool(target.row_scales[-eights * 8 :].isnan().all())
+    assert bool(target.token_scales[-eights * 8 :].isnan().all())
     split = target.values.reshape(blocks, chunks, 4, 2, eights, 8, 4, 2)  # as half_activations orders them
     values = split.permute(0, 4, 5, 1, 6, 2, 7, 3).reshape(blocks * eights * 8, chunks * 64)
-    return (values.double() * target.row_scales.double()[:, None])[:rows]
+    return (values.double() * target.token_scales.double()[:, None])[:tokens]
 
 
-def tiles_for(rows: int) -> list[WgmmaTiles]:
+def tiles_for(tokens: int) -> list[WgmmaTiles]:
     """One group and two, chunks one by one and in twos."""
-    block = next((size for size in (8, 16, 32, 64, 128) if rows <= size), 128)
+    block = next((size for size in (8, 16, 32, 64, 128) if tokens <= size), 128)
     return [WgmmaTiles(block, 2, 2, 3, 1, 1), WgmmaTiles(block, 2, 1, 3, 2, 2 if block <= 64 else 1)]
 
 
-def configs(rows: int, activation: GatedActivation) -> list[ProductConfig]:
-    form = ActivationFormat("half", tiles_for(rows)[0].rows)
-    return [ProductConfig(tiles, form, 1, rows % 2 == 0, activation) for tiles in tiles_for(rows)]
+def configs(tokens: int, activation: GatedActivation) -> list[MatmulConfig]:
+    form = ActivationFormat("half", tiles_for(tokens)[0].tokens)
+    return [MatmulConfig(tiles, form, 1, tokens % 2 == 0, activation) for tiles in tiles_for(tokens)]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
-def test_every_number_of_rows(products: Products, ggml_type: GGMLType, activation: GatedActivation) -> None:
+def test_every_number_of_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: GatedActivation) -> None:
     matrix, exact = pair(ggml_type)
-    wanted = [(rows, config) for rows in ROWS for config in configs(rows, activation)]
-    products.prepare([(matrix.format, config) for _, config in wanted])
-    assert not products.refused
-    for rows, config in wanted:
-        x = 2 * torch.randn(rows, COLS, device="cuda")
-        target = poisoned(rows, config.format.block_rows, WIDTH)
-        activations = products.to_half(x, config.format.block_rows)
-        launch_gated(products, matrix, activations, target, rows, config)
+    wanted = [(tokens, config) for tokens in TOKENS for config in configs(tokens, activation)]
+    matmuls.prepare([(matrix.format, config) for _, config in wanted])
+    assert not matmuls.refused
+    for tokens, config in wanted:
+        x = 2 * torch.randn(tokens, COLS, device="cuda")
+        target = poisoned(tokens, config.format.block_tokens, WIDTH)
+        activations = matmuls.to_half(x, config.format.block_tokens)
+        launch_gated(matmuls, matrix, activations, target, tokens, config)
         reference = expected(x, exact, activation)
-        error = (rows_of(target, rows) - reference).norm(dim=1) / reference.norm(dim=1)
-        assert float(error.max()) < _TOLERANCE, (rows, config)  # NaN where something was not written
+        error = (tokens_of(target, tokens) - reference).norm(dim=1) / reference.norm(dim=1)
+        assert float(error.max()) < _TOLERANCE, (tokens, config)  # NaN where something was not written
 
 
-@pytest.mark.parametrize("rows", [8, 64, 200])
-def test_rows_beyond_the_steps_hold_anything(products: Products, rows: int) -> None:
+@pytest.mark.parametrize("tokens", [8, 64, 200])
+def test_rows_beyond_the_steps_hold_anything(matmuls: MatmulKernels, tokens: int) -> None:
     """NaN in the input's rows beyond, and in its whole other half, leaves the step's rows as they are."""
     matrix, exact = pair(GGMLType.Q4_K)
-    for config in configs(rows, "silu"):
-        block = config.format.block_rows
-        x = torch.randn(rows, COLS, device="cuda")
-        few = rows - 3
-        activations = products.to_half(x, block)
-        target = poisoned(rows, block, WIDTH)
-        spoilt = products.to_half(torch.cat([x[:few], torch.full_like(x[few:], torch.nan)]), block)
-        launch_gated(products, matrix, activations, target, few, config)
-        clean = rows_of(target, few)
-        launch_gated(products, matrix, spoilt, target, few, config)
-        assert torch.equal(rows_of(target, few), clean)
+    for config in configs(tokens, "silu"):
+        block = config.format.block_tokens
+        x = torch.randn(tokens, COLS, device="cuda")
+        few = tokens - 3
+        activations = matmuls.to_half(x, block)
+        target = poisoned(tokens, block, WIDTH)
+        spoilt = matmuls.to_half(torch.cat([x[:few], torch.full_like(x[few:], torch.nan)]), block)
+        launch_gated(matmuls, matrix, activations, target, few, config)
+        clean = tokens_of(target, few)
+        launch_gated(matmuls, matrix, spoilt, target, few, config)
+        assert torch.equal(tokens_of(target, few), clean)
         reference = expected(x, exact, "silu")[:few]
         assert float((clean - reference).norm() / reference.norm()) < _TOLERANCE
 
 
-def test_large_values_stop_and_small_ones_keep_a_step(products: Products) -> None:
+def test_large_values_stop_and_small_ones_keep_a_step(matmuls: MatmulKernels) -> None:
     matrix, exact = pair(GGMLType.Q8_0)
     config = configs(8, "silu")[0]
     x = torch.randn(8, COLS, device="cuda")
     x[0] *= 1e5
     x[1] *= 1e-2
     x[2] = torch.nan
-    target = poisoned(8, config.format.block_rows, WIDTH)
-    launch_gated(products, matrix, products.to_half(x, 8), target, 8, config)
-    found, reference = rows_of(target, 8), expected(x, exact, "silu")
+    target = poisoned(8, config.format.block_tokens, WIDTH)
+    launch_gated(matmuls, matrix, matmuls.to_half(x, 8), target, 8, config)
+    found, reference = tokens_of(target, 8), expected(x, exact, "silu")
     most = 65504.0 * 64
     assert bool((reference[0].abs() > most).any())
     limited, gate = reference[0].clamp(-most, most), x[0].double() @ exact[0].T
@@ -121,53 +121,53 @@ def test_large_values_stop_and_small_ones_keep_a_step(products: Products) -> Non
     assert bool(found[3:].isfinite().all())
 
 
-@pytest.mark.parametrize("rows", [8, 33, 64, 130])
-def test_a_norm_is_finished_before_the_activation(products: Products, rows: int) -> None:
+@pytest.mark.parametrize("tokens", [8, 33, 64, 130])
+def test_a_norm_is_finished_before_the_activation(matmuls: MatmulKernels, tokens: int) -> None:
     matrix, exact = pair(GGMLType.Q4_K)
-    x = 30 * torch.randn(rows, COLS, device="cuda")
-    squares = torch.zeros(rows, 8, device="cuda")
-    squares[:, 0], squares[:, 5] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
+    x = 30 * torch.randn(tokens, COLS, device="cuda")
+    square_sums = torch.zeros(tokens, 8, device="cuda")
+    square_sums[:, 0], square_sums[:, 5] = x[:, :100].square().sum(1), x[:, 100:].square().sum(1)
     root = (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt()
-    for config in configs(rows, "silu"):
-        activations = products.to_half(x, config.format.block_rows)
-        target = poisoned(rows, config.format.block_rows, WIDTH)
-        unfinished = replace(activations, norm=DeferredNorm(squares, COLS, 1e-5))
-        launch_gated(products, matrix, unfinished, target, rows, config)
+    for config in configs(tokens, "silu"):
+        activations = matmuls.to_half(x, config.format.block_tokens)
+        target = poisoned(tokens, config.format.block_tokens, WIDTH)
+        unfinished = replace(activations, norm=FoldedNorm(square_sums, COLS, 1e-5))
+        launch_gated(matmuls, matrix, unfinished, target, tokens, config)
         reference = expected(x.double() / root, exact, "silu")
-        error = (rows_of(target, rows) - reference).norm(dim=1) / reference.norm(dim=1)
+        error = (tokens_of(target, tokens) - reference).norm(dim=1) / reference.norm(dim=1)
         assert float(error.max()) < _TOLERANCE, config
 
 
-@pytest.mark.parametrize("rows", [8, 48, 64, 128, 512, 700])
-def test_what_is_routed_feeds_the_next_product(products: Products, rows: int) -> None:
-    def made(config: ProductConfig, cols: int) -> tuple[HalfActivations, torch.Tensor]:
-        x = torch.randn(rows, cols, device="cuda")
-        return products.to_half(x, config.format.block_rows), x
+@pytest.mark.parametrize("tokens", [8, 48, 64, 128, 512, 700])
+def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: int) -> None:
+    def made(config: MatmulConfig, cols: int) -> tuple[HalfActivations, torch.Tensor]:
+        x = torch.randn(tokens, cols, device="cuda")
+        return matmuls.to_half(x, config.format.block_tokens), x
 
     def poison(target: Activations) -> None:
         assert isinstance(target, HalfActivations)
         target.values.fill_(torch.nan)
 
-    def empty(config: ProductConfig, width: int) -> HalfActivations:
-        return poisoned(rows, config.format.block_rows, width)
+    def empty(config: MatmulConfig, width: int) -> HalfActivations:
+        return poisoned(tokens, config.format.block_tokens, width)
 
-    check_chain(products, rows, made, empty, poison, _TOLERANCE)
+    check_chain(matmuls, tokens, made, empty, poison, _TOLERANCE)
 
 
-def test_plain_launches_of_interleaved_matrices(products: Products) -> None:
+def test_plain_launches_of_interleaved_matrices(matmuls: MatmulKernels) -> None:
     """Without the activation, gate and up come by turns: of integers, and of halves in splits."""
     matrix, exact = pair(GGMLType.Q4_K)
-    for rows in (1, 2, 16, 130):
-        x = torch.randn(rows, COLS, device="cuda")
-        config = replace(products.route(rows, matrix), splits=2)
+    for tokens in (1, 2, 16, 130):
+        x = torch.randn(tokens, COLS, device="cuda")
+        config = replace(matmuls.route(tokens, matrix), splits=2)
         form = config.format
-        activations = products.to_int8(x) if form.kind == "int8" else products.to_half(x, form.block_rows)
-        partials = torch.full((2, rows, 2 * WIDTH), torch.nan, device="cuda")
-        products.launch(matrix, activations, partials, rows, config)
-        both = partials.double().sum(0).reshape(rows, -1, 2, 64)
+        activations = matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
+        partials = torch.full((2, tokens, 2 * WIDTH), torch.nan, device="cuda")
+        matmuls.launch(matrix, activations, partials, tokens, config)
+        both = partials.double().sum(0).reshape(tokens, -1, 2, 64)
         for part, weights in enumerate(exact):
             reference = x.double() @ weights.T
-            found = both[:, :, part].reshape(rows, WIDTH)
+            found = both[:, :, part].reshape(tokens, WIDTH)
             assert float((found - reference).norm() / reference.norm()) < 2e-2  # int8's rounding too
 
 

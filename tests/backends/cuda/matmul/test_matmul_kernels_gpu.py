@@ -1,4 +1,4 @@
-"""Product kernels on a GPU against float64: every weight type, odd shapes, 1 to 130 rows, outputs poisoned before."""
+"""Matmul kernels on a GPU against float64: every weight type, odd shapes, 1 to 130 rows, outputs poisoned before."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 from backends.grouped_source import exact_weights, grouped_source
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
@@ -24,8 +24,8 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES, BlockSource, WeightLayout, block_source, random_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)
-NORM_ROWS = (1, 2, 7, 8, 33, 64, 130)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 64, 65, 130)
+NORM_TOKENS = (1, 2, 7, 8, 33, 64, 130)
 FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
 COMPACT = (GGMLType.Q4_K, GGMLType.Q5_K, GGMLType.Q6_K)
 CASES = [(t, False) for t in QUANTIZED_TYPES] + [(t, True) for t in COMPACT]
@@ -33,8 +33,8 @@ _TOLERANCE = 1e-3  # weights rounded to halves: about 3e-4
 
 
 @pytest.fixture(scope="module")
-def products() -> Products:
-    return Products("cuda")
+def matmuls() -> MatmulKernels:
+    return MatmulKernels("cuda")
 
 
 def shape_for(ggml_type: GGMLType, number: int) -> tuple[int, int]:
@@ -54,167 +54,167 @@ def random_matrix(
     return pack_matrix(source, "cuda", compact), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
-def kernels(products: Products, rows: int) -> Iterator[ProductConfig]:
+def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
     """Every kernel that takes so many rows, with one split and several."""
-    block = next((size for size in (8, 16, 32, 64, 128) if rows <= size), 128)
+    block = next((size for size in (8, 16, 32, 64, 128) if tokens <= size), 128)
     half = ActivationFormat("half", block)
-    found: list[tuple[Tiles, ActivationFormat]] = [(MmaSyncTiles(block, 1 + rows % 2, 3, 1), half)]
-    if rows <= 7:
-        found.append((MatvecTiles(rows, 4, 2, 1 + rows % 2, 1), ActivationFormat("int8", 1)))
-    if products.capability == (9, 0):
-        found.append((WgmmaTiles(block, 1, 1 + rows % 2, 3, 1 + rows // 8 % 2, 1), half))
+    found: list[tuple[Tiles, ActivationFormat]] = [(MmaSyncTiles(block, 1 + tokens % 2, 3, 1), half)]
+    if tokens <= 7:
+        found.append((MatvecTiles(tokens, 4, 2, 1 + tokens % 2, 1), ActivationFormat("int8", 1)))
+    if matmuls.capability == (9, 0):
+        found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 3, 1 + tokens // 8 % 2, 1), half))
     for tiles, form in found:
         for splits in (1, 3):
-            yield ProductConfig(tiles, form, splits, dependent=rows % 2 == 0 and products.capability >= (9, 0))
+            yield MatmulConfig(tiles, form, splits, dependent=tokens % 2 == 0 and matmuls.capability >= (9, 0))
 
 
-def written(products: Products, x: torch.Tensor, form: ActivationFormat) -> Activations:
-    return products.to_int8(x) if form.kind == "int8" else products.to_half(x, form.block_rows)
+def written(matmuls: MatmulKernels, x: torch.Tensor, form: ActivationFormat) -> Activations:
+    return matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
 
 
-def random_norm(rows: int, parts: int) -> DeferredNorm:
+def random_norm(tokens: int, parts: int) -> FoldedNorm:
     """Of rows of very different size; beyond them there is nothing to read."""
-    squares = torch.rand((rows + 1, parts), device="cuda") + 0.1
-    squares *= 10.0 ** torch.arange(-3, rows - 2, device="cuda").remainder(7)[:, None]
-    squares[rows] = torch.nan
-    return DeferredNorm(squares, 1234, 1e-2)
+    square_sums = torch.rand((tokens + 1, parts), device="cuda") + 0.1
+    square_sums *= 10.0 ** torch.arange(-3, tokens - 2, device="cuda").remainder(7)[:, None]
+    square_sums[tokens] = torch.nan
+    return FoldedNorm(square_sums, 1234, 1e-2)
 
 
 def relative_error(
-    products: Products, matrix: PackedMatrix, exact: torch.Tensor, rows: int, config: ProductConfig,
-    norm: DeferredNorm | None = None,
+    matmuls: MatmulKernels, matrix: PackedMatrix, exact: torch.Tensor, tokens: int, config: MatmulConfig,
+    norm: FoldedNorm | None = None,
 ) -> float:  # fmt: skip
     """Of the summed splits, for a fresh input; nothing beside the output's place may be written."""
-    x = torch.randn(rows, matrix.cols, device="cuda")
-    beside = 4 if rows % 2 else 1  # output rows that begin at 16 bytes, and others
-    place = slice(beside, beside + matrix.rows)
-    partials = torch.full((config.splits, rows + 1, matrix.rows + 2 * beside), torch.nan, device="cuda")
-    activations = replace(written(products, x, config.format), norm=norm)
-    products.launch(matrix, activations, partials, rows, config, column=beside)
-    inside = partials[:, :rows, place].clone()
-    partials[:, :rows, place] = torch.nan
+    x = torch.randn(tokens, matrix.cols, device="cuda")
+    beside = 4 if tokens % 2 else 1  # output rows that begin at 16 bytes, and others
+    place = slice(beside, beside + matrix.out_features)
+    partials = torch.full((config.splits, tokens + 1, matrix.out_features + 2 * beside), torch.nan, device="cuda")
+    activations = replace(written(matmuls, x, config.format), norm=norm)
+    matmuls.launch(matrix, activations, partials, tokens, config, column=beside)
+    inside = partials[:, :tokens, place].clone()
+    partials[:, :tokens, place] = torch.nan
     assert bool(torch.isnan(partials).all())
     if config.format.kind == "int8":  # their rounding is the format's: compare with what the codes stand for
-        groups = x.reshape(rows, -1, 16)
+        groups = x.reshape(tokens, -1, 16)
         scale = groups.abs().amax(2, keepdim=True) / 127
-        x = (torch.round(groups / scale) * scale).reshape(rows, -1)
+        x = (torch.round(groups / scale) * scale).reshape(tokens, -1)
     reference = x.double() @ exact.T
     if norm is not None:
-        reference /= (norm.squares[:rows].double().sum(1, keepdim=True) / norm.width + norm.eps).sqrt()
+        reference /= (norm.square_sums[:tokens].double().sum(1, keepdim=True) / norm.width + norm.eps).sqrt()
         errors = (inside.double().sum(0) - reference).norm(dim=1) / reference.norm(dim=1)
         return float(errors.nan_to_num(torch.inf).max())
     return float((inside.double().sum(0) - reference).norm() / reference.norm())
 
 
 @pytest.mark.parametrize(("ggml_type", "compact"), CASES, ids=lambda value: getattr(value, "name", str(value)))
-def test_every_kernel_multiplies(products: Products, ggml_type: GGMLType, compact: bool) -> None:
+def test_every_kernel_multiplies(matmuls: MatmulKernels, ggml_type: GGMLType, compact: bool) -> None:
     number = CASES.index((ggml_type, compact))
     matrix, exact = random_matrix(ggml_type, *shape_for(ggml_type, number), number, compact)
-    wanted = [(rows, config) for rows in ROWS for config in kernels(products, rows)]
-    products.prepare([(matrix.format, config) for _, config in wanted])
-    for rows, config in wanted:
-        error = relative_error(products, matrix, exact, rows, config)
-        assert error < _TOLERANCE, (rows, config)  # NaN where something was not written
+    wanted = [(tokens, config) for tokens in TOKENS for config in kernels(matmuls, tokens)]
+    matmuls.prepare([(matrix.format, config) for _, config in wanted])
+    for tokens, config in wanted:
+        error = relative_error(matmuls, matrix, exact, tokens, config)
+        assert error < _TOLERANCE, (tokens, config)  # NaN where something was not written
 
 
 @pytest.mark.parametrize("group", [64, 128])
-def test_every_kernel_multiplies_a_layout_of_no_ggml_type(products: Products, group: int) -> None:
+def test_every_kernel_multiplies_a_layout_of_no_ggml_type(matmuls: MatmulKernels, group: int) -> None:
     source = grouped_source(152, 5 * group, group)
     matrix = Packer("cuda").pack([source])
     exact = torch.from_numpy(exact_weights(source)).to("cuda")
-    wanted = [(rows, config) for rows in ROWS for config in kernels(products, rows)]
-    products.prepare([(matrix.format, config) for _, config in wanted])
-    for rows, config in wanted:
-        assert relative_error(products, matrix, exact, rows, config) < _TOLERANCE, (rows, config)
+    wanted = [(tokens, config) for tokens in TOKENS for config in kernels(matmuls, tokens)]
+    matmuls.prepare([(matrix.format, config) for _, config in wanted])
+    for tokens, config in wanted:
+        assert relative_error(matmuls, matrix, exact, tokens, config) < _TOLERANCE, (tokens, config)
 
 
 @pytest.mark.parametrize("parts", [8, 16, 40])
 @pytest.mark.parametrize("ggml_type", FAMILIES, ids=lambda ggml_type: ggml_type.name)
-def test_every_kernel_finishes_a_norm(products: Products, ggml_type: GGMLType, parts: int) -> None:
+def test_every_kernel_applies_a_folded_norm(matmuls: MatmulKernels, ggml_type: GGMLType, parts: int) -> None:
     """Each row's own factor; also by fewer warps than rows, and where outputs leave through shared memory."""
     matrix, exact = random_matrix(ggml_type, 256, 512, 9, False)
-    wanted = [(rows, config) for rows in NORM_ROWS for config in kernels(products, rows)]
-    wanted.append((7, ProductConfig(MatvecTiles(7, 4, 1, 1, 1), ActivationFormat("int8", 1), 2)))
-    if products.capability == (9, 0):
+    wanted = [(tokens, config) for tokens in NORM_TOKENS for config in kernels(matmuls, tokens)]
+    wanted.append((7, MatmulConfig(MatvecTiles(7, 4, 1, 1, 1), ActivationFormat("int8", 1), 2)))
+    if matmuls.capability == (9, 0):
         half, tiles = ActivationFormat("half", 128), (WgmmaTiles(128, 2, 2, 4, 1, 1), WgmmaTiles(128, 1, 1, 3, 2, 1))
-        wanted += [(rows, ProductConfig(tile, half, 1, True)) for rows in (128, 131) for tile in tiles]
-    products.prepare([(matrix.format, config) for _, config in wanted])
-    for rows, config in wanted:
-        error = relative_error(products, matrix, exact, rows, config, random_norm(rows, parts))
-        assert error < _TOLERANCE, (rows, config)
+        wanted += [(tokens, MatmulConfig(tile, half, 1, True)) for tokens in (128, 131) for tile in tiles]
+    matmuls.prepare([(matrix.format, config) for _, config in wanted])
+    for tokens, config in wanted:
+        error = relative_error(matmuls, matrix, exact, tokens, config, random_norm(tokens, parts))
+        assert error < _TOLERANCE, (tokens, config)
 
 
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0])
 def test_routes_multiply(ggml_type: GGMLType, invariant: bool) -> None:
-    products = Products("cuda", batch_invariant=invariant)
+    matmuls = MatmulKernels("cuda", batch_invariant=invariant)
     matrix, exact = random_matrix(ggml_type, 1088, 2048, 5, False)
-    for rows in (1, 2, 3, 8, 17, 64, 100, 300):
-        config = products.route(rows, matrix)
-        assert config.format == products.activation_format(rows)
-        assert relative_error(products, matrix, exact, rows, config) < _TOLERANCE
+    for tokens in (1, 2, 3, 8, 17, 64, 100, 300):
+        config = matmuls.route(tokens, matrix)
+        assert config.format == matmuls.activation_format(tokens)
+        assert relative_error(matmuls, matrix, exact, tokens, config) < _TOLERANCE
 
 
 @pytest.mark.parametrize("second", [GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ4_XS])
-def test_matrices_of_two_formats_share_a_grid(products: Products, second: GGMLType) -> None:
+def test_matrices_of_two_formats_share_a_grid(matmuls: MatmulKernels, second: GGMLType) -> None:
     cols = 1024
     pairs = [random_matrix(t, out, cols, out, False) for t, out in ((GGMLType.Q4_K, 320), (second, 200))]
     matrices, exact = [pair[0] for pair in pairs], torch.cat([pair[1] for pair in pairs])
-    for rows in (1, 2, 8, 40, 128, 300):
-        x = torch.randn(rows, cols, device="cuda")
-        configs = products.route_merged(rows, matrices)
+    for tokens in (1, 2, 8, 40, 128, 300):
+        x = torch.randn(tokens, cols, device="cuda")
+        configs = matmuls.route_merged(tokens, matrices)
         assert len(set(configs)) == 1
-        partials = torch.full((configs[0].splits, rows, 520), torch.nan, device="cuda")
-        activations = written(products, x, configs[0].format)
-        products.launch_merged(matrices, activations, partials, rows, configs[0])
+        partials = torch.full((configs[0].splits, tokens, 520), torch.nan, device="cuda")
+        activations = written(matmuls, x, configs[0].format)
+        matmuls.launch_merged(matrices, activations, partials, tokens, configs[0])
         alone = torch.full_like(partials, torch.nan)
         for matrix, column in zip(matrices, (0, 320), strict=True):
-            products.launch(matrix, activations, alone, rows, configs[0], column=column)
+            matmuls.launch(matrix, activations, alone, tokens, configs[0], column=column)
         assert torch.equal(partials, alone)
         reference = x.double() @ exact.T
         assert float((partials.double().sum(0) - reference).norm() / reference.norm()) < 2e-2  # int8's rounding too
 
 
-def test_rows_do_not_depend_on_the_batch() -> None:
-    products = Products("cuda", batch_invariant=True)
+def test_tokens_do_not_depend_on_the_batch() -> None:
+    matmuls = MatmulKernels("cuda", batch_invariant=True)
     matrix, _ = random_matrix(GGMLType.Q4_K, 576, 4096, 6, False)
     x = torch.randn(200, 4096, device="cuda")
 
-    def sums(rows: int) -> torch.Tensor:
-        config = products.route(rows, matrix)
-        partials = torch.empty((config.splits, rows, matrix.rows), device="cuda")
-        products.launch(matrix, written(products, x[:rows].contiguous(), config.format), partials, rows, config)
+    def sums(tokens: int) -> torch.Tensor:
+        config = matmuls.route(tokens, matrix)
+        partials = torch.empty((config.splits, tokens, matrix.out_features), device="cuda")
+        matmuls.launch(matrix, written(matmuls, x[:tokens].contiguous(), config.format), partials, tokens, config)
         return partials[:, :1]
 
     alone = sums(1)
-    for rows in (2, 8, 9, 33, 64, 65, 200):
-        assert torch.equal(sums(rows), alone)
+    for tokens in (2, 8, 9, 33, 64, 65, 200):
+        assert torch.equal(sums(tokens), alone)
 
 
-def test_results_repeat_and_the_splits_sum_in_any_launch(products: Products) -> None:
+def test_results_repeat_and_the_splits_sum_in_any_launch(matmuls: MatmulKernels) -> None:
     matrix, _ = random_matrix(GGMLType.Q6_K, 640, 2048, 7, False)
-    for rows in (1, 16):
-        config = products.route(rows, matrix)
-        activations = written(products, torch.randn(rows, 2048, device="cuda"), config.format)
+    for tokens in (1, 16):
+        config = matmuls.route(tokens, matrix)
+        activations = written(matmuls, torch.randn(tokens, 2048, device="cuda"), config.format)
         seen = []
         for _ in range(5):
-            partials = torch.full((config.splits, rows, matrix.rows), torch.nan, device="cuda")
-            products.launch(matrix, activations, partials, rows, config)
+            partials = torch.full((config.splits, tokens, matrix.out_features), torch.nan, device="cuda")
+            matmuls.launch(matrix, activations, partials, tokens, config)
             seen.append(partials)
         assert all(torch.equal(seen[0], other) for other in seen[1:])
 
 
-def test_dependent_launches_in_a_graph_equal_plain_ones(products: Products) -> None:
-    """A chain in which each product's input comes from the one before."""
+def test_dependent_launches_in_a_graph_equal_plain_ones(matmuls: MatmulKernels) -> None:
+    """A chain in which each matmul's input comes from the one before."""
     matrix, _ = random_matrix(GGMLType.Q4_K, 2048, 2048, 8, False)
-    config = products.route(1, matrix)
+    config = matmuls.route(1, matrix)
     start = torch.randn(1, 2048, device="cuda")
 
     def chain() -> torch.Tensor:
         x = start
         for _ in range(8):
             partials = torch.empty((config.splits, 1, 2048), device="cuda")
-            products.launch(matrix, written(products, x, config.format), partials, 1, config)
+            matmuls.launch(matrix, written(matmuls, x, config.format), partials, 1, config)
             x = partials.sum(0)
         return x
 
@@ -228,18 +228,18 @@ def test_dependent_launches_in_a_graph_equal_plain_ones(products: Products) -> N
         assert torch.equal(captured, expected)
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(1, 64), (5, 160), (9, 4096)])
-def test_written_activations_equal_the_reference(products: Products, rows: int, cols: int) -> None:
-    x = np.random.default_rng(cols).standard_normal((rows, cols)).astype(np.float32)
+@pytest.mark.parametrize(("tokens", "cols"), [(1, 64), (5, 160), (9, 4096)])
+def test_written_activations_equal_the_reference(matmuls: MatmulKernels, tokens: int, cols: int) -> None:
+    x = np.random.default_rng(cols).standard_normal((tokens, cols)).astype(np.float32)
     x[0] *= 1e6
     device = torch.from_numpy(x).cuda()
     codes, terms = int8_activations(x)
-    int8 = products.to_int8(device)
+    int8 = matmuls.to_int8(device)
     assert int(np.abs(int8.codes.cpu().numpy().astype(int) - codes).max()) <= 1  # a division's last bit
     np.testing.assert_allclose(int8.terms[..., 0].cpu().numpy(), terms[..., 0], rtol=1e-6)
     values, scales = half_activations(x, 16)
-    half = products.to_half(device, 16)
-    assert np.array_equal(half.row_scales.cpu().numpy(), scales)
+    half = matmuls.to_half(device, 16)
+    assert np.array_equal(half.token_scales.cpu().numpy(), scales)
     assert np.array_equal(half.values.cpu().numpy().view(np.uint16), values.view(np.uint16))
 
 
@@ -248,7 +248,7 @@ def test_written_activations_equal_the_reference(products: Products, rows: int, 
 def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> None:
     """Of matrices, and of slices by columns, whose rows lie apart in memory."""
     cols = max(320 // layout.block_size, 1) * layout.block_size
-    parts = [random_raw(GGMLType[layout.name], rows, cols * (1 + shard), rows) for rows in (128, 90)]
+    parts = [random_raw(GGMLType[layout.name], tokens, cols * (1 + shard), tokens) for tokens in (128, 90)]
     if shard:
         parts = [part.columns(cols, 2 * cols) for part in parts]
     seen: list[int] = []
@@ -256,5 +256,5 @@ def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> No
     expected = pack_matrix(parts, "cuda")
     assert torch.equal(got.weights, expected.weights)
     assert torch.equal(got.block_scales, expected.block_scales)
-    assert (got.rows, got.cols, got.format) == (expected.rows, expected.cols, expected.format)
+    assert (got.out_features, got.cols, got.format) == (expected.out_features, expected.cols, expected.format)
     assert sum(seen) == sum(part.size_bytes for part in parts)

@@ -1,4 +1,4 @@
-"""What products launch, with which arguments, on a device that only writes down what it is asked."""
+"""What matmuls launch, with which arguments, on a device that only writes down what it is asked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from realizar.backends.cuda.matmul import quantized as products_module
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul import quantized as matmul_module
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations, Products
+from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations, MatmulKernels
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
@@ -59,15 +59,15 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
     def compile_all(sources: Sequence[Source], arch: str, compiled: object = None) -> list[bytes]:
         return [b"" for _ in sources]
 
-    monkeypatch.setattr(products_module, "Kernel", Fresh)
-    monkeypatch.setattr(products_module, "compile_sources", compile_all)
-    monkeypatch.setattr(products_module, "compile_source", lambda source, arch: b"")
+    monkeypatch.setattr(matmul_module, "Kernel", Fresh)
+    monkeypatch.setattr(matmul_module, "compile_sources", compile_all)
+    monkeypatch.setattr(matmul_module, "compile_source", lambda source, arch: b"")
     return Fresh
 
 
-def products_on(
+def matmuls_on(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), invariant: bool = False
-) -> Products:
+) -> MatmulKernels:
     properties = SimpleNamespace(
         name="NVIDIA H200" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB",
         major=capability[0],
@@ -76,7 +76,7 @@ def products_on(
         shared_memory_per_block_optin=227 * 1024,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return Products("cpu", batch_invariant=invariant)
+    return MatmulKernels("cpu", batch_invariant=invariant)
 
 
 def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:
@@ -84,32 +84,32 @@ def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:
     return pack_matrix(block_source(ggml_type, data, rows, cols), "cpu")
 
 
-def int8(rows: int, cols: int) -> Int8Activations:
-    return Int8Activations(torch.zeros((rows, cols), dtype=torch.int8), torch.zeros((rows, cols // 16, 2)))
+def int8(tokens: int, cols: int) -> Int8Activations:
+    return Int8Activations(torch.zeros((tokens, cols), dtype=torch.int8), torch.zeros((tokens, cols // 16, 2)))
 
 
-def half(blocks: int, block_rows: int, cols: int) -> HalfActivations:
-    values = torch.zeros((blocks, cols // 64, 8, block_rows // 8, 8, 8), dtype=torch.float16)
-    return HalfActivations(values, torch.ones(blocks * block_rows))
+def half(blocks: int, block_tokens: int, cols: int) -> HalfActivations:
+    values = torch.zeros((blocks, cols // 64, 8, block_tokens // 8, 8, 8), dtype=torch.float16)
+    return HalfActivations(values, torch.ones(blocks * block_tokens))
 
 
-def test_few_rows_take_integers_and_more_take_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    products = products_on(monkeypatch)
-    kinds = {rows: products.activation_format(rows) for rows in (1, 2, 3, 8, 9, 64, 65, 129, 4096)}
+def test_few_tokens_take_integers_and_more_take_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmuls = matmuls_on(monkeypatch)
+    kinds = {tokens: matmuls.activation_format(tokens) for tokens in (1, 2, 3, 8, 9, 64, 65, 129, 4096)}
     assert [form.kind for form in kinds.values()] == ["int8", "int8", *["half"] * 7]
-    assert [form.block_rows for form in kinds.values()] == [1, 1, 8, 8, 16, 64, 128, 128, 128]
-    assert kinds[129].padded_rows(129) == 256
-    assert products_on(monkeypatch, invariant=True).activation_format(1).kind == "half"
+    assert [form.block_tokens for form in kinds.values()] == [1, 1, 8, 8, 16, 64, 128, 128, 128]
+    assert kinds[129].padded_tokens(129) == 256
+    assert matmuls_on(monkeypatch, invariant=True).activation_format(1).kind == "half"
 
 
 def test_arguments_of_one_matrix(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    products, weights = products_on(monkeypatch), matrix(GGMLType.IQ4_XS, 320)
-    config = products.route(2, weights)
+    matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.IQ4_XS, 320)
+    config = matmuls.route(2, weights)
     assert isinstance(config.tiles, MatvecTiles)
     x, partials = int8(2, 1024), torch.empty((config.splits, 2, 400))
-    products.launch(weights, x, partials, 2, config, stream=7, column=64)
+    matmuls.launch(weights, x, partials, 2, config, stream=7, column=64)
     (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
-    assert name == "matvec_c4_f16_rows2"
+    assert name == "matvec_c4_f16_tokens2"
     assert grid == (-(-320 // (16 * config.tiles.tiles)), config.splits, 1)
     assert (threads, stream, dependent) == (config.tiles.threads, 7, True)
     assert weights.table is not None
@@ -121,29 +121,31 @@ def test_arguments_of_one_matrix(kernel: type[RecordingKernel], monkeypatch: pyt
     assert sizes == "ppppii" + "pp" + "piff" + "iiiii"
 
 
-def test_a_deferred_norm_goes_with_its_rows(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    products, weights = products_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
-    norm = DeferredNorm(torch.zeros(16, 8), 1024, 1e-6)
-    for rows, x in ((2, int8(2, 1024)), (8, half(1, 8, 1024))):
-        config = products.route(rows, weights)
-        products.launch(weights, replace(x, norm=norm), torch.empty((config.splits, rows, 320)), rows, config, stream=0)
+def test_a_folded_norm_goes_with_its_tokens(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
+    norm = FoldedNorm(torch.zeros(16, 8), 1024, 1e-6)
+    for tokens, x in ((2, int8(2, 1024)), (8, half(1, 8, 1024))):
+        config = matmuls.route(tokens, weights)
+        matmuls.launch(
+            weights, replace(x, norm=norm), torch.empty((config.splits, tokens, 320)), tokens, config, stream=0
+        )
         arguments, sizes = kernel.launches[-1][3:5]
         assert isinstance(arguments, list)
-        assert arguments[8:13] == [norm.squares.data_ptr(), 8, 1 / 1024, 1e-6, rows]
+        assert arguments[8:13] == [norm.square_sums.data_ptr(), 8, 1 / 1024, 1e-6, tokens]
         assert sizes == "ppppii" + "pp" + "piff" + "iiiii"
 
 
 def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    products = products_on(monkeypatch)
+    matmuls = matmuls_on(monkeypatch)
     pair = [matrix(GGMLType.Q4_K, 640), matrix(GGMLType.Q6_K, 200)]
-    configs = products.route_merged(200, pair)
+    configs = matmuls.route_merged(200, pair)
     assert configs[0] == configs[1]
     tiles = configs[0].tiles
     assert isinstance(tiles, WgmmaTiles)
     partials = torch.empty((configs[0].splits, 200, 840))
-    products.launch_merged(pair, half(2, 128, 1024), partials, 200, configs[0], stream=0)
+    matmuls.launch_merged(pair, half(2, 128, 1024), partials, 200, configs[0], stream=0)
     (name, grid, _, arguments, sizes, *_) = kernel.launches[0]
-    assert name == "wgmma_q4_f16_q6_f16_rows128"
+    assert name == "wgmma_q4_f16_q6_f16_tokens128"
     per_block = 64 * tiles.strips * tiles.groups
     first, second = -(-640 // per_block), -(-200 // per_block)
     assert grid == (first + second, configs[0].splits, 2)
@@ -155,127 +157,129 @@ def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: 
 
 def gate_and_up(rows: int = 28672, cols: int = 4096) -> PackedMatrix:
     """Their shape alone matters here."""
-    return replace(matrix(GGMLType.Q4_K, 64, cols), rows=rows, interleaved=True)
+    return replace(matrix(GGMLType.Q4_K, 64, cols), out_features=rows, interleaved=True)
 
 
-def test_arguments_of_a_product_that_ends_with_an_activation(
+def test_arguments_of_a_matmul_with_an_activation_epilogue(
     kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products, weights = products_on(monkeypatch), gate_and_up()
-    config = route_gated(products, 200, weights, "gelu_tanh")
+    matmuls, weights = matmuls_on(monkeypatch), gate_and_up()
+    config = route_gated(matmuls, 200, weights, "gelu_tanh")
     assert config is not None
-    assert products.runs(weights, config)
-    assert (config.splits, config.format) == (1, products.activation_format(200))
+    assert matmuls.runs_epilogue(weights, config)
+    assert (config.splits, config.format) == (1, matmuls.activation_format(200))
     x, target = half(2, 128, 4096), half(2, 128, 14336)
-    launch_gated(products, weights, x, target, 200, config, stream=5)
+    launch_gated(matmuls, weights, x, target, 200, config, stream=5)
     (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
-    assert name == "wgmma_q4_f16_gelu_tanh_rows128"
+    assert name == "wgmma_q4_f16_gelu_tanh_tokens128"
     assert grid == (28672 // 256, 1, 2)
     assert (threads, stream, dependent) == (config.tiles.threads, 5, True)
     assert arguments == [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
-        target.values.data_ptr(), 28672, 0, x.values.data_ptr(), x.row_scales.data_ptr(), 0, 0, 0.0, 0.0, 200, 64,
+        target.values.data_ptr(), 28672, 0, x.values.data_ptr(), x.token_scales.data_ptr(), 0, 0, 0.0, 0.0, 200, 64,
         1, 0, 0,
-        target.row_scales.data_ptr(),
+        target.token_scales.data_ptr(),
     ]  # fmt: skip
     assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "p"
 
 
-def test_arguments_of_a_product_of_integers_that_ends_with_an_activation(
+def test_arguments_of_an_integer_matmul_with_an_activation_epilogue(
     kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products, weights = products_on(monkeypatch), gate_and_up()
+    matmuls, weights = matmuls_on(monkeypatch), gate_and_up()
     x, target = int8(2, 4096), int8(2, 14336)
-    norm = DeferredNorm(torch.zeros(2, 8), 4096, 1e-6)
-    for rows, warps in ((1, 4), (2, 2)):
-        config = route_gated(products, rows, weights, "gelu")
+    norm = FoldedNorm(torch.zeros(2, 8), 4096, 1e-6)
+    for tokens, warps in ((1, 4), (2, 2)):
+        config = route_gated(matmuls, tokens, weights, "gelu")
         assert config is not None
-        assert products.runs(weights, config)
-        assert (config.splits, config.format) == (1, products.activation_format(rows))
-        launch_gated(products, weights, replace(x, norm=norm), target, rows, config, stream=5)
+        assert matmuls.runs_epilogue(weights, config)
+        assert (config.splits, config.format) == (1, matmuls.activation_format(tokens))
+        launch_gated(matmuls, weights, replace(x, norm=norm), target, tokens, config, stream=5)
         (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[-1]
-        assert name == f"matvec_q4_f16_gelu_rows{rows}"
+        assert name == f"matvec_q4_f16_gelu_tokens{tokens}"
         assert grid == (28672 // 32, 1, 1)
         assert (threads, stream, dependent) == (warps * 32, 5, True)
         assert arguments == [
             weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
-            target.codes.data_ptr(), 28672, 0, x.codes.data_ptr(), x.terms.data_ptr(), norm.squares.data_ptr(), 8,
-            1 / 4096, 1e-6, rows, 64, 1, 0, 0,
+            target.codes.data_ptr(), 28672, 0, x.codes.data_ptr(), x.terms.data_ptr(), norm.square_sums.data_ptr(), 8,
+            1 / 4096, 1e-6, tokens, 64, 1, 0, 0,
             target.terms.data_ptr(),
         ]  # fmt: skip
         assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "p"
 
 
-def test_what_ends_with_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_matmuls_have_an_activation_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interleaved matrices, where a row's bits may depend on its batch and enough blocks run; of halves on Hopper."""
-    products, weights = products_on(monkeypatch), gate_and_up()
-    routed = [rows for rows in (1, 2, 3, 8, 64, 512, 2048) if route_gated(products, rows, weights, "silu")]
+    matmuls, weights = matmuls_on(monkeypatch), gate_and_up()
+    routed = [tokens for tokens in (1, 2, 3, 8, 64, 512, 2048) if route_gated(matmuls, tokens, weights, "silu")]
     assert routed == [1, 2, 3, 8, 64, 512, 2048]
-    ampere = products_on(monkeypatch, (8, 0))
-    assert [rows for rows in (1, 2, 64) if route_gated(ampere, rows, weights, "silu")] == [1, 2]
-    invariant = products_on(monkeypatch, invariant=True)
-    for rows in (1, 2, 64):
-        assert route_gated(invariant, rows, weights, "silu") is None
-        assert route_gated(products, rows, replace(weights, interleaved=False), "silu") is None
-        assert route_gated(products, rows, gate_and_up(2048), "silu") is None
+    ampere = matmuls_on(monkeypatch, (8, 0))
+    assert [tokens for tokens in (1, 2, 64) if route_gated(ampere, tokens, weights, "silu")] == [1, 2]
+    invariant = matmuls_on(monkeypatch, invariant=True)
+    for tokens in (1, 2, 64):
+        assert route_gated(invariant, tokens, weights, "silu") is None
+        assert route_gated(matmuls, tokens, replace(weights, interleaved=False), "silu") is None
+        assert route_gated(matmuls, tokens, gate_and_up(2048), "silu") is None
 
 
-def test_arguments_of_a_product_that_ends_on_the_stream(
+def test_arguments_of_a_matmul_with_a_residual_epilogue(
     kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products, weights = products_on(monkeypatch), replace(matrix(GGMLType.Q4_K, 64, 14336), rows=4096)
-    config = route_residual(products, 1, weights)
+    matmuls, weights = matmuls_on(monkeypatch), replace(matrix(GGMLType.Q4_K, 64, 14336), out_features=4096)
+    config = route_residual(matmuls, 1, weights)
     assert config is not None
-    hidden, gain, squares, x, target = (
+    hidden, norm_weight, square_sums, x, target = (
         torch.zeros(1, 4096),
         torch.ones(4096),
         torch.zeros(1, 256),
         int8(1, 14336),
         int8(1, 4096),
     )
-    residual = Residual(hidden, None, 0.5, gain, target, squares)
-    launch_residual(products, weights, x, residual, 1, config, stream=5)
-    launch_residual(products, weights, x, replace(residual, bias=gain, gain=None, target=None), 1, config, stream=5)
+    residual = Residual(hidden, None, 0.5, norm_weight, target, square_sums)
+    launch_residual(matmuls, weights, x, residual, 1, config, stream=5)
+    launch_residual(
+        matmuls, weights, x, replace(residual, bias=norm_weight, norm_weight=None, target=None), 1, config, stream=5
+    )
     (name, grid, threads, arguments, sizes, stream, dependent), (*_, bare, _, _, _) = kernel.launches
-    assert (name, grid, threads, stream, dependent) == ("matvec_q4_f16_residual_rows1", (256, 1, 1), 384, 5, True)
-    product = [
+    assert (name, grid, threads, stream, dependent) == ("matvec_q4_f16_residual_tokens1", (256, 1, 1), 384, 5, True)
+    matmul = [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(), hidden.data_ptr(),
         4096, 0, x.codes.data_ptr(), x.terms.data_ptr(), 0, 0, 0.0, 0.0, 1, 224, 1, 0, 0,
     ]  # fmt: skip
-    ending = [gain.data_ptr(), target.codes.data_ptr(), target.terms.data_ptr(), squares.data_ptr(), 256]
-    assert arguments == [*product, 0, 0.5, *ending]
-    assert bare == [*product, gain.data_ptr(), 0.5, 0, 0, 0, squares.data_ptr(), 256]
+    epilogue = [norm_weight.data_ptr(), target.codes.data_ptr(), target.terms.data_ptr(), square_sums.data_ptr(), 256]
+    assert arguments == [*matmul, 0, 0.5, *epilogue]
+    assert bare == [*matmul, norm_weight.data_ptr(), 0.5, 0, 0, 0, square_sums.data_ptr(), 256]
     assert sizes == "ppppii" + "pp" + "piff" + "iiiii" + "pfppppi"
 
 
-def test_what_ends_on_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_matmuls_have_a_residual_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers whose columns one block has all of, in widths of whole groups of 16."""
-    products, weights = products_on(monkeypatch), replace(matrix(GGMLType.Q4_K, 64, 4096), rows=4096)
-    assert [rows for rows in (1, 2, 3, 64) if route_residual(products, rows, weights)] == [1, 2]
-    assert route_residual(products, 1, replace(weights, rows=4104)) is None
-    assert route_residual(products, 1, replace(weights, rows=576)) is None  # too few blocks without splits
-    assert route_residual(products_on(monkeypatch, invariant=True), 1, weights) is None
+    matmuls, weights = matmuls_on(monkeypatch), replace(matrix(GGMLType.Q4_K, 64, 4096), out_features=4096)
+    assert [tokens for tokens in (1, 2, 3, 64) if route_residual(matmuls, tokens, weights)] == [1, 2]
+    assert route_residual(matmuls, 1, replace(weights, out_features=4104)) is None
+    assert route_residual(matmuls, 1, replace(weights, out_features=576)) is None  # too few blocks without splits
+    assert route_residual(matmuls_on(monkeypatch, invariant=True), 1, weights) is None
 
 
 @pytest.mark.parametrize(
-    ("rows", "x", "plain"),
-    [(16, half(1, 16, 4096), "wgmma_q4_f16_rows16"), (1, int8(1, 4096), "matvec_q4_f16_rows1")],
+    ("tokens", "x", "plain"),
+    [(16, half(1, 16, 4096), "wgmma_q4_f16_tokens16"), (1, int8(1, 4096), "matvec_q4_f16_tokens1")],
     ids=["half", "int8"],
 )
-def test_an_activation_that_does_not_fit_its_product_runs_alone(
-    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rows: int,
+def test_an_activation_that_does_not_fit_its_matmul_runs_alone(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokens: int,
     x: Activations, plain: str,
 ) -> None:  # fmt: skip
     kernel.refused = "silu"
-    products, weights = products_on(monkeypatch), gate_and_up()
-    config = route_gated(products, rows, weights, "silu")
+    matmuls, weights = matmuls_on(monkeypatch), gate_and_up()
+    config = route_gated(matmuls, tokens, weights, "silu")
     assert config is not None
     with caplog.at_level(logging.WARNING):
-        products.prepare([(weights.format, config)])
-    assert not products.runs(weights, config)
+        matmuls.prepare([(weights.format, config)])
+    assert not matmuls.runs_epilogue(weights, config)
     assert "what it ends with runs as a kernel of its own" in caplog.text
-    monkeypatch.setattr(products_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
-    products.launch(weights, x, torch.empty((1, rows, 28672)), rows, config, stream=0)
+    monkeypatch.setattr(matmul_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
+    matmuls.launch(weights, x, torch.empty((1, tokens, 28672)), tokens, config, stream=0)
     assert kernel.launches[0][0] == plain
 
 
@@ -283,12 +287,12 @@ def test_a_kernel_that_fails_is_replaced_and_said_once(
     kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel.refused = "wgmma"
-    products, weights = products_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
-    config = products.route(16, weights)
+    matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
+    config = matmuls.route(16, weights)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            products.launch(weights, half(1, 16, 1024), torch.empty((12, 16, 320)), 16, config, stream=0)
-    assert [launch[0] for launch in kernel.launches] == ["mma_sync_q4_f16_rows16"] * 3
+            matmuls.launch(weights, half(1, 16, 1024), torch.empty((12, 16, 320)), 16, config, stream=0)
+    assert [launch[0] for launch in kernel.launches] == ["mma_sync_q4_f16_tokens16"] * 3
     assert kernel.launches[0][1] == (-(-320 // 128), config.splits, 1)
     assert len(caplog.records) == 1
     assert "does not fit; mma.sync takes its place" in caplog.text
@@ -298,16 +302,16 @@ def test_a_kernel_without_replacement_is_an_error(
     kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel.refused = "matvec"
-    products, weights = products_on(monkeypatch), matrix(GGMLType.Q4_K, 64)
+    matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.Q4_K, 64)
     with pytest.raises(KernelError, match="does not fit"):
-        products.launch(weights, int8(1, 1024), torch.empty((12, 1, 64)), 1, products.route(1, weights), stream=0)
+        matmuls.launch(weights, int8(1, 1024), torch.empty((12, 1, 64)), 1, matmuls.route(1, weights), stream=0)
 
 
 def test_ampere_takes_mma_sync_without_dependent_launch(
     kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    products = products_on(monkeypatch, (8, 0))
-    config = products.route(8, matrix(GGMLType.Q5_0, 64))
+    matmuls = matmuls_on(monkeypatch, (8, 0))
+    config = matmuls.route(8, matrix(GGMLType.Q5_0, 64))
     assert isinstance(config.tiles, MmaSyncTiles)
     assert not config.dependent
-    assert products.arch == "sm_80"
+    assert matmuls.arch == "sm_80"

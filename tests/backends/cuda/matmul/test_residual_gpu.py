@@ -1,4 +1,4 @@
-"""Products that end on the residual stream on a GPU, against float64, their outputs poisoned."""
+"""Matmuls that end on the residual stream on a GPU, against float64, their outputs poisoned."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 from backends.cuda.matmul.gated_pairs import TYPES, check_replays
 from realizar.backends.cuda.layouts.activations import int8_activations
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Int8Activations, ProductConfig, Products
-from realizar.backends.cuda.matmul.residual import Residual, launch_residual, share_count
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, Int8Activations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.residual import Residual, epilogue_square_parts, launch_residual
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
@@ -33,96 +33,99 @@ SCALE, EPS, POISON = 0.7, 1e-5, 77
 
 @dataclass
 class Stream:
-    """A stream of some rows and one more, which nothing may touch, and all that a product leaves."""
+    """A stream of some rows and one more, which nothing may touch, and all that a matmul leaves."""
 
     before: torch.Tensor
     residual: Residual
 
     @staticmethod
-    def make(rows: int, bias: bool, norm: bool) -> Stream:
-        codes = torch.full((rows + 1, -(-WIDTH // 64) * 64), POISON, dtype=torch.int8, device="cuda")
-        terms = torch.full((rows + 1, codes.shape[1] // 16, 2), torch.nan, device="cuda")
-        hidden = 3 * torch.randn(rows + 1, WIDTH, device="cuda")
-        squares = torch.zeros(rows + 1, share_count(WIDTH), device="cuda")
-        squares[:, : WIDTH // 16] = torch.nan
+    def make(tokens: int, bias: bool, norm: bool) -> Stream:
+        codes = torch.full((tokens + 1, -(-WIDTH // 64) * 64), POISON, dtype=torch.int8, device="cuda")
+        terms = torch.full((tokens + 1, codes.shape[1] // 16, 2), torch.nan, device="cuda")
+        hidden = 3 * torch.randn(tokens + 1, WIDTH, device="cuda")
+        square_sums = torch.zeros(tokens + 1, epilogue_square_parts(WIDTH), device="cuda")
+        square_sums[:, : WIDTH // 16] = torch.nan
         vectors = [torch.randn(WIDTH, device="cuda") if there else None for there in (bias, norm)]
         target = Int8Activations(codes, terms) if norm else None
-        return Stream(hidden.clone(), Residual(hidden, vectors[0], SCALE, vectors[1], target, squares))
+        return Stream(hidden.clone(), Residual(hidden, vectors[0], SCALE, vectors[1], target, square_sums))
 
     def check(self, added: torch.Tensor) -> None:
         """That the stream got float64 `added`, and what else follows from it."""
-        left, rows = self.residual, len(added)
+        left, tokens = self.residual, len(added)
         if left.bias is not None:
             added = added + left.bias.double()
-        expected = self.before[:rows].double() + SCALE * added
-        error = (left.hidden[:rows].double() - expected).norm(dim=1) / expected.norm(dim=1)
+        expected = self.before[:tokens].double() + SCALE * added
+        error = (left.hidden[:tokens].double() - expected).norm(dim=1) / expected.norm(dim=1)
         assert float(error.max()) < 3e-4  # of the weights' packing
-        assert torch.equal(left.hidden[rows], self.before[rows])
-        if left.gain is None or left.target is None:
-            assert bool(left.squares[:, : WIDTH // 16].isnan().all())
+        assert torch.equal(left.hidden[tokens], self.before[tokens])
+        if left.norm_weight is None or left.target is None:
+            assert bool(left.square_sums[:, : WIDTH // 16].isnan().all())
             return
-        stream, target = left.hidden[:rows], left.target
-        shares = stream.double().square().reshape(rows, -1, 16).sum(2)
-        assert torch.allclose(left.squares[:rows, : WIDTH // 16].double(), shares, rtol=1e-5)
-        assert bool((left.squares[:rows, WIDTH // 16 :] == 0).all())
-        codes, terms = int8_activations((stream * left.gain).cpu().numpy())
-        apart = np.abs(target.codes[:rows, :WIDTH].cpu().numpy().astype(np.int32) - codes[:, :WIDTH])
+        stream, target = left.hidden[:tokens], left.target
+        epilogue_square_sums = stream.double().square().reshape(tokens, -1, 16).sum(2)
+        assert torch.allclose(left.square_sums[:tokens, : WIDTH // 16].double(), epilogue_square_sums, rtol=1e-5)
+        assert bool((left.square_sums[:tokens, WIDTH // 16 :] == 0).all())
+        codes, terms = int8_activations((stream * left.norm_weight).cpu().numpy())
+        apart = np.abs(target.codes[:tokens, :WIDTH].cpu().numpy().astype(np.int32) - codes[:, :WIDTH])
         assert apart.max() <= 1  # a division that rounds the other way
         assert (apart > 0).mean() < 0.01
         assert np.allclose(
-            target.terms[:rows, : WIDTH // 16].cpu().numpy()[..., 0], terms[:, : WIDTH // 16, 0], rtol=1e-5
+            target.terms[:tokens, : WIDTH // 16].cpu().numpy()[..., 0], terms[:, : WIDTH // 16, 0], rtol=1e-5
         )
-        sums = target.codes[:rows, :WIDTH].reshape(rows, -1, 16).float().sum(2) * target.terms[:rows, : WIDTH // 16, 0]
-        assert torch.allclose(target.terms[:rows, : WIDTH // 16, 1], sums, rtol=1e-5)
-        for rest in (target.codes[rows], target.codes[:, WIDTH:]):
+        sums = (
+            target.codes[:tokens, :WIDTH].reshape(tokens, -1, 16).float().sum(2)
+            * target.terms[:tokens, : WIDTH // 16, 0]
+        )
+        assert torch.allclose(target.terms[:tokens, : WIDTH // 16, 1], sums, rtol=1e-5)
+        for rest in (target.codes[tokens], target.codes[:, WIDTH:]):
             assert bool((rest == POISON).all())
-        assert bool(target.terms[rows].isnan().all())
+        assert bool(target.terms[tokens].isnan().all())
 
 
 @pytest.fixture(scope="module")
-def products() -> Products:
-    return Products("cuda")
+def matmuls() -> MatmulKernels:
+    return MatmulKernels("cuda")
 
 
-def matrix_of(ggml_type: GGMLType, rows: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, torch.Tensor]:
+def matrix_of(ggml_type: GGMLType, tokens: int = WIDTH, cols: int = COLS) -> tuple[PackedMatrix, torch.Tensor]:
     """A matrix, and what it is in float64."""
-    data = random_blocks(ggml_type, rows, cols, np.random.default_rng(5), 0.05)
-    source = block_source(ggml_type, data, rows, cols)
+    data = random_blocks(ggml_type, tokens, cols, np.random.default_rng(5), 0.05)
+    source = block_source(ggml_type, data, tokens, cols)
     return pack_matrix(source, "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)
 
 
-def config(products: Products, tiles: MatvecTiles) -> ProductConfig:
-    return ProductConfig(tiles, ActivationFormat("int8", 1), 1, products.capability >= (9, 0), "residual")
+def config(matmuls: MatmulKernels, tiles: MatvecTiles) -> MatmulConfig:
+    return MatmulConfig(tiles, ActivationFormat("int8", 1), 1, matmuls.capability >= (9, 0), "residual")
 
 
 def values_of(x: Int8Activations, cols: int) -> torch.Tensor:
-    """float64 [rows, cols] of what codes and scales mean."""
-    rows, padded = x.codes.shape
-    return (x.codes.reshape(rows, -1, 16).double() * x.terms[..., :1].double()).reshape(rows, padded)[:, :cols]
+    """float64 [tokens, cols] of what codes and scales mean."""
+    tokens, padded = x.codes.shape
+    return (x.codes.reshape(tokens, -1, 16).double() * x.terms[..., :1].double()).reshape(tokens, padded)[:, :cols]
 
 
 @pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
-def test_stream_codes_and_squares(products: Products, ggml_type: GGMLType) -> None:
+def test_stream_codes_and_square_sums(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
     """With bias and norm, and without either."""
     matrix, exact = matrix_of(ggml_type)
-    configs = [config(products, tiles) for tiles in TILES]
-    products.prepare([(matrix.format, each) for each in configs])
-    assert not products.refused
+    configs = [config(matmuls, tiles) for tiles in TILES]
+    matmuls.prepare([(matrix.format, each) for each in configs])
+    assert not matmuls.refused
     for tiles, each in zip(TILES, configs, strict=True):
         for bias, norm in ((True, True), (False, True), (True, False)):
             x, stream = (
-                products.to_int8(torch.randn(tiles.rows, COLS, device="cuda")),
-                Stream.make(tiles.rows, bias, norm),
+                matmuls.to_int8(torch.randn(tiles.tokens, COLS, device="cuda")),
+                Stream.make(tiles.tokens, bias, norm),
             )
-            launch_residual(products, matrix, x, stream.residual, tiles.rows, each)
+            launch_residual(matmuls, matrix, x, stream.residual, tiles.tokens, each)
             stream.check(values_of(x, COLS) @ exact.T)
 
 
-def test_what_is_not_a_number_stays_in_its_row(products: Products) -> None:
+def test_what_is_not_a_number_stays_in_its_row(matmuls: MatmulKernels) -> None:
     matrix, exact = matrix_of(GGMLType.Q4_K)
-    x, stream = products.to_int8(torch.randn(2, COLS, device="cuda")), Stream.make(2, False, True)
+    x, stream = matmuls.to_int8(torch.randn(2, COLS, device="cuda")), Stream.make(2, False, True)
     stream.residual.hidden[1, 5] = torch.nan
-    launch_residual(products, matrix, x, stream.residual, 2, config(products, MatvecTiles(2, 1, 8, 2, 2)))
+    launch_residual(matmuls, matrix, x, stream.residual, 2, config(matmuls, MatvecTiles(2, 1, 8, 2, 2)))
     target = stream.residual.target
     assert target is not None
     assert bool(target.terms[1, 0].isnan().all())
@@ -132,31 +135,31 @@ def test_what_is_not_a_number_stays_in_its_row(products: Products) -> None:
 
 
 @pytest.mark.parametrize("width", [512, 4096, 5120])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_next_product_finishes_the_norm(products: Products, rows: int, width: int) -> None:
-    """Two products in turn, the second's input from the first, whose shares are more than a warp asks for at once."""
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_next_matmul_applies_the_norm_scale(matmuls: MatmulKernels, tokens: int, width: int) -> None:
+    """Two matmuls in turn, the second's input from the first, whose shares are more than a warp asks for at once."""
     (first, exact), (second, exact_second) = matrix_of(GGMLType.Q4_K, width, 512), matrix_of(GGMLType.Q6_K, 256, width)
-    hidden, gain = (torch.randn(size, device="cuda") for size in ((rows, width), (width,)))
-    target = products.to_int8(torch.zeros(rows, width, device="cuda"))
-    squares = torch.zeros(rows, share_count(width), device="cuda")
-    residual = Residual(hidden, None, SCALE, gain, target, squares)
+    hidden, norm_weight = (torch.randn(size, device="cuda") for size in ((tokens, width), (width,)))
+    target = matmuls.to_int8(torch.zeros(tokens, width, device="cuda"))
+    square_sums = torch.zeros(tokens, epilogue_square_parts(width), device="cuda")
+    residual = Residual(hidden, None, SCALE, norm_weight, target, square_sums)
     x, before, after = (
-        products.to_int8(torch.randn(rows, 512, device="cuda")),
+        matmuls.to_int8(torch.randn(tokens, 512, device="cuda")),
         hidden.clone(),
-        products.route(rows, second),
+        matmuls.route(tokens, second),
     )
-    partials = torch.full((after.splits, rows, 256), torch.nan, device="cuda")
-    normed = replace(target, norm=DeferredNorm(squares, width, EPS))
+    partials = torch.full((after.splits, tokens, 256), torch.nan, device="cuda")
+    normed = replace(target, norm=FoldedNorm(square_sums, width, EPS))
 
     def chain() -> None:
         hidden.copy_(before)
-        launch_residual(products, first, x, residual, rows, config(products, MatvecTiles(rows, 1, 8, 2, 2)))
-        products.launch(second, normed, partials, rows, after)
+        launch_residual(matmuls, first, x, residual, tokens, config(matmuls, MatvecTiles(tokens, 1, 8, 2, 2)))
+        matmuls.launch(second, normed, partials, tokens, after)
 
     chain()
     stream = before.double() + SCALE * (values_of(x, 512) @ exact.T)
     root = (stream.square().mean(1, keepdim=True) + EPS).sqrt()
-    expected = (stream * gain.double() / root) @ exact_second.T
+    expected = (stream * norm_weight.double() / root) @ exact_second.T
     error = (partials.sum(0).double() - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(error.max()) < 1.5e-2
-    check_replays(chain, partials, lambda: squares[:, : width // 16].fill_(torch.nan))
+    check_replays(chain, partials, lambda: square_sums[:, : width // 16].fill_(torch.nan))

@@ -81,7 +81,7 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
                 for values, values_eagerly in zip(logits, logits_eagerly, strict=True):
                     assert np.array_equal(values.view(np.uint32), values_eagerly.view(np.uint32)), (tokens, decodes)
             assert max(map(worst_error, logits, logits_eagerly)) <= 0.01, (tokens, decodes)
-            for token_id, values in zip(chosen, logits, strict=True):  # from a product of other rows: near ties
+            for token_id, values in zip(chosen, logits, strict=True):  # from a matmul of other rows: near ties
                 assert values[-1].max() - values[-1][token_id] <= 0.3 * values[-1].std()
     assert all(shape in graphs._graphs for shape in seen if shape.tokens <= 512)
     assert {shape.tokens for shape in seen} == {16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640}

@@ -39,9 +39,9 @@ class Native:
 
 
 class Arguments:
-    """What a decode's kernel depends on beside the shape: products cut by tokens as on a card."""
+    """What a decode's kernel depends on beside the shape: matmuls cut by tokens as on a card."""
 
-    def turned_constants(self, _rotation: object, _linear: object, shape: StepShape) -> dict[str, Any]:
+    def rotated_constants(self, _rotation: object, _linear: object, shape: StepShape) -> dict[str, Any]:
         splits = 8 if shape.tokens <= 16 else 4 if shape.tokens <= 64 else 2 if shape.tokens <= 256 else 1
         return {
             "SPLITS": splits, "BIAS": False, "NORM": 0, "NORM_BIAS": False, "ROTARY": 64, "INTERLEAVED": False,

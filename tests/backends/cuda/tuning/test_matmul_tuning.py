@@ -41,49 +41,56 @@ DEVICES = {
 @pytest.mark.parametrize("name", DEVICES)
 def test_choices_fit(name: str) -> None:
     tuning = DEVICES[name]
-    for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 8, 9, 64, 65, 300, 2048)):
+    for form, (out_features, cols), tokens in itertools.product(
+        set(FORMS.values()), SHAPES, (1, 2, 8, 9, 64, 65, 300, 2048)
+    ):
         for fixed in (False, True):
-            choice = tuning.many_rows(rows, rows_out, cols, form, fixed)
+            choice = tuning.many_tokens(tokens, out_features, cols, form, fixed)
             tiles = choice.tiles
             assert isinstance(tiles, WgmmaTiles if tuning.wgmma else MmaSyncTiles)
-            assert tiles.rows == tuning.block_rows(rows)
+            assert tiles.tokens == tuning.block_tokens(tokens)
             assert tiles.shared_bytes(form) * tiles.blocks + 4096 <= tuning.shared_bytes
             assert 1 <= choice.splits <= max(1, form.chunks(cols) // 2)
-        if rows <= 7:
-            few = tuning.few_rows(rows, rows_out, cols, form)
+        if tokens <= 7:
+            few = tuning.few_tokens(tokens, out_features, cols, form)
             assert isinstance(few.tiles, MatvecTiles)
-            assert few.tiles.rows == rows
+            assert few.tiles.tokens == tokens
             assert 1 <= few.splits * few.tiles.parts <= max(form.chunks(cols), few.tiles.parts)
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_products_that_end_with_an_activation_fit(name: str) -> None:
-    """Two strips a warpgroup, no splits, and most of the device at work; or no such product."""
+def test_activation_epilogues_fit(name: str) -> None:
+    """Two strips a warpgroup, no splits, and most of the device at work; or no such matmul."""
     tuning = DEVICES[name]
-    for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (3, 8, 9, 64, 65, 300, 2048)):
-        tiles = tuning.gated(rows, rows_out, cols, form)
+    for form, (out_features, cols), tokens in itertools.product(
+        set(FORMS.values()), SHAPES, (3, 8, 9, 64, 65, 300, 2048)
+    ):
+        tiles = tuning.gated(tokens, out_features, cols, form)
         if tiles is None:
-            assert not tuning.wgmma or form.two_level or rows_out * -(-rows // 128) < 28672
+            assert not tuning.wgmma or form.two_level or out_features * -(-tokens // 128) < 28672
             continue
         assert tuning.wgmma
-        assert (tiles.strips, tiles.rows) == (2, tuning.block_rows(rows))
+        assert (tiles.strips, tiles.tokens) == (2, tuning.block_tokens(tokens))
         assert tiles.shared_bytes(form) * tiles.blocks + 4096 <= tuning.shared_bytes
-        assert 3 * tiles.grid(rows_out, 1, -(-rows // tiles.rows))[0] * -(-rows // tiles.rows) >= 2 * tuning.processors
+        assert (
+            3 * tiles.grid(out_features, 1, -(-tokens // tiles.tokens))[0] * -(-tokens // tiles.tokens)
+            >= 2 * tuning.processors
+        )
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_products_of_integers_that_end_with_an_activation_fit(name: str) -> None:
+def test_activation_epilogues_of_integer_matmuls_fit(name: str) -> None:
     """A tile of gate and one of up a block, all columns in it, and all blocks at once; or few blocks."""
     tuning = DEVICES[name]
-    for form, (rows_out, cols), rows in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 5)):
-        tiles = tuning.gated_few(rows, rows_out, cols, form)
+    for form, (out_features, cols), tokens in itertools.product(set(FORMS.values()), SHAPES, (1, 2, 5)):
+        tiles = tuning.gated_few(tokens, out_features, cols, form)
         if tiles is None:
-            assert 3 * rows_out / 32 < 2 * tuning.processors
+            assert 3 * out_features / 32 < 2 * tuning.processors
             continue
-        assert (tiles.rows, tiles.tiles, tiles.unroll) == (rows, 2, 2 if rows <= 4 else 1)
+        assert (tiles.tokens, tiles.tiles, tiles.unroll) == (tokens, 2, 2 if tokens <= 4 else 1)
         assert 1 <= tiles.parts <= max(1, form.chunks(cols))
         assert tiles.threads <= 384
-        assert tiles.blocks * tuning.processors >= rows_out / 32
+        assert tiles.blocks * tuning.processors >= out_features / 32
         if tiles.blocks * 64 <= 768:  # else tiles alone are more warps than registers were counted for
             assert tiles.blocks * tiles.threads <= 1024
 
@@ -92,30 +99,30 @@ def test_products_of_integers_that_end_with_an_activation_fit(name: str) -> None
 def test_one_row_takes_whole_columns(name: str) -> None:
     """The next kernel reads one sum where tiles fill the device; a table's line of more rows says nothing."""
     tuning = DEVICES[name]
-    for form, (rows_out, cols) in itertools.product(set(FORMS.values()), SHAPES):
-        choice = tuning.few_rows(1, rows_out, cols, form)
+    for form, (out_features, cols) in itertools.product(set(FORMS.values()), SHAPES):
+        choice = tuning.few_tokens(1, out_features, cols, form)
         tiles, chunks = choice.tiles, form.chunks(cols)
         assert isinstance(tiles, MatvecTiles)
         assert 1 <= choice.splits * tiles.parts <= max(1, chunks)
         assert tiles.threads <= 512
         assert tiles.threads * tiles.blocks <= (768 if tiles.unroll > 1 else 1024)
-        blocks = tiles.grid(rows_out, choice.splits, 1)[0] * choice.splits
+        blocks = tiles.grid(out_features, choice.splits, 1)[0] * choice.splits
         if chunks >= 32:
             assert 3 * blocks >= 2 * tuning.processors
-        if rows_out >= 16 * tuning.processors:
+        if out_features >= 16 * tuning.processors:
             assert choice.splits == 1
 
 
-def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
+def test_activation_epilogues_keep_measured_tiles() -> None:
     """Of an 8B model the line of its shape, but where that has single strips; of a 1B model half the block."""
     tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
-    lines = {line.rows: line for line in tuning.lines if line.rows_out == 28672}
-    for rows in (8, 16, 32, 64, 128, 256, 2048):
-        assert tuning.gated(rows, 28672, 4096, form) == lines[rows].tiles
+    lines = {line.tokens: line for line in tuning.lines if line.out_features == 28672}
+    for tokens in (8, 16, 32, 64, 128, 256, 2048):
+        assert tuning.gated(tokens, 28672, 4096, form) == lines[tokens].tiles
     assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
     assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 7)
-    assert tuning.few_rows(1, 4096, 14336, form) == Choice(MatvecTiles(1, 1, 12, 2, 2), 1)
-    assert tuning.few_rows(2, 4096, 14336, form) == Choice(MatvecTiles(2, 1, 8, 2, 2), 1)
+    assert tuning.few_tokens(1, 4096, 14336, form) == Choice(MatvecTiles(1, 1, 12, 2, 2), 1)
+    assert tuning.few_tokens(2, 4096, 14336, form) == Choice(MatvecTiles(2, 1, 8, 2, 2), 1)
     assert tuning.gated_few(2, 28672, 4096, form) == MatvecTiles(2, 2, 1, 2, 8)
     small, line = tuning.gated(128, 16384, 2048, form), lines[128].tiles
     assert small is not None
@@ -125,8 +132,10 @@ def test_products_that_end_with_an_activation_keep_measured_tiles() -> None:
 
 
 def test_fixed_splits_depend_on_the_shape_alone() -> None:
-    for tuning, form, (rows_out, cols) in itertools.product(DEVICES.values(), set(FORMS.values()), SHAPES):
-        choices = [tuning.many_rows(rows, rows_out, cols, form, fixed=True) for rows in (1, 8, 33, 64, 128, 999)]
+    for tuning, form, (out_features, cols) in itertools.product(DEVICES.values(), set(FORMS.values()), SHAPES):
+        choices = [
+            tuning.many_tokens(tokens, out_features, cols, form, fixed=True) for tokens in (1, 8, 33, 64, 128, 999)
+        ]
         assert len({choice.splits for choice in choices}) == 1
         steps = {choice.tiles.step for choice in choices if isinstance(choice.tiles, WgmmaTiles)}
         assert steps <= {1}  # splits begin at multiples of a step
@@ -137,18 +146,18 @@ def test_tables_hold_for_their_shapes() -> None:
         lines = [Line.from_json(values) for values in json.loads(table.read_text(encoding="utf-8"))]
         assert [line.to_json() for line in lines] == json.loads(table.read_text(encoding="utf-8"))
         assert lines == best_lines(lines)
-        shapes = {(line.rows_out, line.cols) for line in lines}
-        for rows in {line.rows for line in lines}:
-            assert {(line.rows_out, line.cols) for line in lines if line.rows == rows} == shapes
+        shapes = {(line.out_features, line.cols) for line in lines}
+        for tokens in {line.tokens for line in lines}:
+            assert {(line.out_features, line.cols) for line in lines if line.tokens == tokens} == shapes
 
 
 def test_a_line_serves_its_own_shape_unchanged() -> None:
     tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
     for line in tuning.lines:
         choice = (
-            tuning.few_rows(line.rows, line.rows_out, line.cols, form)
+            tuning.few_tokens(line.tokens, line.out_features, line.cols, form)
             if isinstance(line.tiles, MatvecTiles)
-            else tuning.many_rows(line.rows, line.rows_out, line.cols, form, fixed=False)
+            else tuning.many_tokens(line.tokens, line.out_features, line.cols, form, fixed=False)
         )
         assert (choice.tiles, choice.splits) == (line.tiles, line.splits)
 
@@ -156,22 +165,22 @@ def test_a_line_serves_its_own_shape_unchanged() -> None:
 def test_a_table_does_not_split_what_may_join_the_stream() -> None:
     """Of one row: a line counts where it keeps columns whole, or where so few outputs need splits."""
     form, rule = FORMS[GGMLType.Q4_K], DeviceTuning(wgmma=True, processors=132)
-    for rows_out, splits, counts in ((4096, 4, False), (4096, 1, True), (1024, 4, True)):
-        line = Line(1, rows_out, 4096, MatvecTiles(1, 1, 6, 2, 4), splits, 0.001)
-        choice = replace(rule, lines=(line,)).few_rows(1, rows_out, 4096, form)
-        assert choice == (Choice(line.tiles, splits) if counts else rule.few_rows(1, rows_out, 4096, form))
+    for out_features, splits, counts in ((4096, 4, False), (4096, 1, True), (1024, 4, True)):
+        line = Line(1, out_features, 4096, MatvecTiles(1, 1, 6, 2, 4), splits, 0.001)
+        choice = replace(rule, lines=(line,)).few_tokens(1, out_features, 4096, form)
+        assert choice == (Choice(line.tiles, splits) if counts else rule.few_tokens(1, out_features, 4096, form))
 
 
 def test_a_nearby_shape_gets_as_many_blocks() -> None:
     line = Line(8, 4096, 4096, WgmmaTiles(8, 2, 1, 6, 2, 1), 8, 0.01)
     tuning = DeviceTuning(wgmma=True, processors=132, shared_bytes=227 * 1024, lines=(line,))
     form = FORMS[GGMLType.Q4_K]
-    assert tuning.many_rows(8, 2048, 8192, form, fixed=False).splits == 12  # sixteen, but no more than twelve
-    assert tuning.many_rows(8, 8192, 4096, form, fixed=False).splits == 4
-    assert tuning.many_rows(8, 131072, 4096, form, fixed=False).splits == 1
+    assert tuning.many_tokens(8, 2048, 8192, form, fixed=False).splits == 12  # sixteen, but no more than twelve
+    assert tuning.many_tokens(8, 8192, 4096, form, fixed=False).splits == 4
+    assert tuning.many_tokens(8, 131072, 4096, form, fixed=False).splits == 1
 
 
-def test_the_cheapest_line_counts_what_its_reader_reads() -> None:
+def test_the_cheapest_line_counts_what_its_consumer_reads() -> None:
     tiles = WgmmaTiles(64, 1, 1, 4, 2, 2)
     quick = Line(64, 4096, 4096, tiles, 8, 0.0080)
     frugal = Line(64, 4096, 4096, tiles, 2, 0.0085)
@@ -181,13 +190,13 @@ def test_the_cheapest_line_counts_what_its_reader_reads() -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_candidates_fit_and_are_many(name: str) -> None:
     device = DEVICES[name]
-    for rows, form in itertools.product((1, 2, 8, 64, 128, 2048), set(FORMS.values())):
-        tried = list(candidates(rows, form, device))
+    for tokens, form in itertools.product((1, 2, 8, 64, 128, 2048), set(FORMS.values())):
+        tried = list(candidates(tokens, form, device))
         assert len(set(tried)) == len(tried) > 1
         for tiles in tried:
-            assert tiles.rows == (rows if rows <= device.int8_rows else device.block_rows(rows))
+            assert tiles.tokens == (tokens if tokens <= device.int8_tokens else device.block_tokens(tokens))
             assert tiles.shared_bytes(form) * tiles.blocks < device.shared_bytes
-            splits = split_counts(tiles, rows, 4096, 64, device)
+            splits = split_counts(tiles, tokens, 4096, 64, device)
             assert splits[0] == 1
             assert splits == sorted(set(splits))
 

@@ -46,40 +46,40 @@ class MadeUpMeter:
         self._shape = shape
         return fragment_format(shape.layout)
 
-    def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
-        self._prepared = rows, tiles
+    def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
+        self._prepared = tokens, tiles
 
-    def ms(self, rows: int, tiles: Tiles, splits: int) -> float:
+    def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
         assert self._shape is not None
-        assert rows == self._prepared[0]
+        assert tokens == self._prepared[0]
         assert tiles in self._prepared[1]
         if tiles in self.broken:
             raise KernelError("too many registers")
-        self.asked.append((self._shape, rows, tiles, splits))
-        return self.rule(rows, tiles, splits)
+        self.asked.append((self._shape, tokens, tiles, splits))
+        return self.rule(tokens, tiles, splits)
 
 
 def slow_but(fast: Tiles, splits: int) -> Callable[[int, Tiles, int], float]:
-    return lambda rows, tiles, count: 0.01 if (tiles, count) == (fast, splits) else 0.02
+    return lambda tokens, tiles, count: 0.01 if (tiles, count) == (fast, splits) else 0.02
 
 
 @pytest.mark.parametrize("tuning", [HOPPER, AMPERE], ids=["hopper", "ampere"])
 def test_every_candidate_is_timed(tuning: DeviceTuning) -> None:
-    meter = MadeUpMeter(lambda rows, _tiles, splits: rows + splits)
+    meter = MadeUpMeter(lambda tokens, _tiles, splits: tokens + splits)
     reported: list[Line] = []
     lines = sweep(tuning, [SHAPE, replace(SHAPE, cols=512)], (1, 8), meter, reported.append)
     form = meter.take(SHAPE)
     expected = {
-        (shape.cols, rows, tiles, splits)
+        (shape.cols, tokens, tiles, splits)
         for shape in (SHAPE, replace(SHAPE, cols=512))
-        for rows in (1, 8)
-        for tiles in candidates(rows, form, tuning)
-        for splits in split_counts(tiles, rows, 1536, form.chunks(shape.cols), tuning)
+        for tokens in (1, 8)
+        for tiles in candidates(tokens, form, tuning)
+        for splits in split_counts(tiles, tokens, 1536, form.chunks(shape.cols), tuning)
     }
-    assert {(shape.cols, rows, tiles, splits) for shape, rows, tiles, splits in meter.asked} == expected
+    assert {(shape.cols, tokens, tiles, splits) for shape, tokens, tiles, splits in meter.asked} == expected
     assert len(lines) == len(expected) > 40
     assert reported == lines
-    assert all(line.ms == line.rows + line.splits for line in lines)
+    assert all(line.ms == line.tokens + line.splits for line in lines)
 
 
 def test_what_does_not_run_is_left_out() -> None:
@@ -89,8 +89,8 @@ def test_what_does_not_run_is_left_out() -> None:
 
 
 def test_logits_are_not_tuned_for_whole_prompts() -> None:
-    lines = sweep(HOPPER, [replace(SHAPE, most_rows=256)], (1, 256, 512), MadeUpMeter(lambda *_: 1.0))
-    assert {line.rows for line in lines} == {1, 256}
+    lines = sweep(HOPPER, [replace(SHAPE, most_tokens=256)], (1, 256, 512), MadeUpMeter(lambda *_: 1.0))
+    assert {line.tokens for line in lines} == {1, 256}
 
 
 def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,21 +98,21 @@ def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
     form = MadeUpMeter(lambda *_: 1.0).take(SHAPE)
-    for rows, kind in ((1, MatvecTiles), (8, WgmmaTiles)):
-        fast = list(candidates(rows, form, HOPPER))[3]
+    for tokens, kind in ((1, MatvecTiles), (8, WgmmaTiles)):
+        fast = list(candidates(tokens, form, HOPPER))[3]
         tuning = load_tuning(card.name, card.capability, card.processors, 227 * 1024)
-        splits = split_counts(fast, rows, SHAPE.rows_out, form.chunks(SHAPE.cols), tuning)[-1]
+        splits = split_counts(fast, tokens, SHAPE.out_features, form.chunks(SHAPE.cols), tuning)[-1]
         meter = MadeUpMeter(slow_but(fast, splits))
-        monkeypatch.setattr(measure, "Products", lambda _device, tuning=tuning: SimpleNamespace(tuning=tuning))
-        monkeypatch.setattr(measure, "DeviceMeter", lambda _products, meter=meter: meter)
-        path = measure.tune_device(card, [SHAPE], (rows,), lambda _line: None)
+        monkeypatch.setattr(measure, "MatmulKernels", lambda _device, tuning=tuning: SimpleNamespace(tuning=tuning))
+        monkeypatch.setattr(measure, "DeviceMeter", lambda _matmuls, meter=meter: meter)
+        path = measure.tune_device(card, [SHAPE], (tokens,), lambda _line: None)
         assert path == own_table(card.name)
         found = load_tuning(card.name, card.capability, card.processors, 227 * 1024)
-        product = rows, SHAPE.rows_out, SHAPE.cols, form
-        choice = found.few_rows(*product) if rows == 1 else found.many_rows(*product, fixed=False)
+        case = tokens, SHAPE.out_features, SHAPE.cols, form
+        choice = found.few_tokens(*case) if tokens == 1 else found.many_tokens(*case, fixed=False)
         assert isinstance(choice.tiles, kind)
         assert (choice.tiles, choice.splits) == (fast, splits)
-    assert {line.rows for line in found.lines} == {1, 8}  # the first table's line is there still
+    assert {line.tokens for line in found.lines} == {1, 8}  # the first table's line is there still
 
 
 def test_what_is_measured_anew_replaces_the_old() -> None:
@@ -157,13 +157,13 @@ def test_the_command(
     card = DeviceProfile(torch.device("cuda", 0), "NVIDIA X", (9, 0), 114, 1)
     monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
     monkeypatch.setattr(device_module, "open_device", lambda _index: card)
-    monkeypatch.setattr(measure, "Products", lambda _device: SimpleNamespace(tuning=HOPPER))
-    monkeypatch.setattr(measure, "DeviceMeter", lambda _products: MadeUpMeter(lambda *_: 0.5))
+    monkeypatch.setattr(measure, "MatmulKernels", lambda _device: SimpleNamespace(tuning=HOPPER))
+    monkeypatch.setattr(measure, "DeviceMeter", lambda _matmuls: MadeUpMeter(lambda *_: 0.5))
     assert run_app(app, ["tune", str(model), "--rows", "8,1"]) == 0
     out, err = capsys.readouterr()
     assert str(own_table("NVIDIA X")) in out
     lines = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024).lines
-    assert {line.rows for line in lines} == {1, 8}
+    assert {line.tokens for line in lines} == {1, 8}
     assert len(err.splitlines()) == len(lines)  # one of each shape and number of rows is the fastest
 
 

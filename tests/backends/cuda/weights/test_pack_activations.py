@@ -15,11 +15,11 @@ from realizar.backends.cuda.layouts.activations import (
 )
 
 
-@pytest.mark.parametrize(("rows", "cols", "block_rows"), [(1, 64, 8), (13, 160, 8), (5, 96, 16), (70, 128, 64)])
-def test_half_format_places_every_element(rows: int, cols: int, block_rows: int) -> None:
+@pytest.mark.parametrize(("rows", "cols", "block_tokens"), [(1, 64, 8), (13, 160, 8), (5, 96, 16), (70, 128, 64)])
+def test_half_format_places_every_element(rows: int, cols: int, block_tokens: int) -> None:
     x = np.random.default_rng(rows).standard_normal((rows, cols)).astype(np.float32)
-    values, scales = half_activations(x, block_rows)
-    assert values.shape == (-(-rows // block_rows), padded_cols(cols) // 64, 8, block_rows // 8, 8, 8)
+    values, scales = half_activations(x, block_tokens)
+    assert values.shape == (-(-rows // block_tokens), padded_cols(cols) // 64, 8, block_tokens // 8, 8, 8)
     assert (scales == 1).all()
     places = half_positions(cols)
     seen = np.zeros(values.shape, dtype=bool)
@@ -27,10 +27,10 @@ def test_half_format_places_every_element(rows: int, cols: int, block_rows: int)
         for c in range(cols):
             d = c % 64
             at = (
-                m // block_rows,
+                m // block_tokens,
                 c // 64,
                 d % 16 // 4 * 2 + d % 2,
-                m % block_rows // 8,
+                m % block_tokens // 8,
                 m % 8,
                 d // 16 * 2 + d % 4 // 2,
             )

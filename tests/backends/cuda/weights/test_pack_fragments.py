@@ -210,7 +210,7 @@ def test_parts_lie_one_below_the_other() -> None:
     parts = [random_source(GGMLType.Q4_K, rows, 256, seed) for seed, rows in enumerate((64, 128, 70))]
     merged = pack_matrix(parts, "cpu")
     alone = [pack_matrix(part, "cpu") for part in parts]
-    assert merged.rows == 262
+    assert merged.out_features == 262
     assert torch.equal(merged.weights, torch.cat([matrix.weights for matrix in alone]))
     assert torch.equal(merged.block_scales, torch.cat([matrix.block_scales for matrix in alone]))
     memory = torch.zeros(merged.weights.numel(), dtype=torch.uint8)
@@ -227,7 +227,7 @@ def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
     memory = torch.zeros(memory_bytes(parts), dtype=torch.uint8)
     for got in (pack_matrix(parts, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
         assert got.interleaved
-        assert (got.rows, got.cols, got.format) == (768, cols, alone[0].format)
+        assert (got.out_features, got.cols, got.format) == (768, cols, alone[0].format)
         strips = got.weights.view(12, got.format.strip_bytes(cols))
         for strip in range(12):
             part = alone[strip % 2]
@@ -286,5 +286,5 @@ def test_threads_pack_the_same(ggml_type: GGMLType) -> None:
     assert torch.equal(got.block_scales, expected.block_scales)
     assert (got.table is None) == (expected.table is None)
     assert got.table is None or torch.equal(got.table, expected.table)
-    assert (got.rows, got.cols, got.format) == (966, cols, expected.format)
+    assert (got.out_features, got.cols, got.format) == (966, cols, expected.format)
     assert sum(seen) == sum(part.size_bytes for part in parts)

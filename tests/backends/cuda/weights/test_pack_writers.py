@@ -41,6 +41,6 @@ def test_triton_writes_the_format(form: Form, cols: int) -> None:
         sums = buffer.codes[:rows].cpu().numpy().reshape(rows, -1, 16).sum(axis=2, dtype=np.int64)
         np.testing.assert_allclose(seen[..., 1], seen[..., 0] * sums, rtol=1e-5, atol=1e-6)
     else:
-        values, scales = half_activations(x, form.block_rows)
+        values, scales = half_activations(x, form.block_tokens)
         assert np.array_equal(buffer.scales[:rows].cpu().numpy(), scales[:rows])
         assert np.array_equal(buffer.values.cpu().numpy().view(np.uint16), values.view(np.uint16))

@@ -1,4 +1,4 @@
-"""The product of one weight tile with several tokens' quantised activations, emitted for any format.
+"""The matmul of one weight tile with several tokens' quantised activations, emitted for any format.
 
 A row's sum runs over its columns in one fixed order, whatever the number of tokens: same bits alone or in a batch.
 """
@@ -24,7 +24,7 @@ _TOGETHER = 6  # tokens at once where a group has two scales: more would leave t
 
 
 class TileEmitter:
-    """Emits one tile product. `instruction_set` names the dot product."""
+    """Emits one tile matmul. `instruction_set` names the dot product."""
 
     def __init__(self, e: Emitter, weight_format: WeightFormat, instruction_set: str, tokens: int) -> None:
         self.e, self.format, self.tokens = e, weight_format, tokens
@@ -98,18 +98,18 @@ class TileEmitter:
     def _add_halves(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
         """As `_add_whole`, where halves have scales: joined before the activation's, an operation less a token."""
         e = self.e
-        joined: list[Value] = []
+        scaled: list[Value] = []
         for half in range(2):
             dots = [e.b.sitofp(dot, e.f32) for dot in self._dots(word, half, records)]
             scale, minimum = scales(half)
             if half == 0:
-                joined = [e.b.fmul(scale, dot) for dot in dots]
+                scaled = [e.b.fmul(scale, dot) for dot in dots]
             else:
-                joined = [e.fma(scale, dot, first) for dot, first in zip(dots, joined, strict=True)]
+                scaled = [e.fma(scale, dot, first) for dot, first in zip(dots, scaled, strict=True)]
             if minimum is not None:
                 sums = [e.fma(minimum, scaled_sum(e, r, half), s) for r, s in zip(records, sums, strict=True)]
         scaled = [e.splat_load(e.at(record, layout.SCALE), F32) for record in records]
-        return [e.fma(value, scale, s) for value, scale, s in zip(joined, scaled, sums, strict=True)]
+        return [e.fma(value, scale, s) for value, scale, s in zip(scaled, scaled, sums, strict=True)]
 
     def _dots(self, word: Codes, half: int | None, records: list[Value]) -> list[Value]:
         """int32 lanes per token: integer sums over the columns of a group or of one half, offset included."""

@@ -1,4 +1,4 @@
-"""Where the operands of one tile product lie."""
+"""Where the operands of one tile matmul lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tile product of layouts with a codebook of vectors, whose blocks are kept as in the file.
+"""The tile matmul of layouts with a codebook of vectors, whose blocks are kept as in the file.
 
 They lie half-word by half-word over the lanes.
 
@@ -22,7 +22,7 @@ _GROUPS = 256 // GROUP  # of a block
 
 
 class VectorCodebookTile:
-    """Emits one tile product; as `TileEmitter`."""
+    """Emits one tile matmul; as `TileEmitter`."""
 
     def __init__(self, e: Emitter, weight_format: WeightFormat, instruction_set: str, tokens: int) -> None:
         self.e, self.format, self.instruction_set, self.tokens = e, weight_format, instruction_set, tokens

@@ -25,7 +25,7 @@ _SOURCE_GROUPS, _BLOCK_BYTES = 11, 12
 def make_activate(kind: int, gated: int) -> Any:
     """The kernel of one activation. A thread takes what it computed: groups of columns of blocks of tokens.
 
-    `out` 0 leaves the floats out: where products read records, writing them too would be most of the traffic.
+    `out` 0 leaves the floats out: where matmuls read records, writing them too would be most of the traffic.
     """
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())

@@ -1,4 +1,4 @@
-"""Products with float weights, computed in float32: float32, float16 and bfloat16 tiles."""
+"""Matmuls with float weights, computed in float32: float32, float16 and bfloat16 tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of quantised weights with quantised activations: the C functions that a step calls."""
+"""Matmuls of quantised weights with quantised activations: the C functions that a step calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLOCK_TOKENS, LEAST_TOKENS = 96, 36
 
 
 @intrinsic(prefer_literal=True)
-def tile_product(
+def tile_matmul(
     typing_context: Any, instruction_set: Any, weight_format: Any, tokens: Any, add: Any, codes: Any, scales: Any,
     supers: Any, table: Any, groups: Any, activations: Any, out: Any, out_stride: Any,
     residual_scale: Any,
@@ -137,19 +137,19 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
                     y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
                     left = block_end - token
                     if left >= first:
-                        tile_product(instruction_set, weight_format, first, add, codes, scales, supers, table, groups,
+                        tile_matmul(instruction_set, weight_format, first, add, codes, scales, supers, table, groups,
                                      x, y, out_stride, factor)  # fmt: skip
                         token += first
                     elif left >= second:
-                        tile_product(instruction_set, weight_format, second, add, codes, scales, supers, table, groups,
+                        tile_matmul(instruction_set, weight_format, second, add, codes, scales, supers, table, groups,
                                      x, y, out_stride, factor)  # fmt: skip
                         token += second
                     elif left >= third:
-                        tile_product(instruction_set, weight_format, third, add, codes, scales, supers, table, groups,
+                        tile_matmul(instruction_set, weight_format, third, add, codes, scales, supers, table, groups,
                                      x, y, out_stride, factor)  # fmt: skip
                         token += third
                     else:
-                        tile_product(instruction_set, weight_format, fourth, add, codes, scales, supers, table, groups,
+                        tile_matmul(instruction_set, weight_format, fourth, add, codes, scales, supers, table, groups,
                                      x, y, out_stride, factor)  # fmt: skip
                         token += fourth
                 if load_i64(arguments, _BIAS) != 0:

@@ -37,10 +37,10 @@ def normalize_row(x: Any, y: Any, kind: int, eps: float, weight: Any, bias: Any,
         for i in range(width):
             mean += x[i]
         mean /= np.float32(width)
-    squares = np.float32(0.0)
+    sum_of_squares = np.float32(0.0)
     for i in range(width):
-        squares += (x[i] - mean) * (x[i] - mean)
-    factor = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(eps))
+        sum_of_squares += (x[i] - mean) * (x[i] - mean)
+    factor = np.float32(1.0) / np.sqrt(sum_of_squares / np.float32(width) + np.float32(eps))
     for i in range(width):
         y[i] = (x[i] - mean) * factor * weight[i]
     if has_bias:

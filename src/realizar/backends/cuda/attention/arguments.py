@@ -20,13 +20,13 @@ from realizar.models.spec import Attention
 
 
 def columns(attention: Attention) -> tuple[int, int]:
-    """Where keys and values start in a row of the product."""
+    """Where keys and values start in a row of the matmul."""
     queries = attention.num_heads * attention.head_size
     return queries, queries + attention.num_kv_heads * attention.head_size
 
 
 def _is_summed(attention: Attention) -> bool:
-    """Whether a norm of whole rows has summed the product's splits, into the first, and added its bias."""
+    """Whether a norm of whole rows has summed the matmul's splits, into the first, and added its bias."""
     return attention.qk_norm_axis == "row"
 
 
@@ -41,8 +41,8 @@ class AttentionArguments:
         self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
-    def turned(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
-        """What `turned_heads` takes up to `value_at`, of the product that `linear` makes."""
+    def rotated(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
+        """What `rotated_heads` takes up to `value_at`, of the matmul that `linear` makes."""
         bias, norms = linear.bias, (attention.q_norm, attention.k_norm)
         if _is_summed(attention):
             norms, bias = (None, None), None
@@ -56,7 +56,7 @@ class AttentionArguments:
             float(norm.eps) if norm else 0.0, *columns(attention),
         ]  # fmt: skip
 
-    def turned_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
+    def rotated_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
         """Its constants."""
         rope, summed = attention.rope, _is_summed(attention)
         norm = None if summed else attention.q_norm or attention.k_norm
@@ -86,9 +86,9 @@ class AttentionArguments:
             "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[self._space.query.dtype], "KEYS": KEYS,
         }  # fmt: skip
 
-    def direct(self, attention: Attention, reader: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
+    def direct(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
         """Where `attend_decode` writes what the output projection reads; None where it must be converted."""
-        forms, width = reader.forms(shape.tokens), attention.num_heads * attention.head_size
+        forms, width = consumer.forms(shape.tokens), attention.num_heads * attention.head_size
         group = width // attention.num_kv_heads
         own = forms[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0

@@ -1,4 +1,4 @@
-"""Rope, the attention of chunks, and what joins both to the products around them, bound to kernels and buffers."""
+"""Rope, the attention of chunks, and what joins both to the matmuls around them, bound to kernels and buffers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from realizar.backends.cuda.attention.decode import BoundDecode, DecodeBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import ROTATE_PARTS, padded_head, row_in_blocks, whole_row
+from realizar.backends.cuda.kernel_sizes import ROTATE_PARTS, padded_head, whole_width, width_in_blocks
 from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.kernels.attend import attend_chunk
-from realizar.backends.cuda.kernels.normalize import normalize_product
+from realizar.backends.cuda.kernels.normalize import normalize_partials
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -28,7 +28,7 @@ from realizar.models.spec import Attention, Norm
 
 
 class AttentionBinder:
-    """Binds what happens between the QKV product and the output projection.
+    """Binds what happens between the QKV matmul and the output projection.
 
     Args:
         fixed_splits: whether contexts are cut into the same number of parts for every batch.
@@ -54,13 +54,13 @@ class AttentionBinder:
         """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
         return self._decodes.is_long(decodes, context)
 
-    def bind(self, block: AttentionBlock, linear: MergedLinear, reader: MergedLinear) -> Iterator[Launch]:
-        """`linear` made queries, keys and values; `reader` takes the result."""
+    def bind(self, block: AttentionBlock, linear: MergedLinear, consumer: MergedLinear) -> Iterator[Launch]:
+        """`linear` made queries, keys and values; `consumer` takes the result."""
         attention = block.attention
         if attention.qk_norm_axis == "row":
             yield Launch("row norm", self._norm_rows(attention, linear))
         yield Launch("rope", self._rotate(block, linear))
-        start_decodes = self._decodes.bind(BoundDecode(block, linear, reader))
+        start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
 
         def run(shape: StepShape) -> None:
             if shape.decodes:
@@ -69,7 +69,7 @@ class AttentionBinder:
                 self._attend_tiles(block, shape)
 
         yield Launch("attention", run, attention=attention)
-        yield Launch("join", self._convert(attention, reader))
+        yield Launch("join", self._convert(attention, consumer))
 
     def _norm_rows(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
         """Sum queries, keys and values into the first split; queries and keys normed over their whole row."""
@@ -84,13 +84,13 @@ class AttentionBinder:
             splits = linear.splits(shape.tokens)
             partials = self._space.partials(splits, shape.tokens, linear.width)
             for first, width, norm in parts:
-                cut = whole_row(width)
+                cut = whole_width(width)
                 bias = self._weights.vector(norm.bias) if norm and norm.bias else none
-                normalize_product[(shape.tokens,)](
+                normalize_partials[(shape.tokens,)](
                     partials, partials.stride(0), partials.stride(1),
                     none if linear.bias is None else linear.bias, first,
                     self._weights.norm_weight(norm) if norm else none, bias, float(norm.eps) if norm else 0.0,
-                    width, SPLITS=splits, PRODUCT_BIAS=linear.bias is not None,
+                    width, SPLITS=splits, MATMUL_BIAS=linear.bias is not None,
                     NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block,
                     num_warps=cut.warps, **self._space.launching(shape.tokens),
                 )  # fmt: skip
@@ -106,8 +106,8 @@ class AttentionBinder:
         def run(shape: StepShape) -> None:
             if not shape.tiles:
                 return
-            turned = attention, linear, shape
-            pointers, constants = self._arguments.turned(*turned), self._arguments.turned_constants(*turned)
+            rotated = attention, linear, shape
+            pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
             rotate[(shape.tokens, -(-parts // ROTATE_PARTS))](
                 *pointers, *caches, slots, space.query, space.query.stride(0), INT8=self._kv.dtype == "int8",
                 PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **constants, **space.launching(shape.tokens),
@@ -130,18 +130,18 @@ class AttentionBinder:
             **space.launching(shape.tokens),
         )  # fmt: skip
 
-    def _convert(self, attention: Attention, reader: MergedLinear) -> Callable[[StepShape], None]:
+    def _convert(self, attention: Attention, consumer: MergedLinear) -> Callable[[StepShape], None]:
         """What attention left as float32, for the output projection."""
         space, width = self._space, attention.num_heads * attention.head_size
 
         def run(shape: StepShape) -> None:
-            if self._arguments.direct(attention, reader, shape) is not None:
+            if self._arguments.direct(attention, consumer, shape) is not None:
                 return
-            for form in reader.forms(shape.tokens):
+            for form in consumer.forms(shape.tokens):
                 target = space.activations.get(form, width)
-                cut = whole_row(width) if form.kind == "fp8" else row_in_blocks(width)
+                cut = whole_width(width) if form.kind == "fp8" else width_in_blocks(width)
                 convert[(shape.tokens, cut.blocks)](
-                    space.attended, space.attended.stride(0), width, *target.pointers(), *space.row_state,
+                    space.attended, space.attended.stride(0), width, *target.pointers(), *space.token_state,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
                 )  # fmt: skip
 

@@ -23,16 +23,16 @@ from realizar.models.spec import Attention
 
 _SHORT = 2048  # tokens of a context that is not cut into more parts than pay
 _STATIC_BYTES = 8 << 10  # shared memory of a block of attention beside its tiles, about
-_FLOAT_ROWS = {"FORMAT": 0, "BLOCK_ROWS": 1, "CHUNKS": 1}
+_FLOAT_TOKENS = {"FORMAT": 0, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDecode:
-    """Attention of single tokens in one layer: `linear` made queries, keys and values, `reader` takes the result."""
+    """Attention of single tokens in one layer: `linear` made queries, keys and values, `consumer` takes the result."""
 
     block: AttentionBlock
     linear: MergedLinear
-    reader: MergedLinear
+    consumer: MergedLinear
 
 
 class DecodeBinder:
@@ -77,10 +77,10 @@ class DecodeBinder:
         if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
             return kernel
         attention = decode.block.attention
-        turned = self._arguments.turned_constants(decode.block.attention, decode.linear, shape)
-        target = self._arguments.direct(attention, decode.reader, shape)
-        form = _FLOAT_ROWS if target is None else target.constants()
-        return self._parts(attention, shape), tuple(turned.items()), tuple(form.items())
+        rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, shape)
+        target = self._arguments.direct(attention, decode.consumer, shape)
+        form = _FLOAT_TOKENS if target is None else target.constants()
+        return self._parts(attention, shape), tuple(rotated.items()), tuple(form.items())
 
     def is_long(self, decodes: int, context: int) -> bool:
         """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
@@ -95,14 +95,14 @@ class DecodeBinder:
     def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:
         """The CUDA kernel for the decodes of a step."""
         attention = decode.block.attention
-        turned = self._arguments.turned_constants(decode.block.attention, decode.linear, shape)
-        target = self._arguments.direct(attention, decode.reader, shape)
+        rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, shape)
+        target = self._arguments.direct(attention, decode.consumer, shape)
         form = target.form if target is not None and target.form.kind in ("int8", "half") else Form("f32")
         kernel = AttendKernel(
-            head=attention.head_size, group=attention.num_heads // attention.num_kv_heads, splits=turned["SPLITS"],
-            bias=turned["BIAS"], norm=turned["NORM"], norm_bias=turned["NORM_BIAS"], rotary=turned["ROTARY"],
-            interleaved=turned["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=form.kind,
-            block_rows=form.block_rows, cap=attention.soft_cap is not None,
+            head=attention.head_size, group=attention.num_heads // attention.num_kv_heads, splits=rotated["SPLITS"],
+            bias=rotated["BIAS"], norm=rotated["NORM"], norm_bias=rotated["NORM_BIAS"], rotary=rotated["ROTARY"],
+            interleaved=rotated["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=form.kind,
+            block_tokens=form.block_tokens, cap=attention.soft_cap is not None,
         )  # fmt: skip
         return self._sized(kernel, shape, attention)
 
@@ -131,13 +131,13 @@ class DecodeBinder:
     ) -> None:
         attention, space, layer = decode.block.attention, self._space, decode.block.layer
         arrays = space.arrays
-        target = self._arguments.direct(attention, decode.reader, shape)
+        target = self._arguments.direct(attention, decode.consumer, shape)
         if target is None:
             written, stride = [space.attended, None, None], space.attended.stride(0)
         else:
             values = target.codes if kernel.out == "int8" else target.values
             written, stride = [values, target.scales, target.terms], target.cols
-        pointers = self._arguments.turned(decode.block.attention, decode.linear, shape)
+        pointers = self._arguments.rotated(decode.block.attention, decode.linear, shape)
         (partials, *strides), (bias, _, *vectors), (eps, key_at, value_at) = pointers[:3], pointers[3:-3], pointers[-3:]
         tensors = [
             partials, bias, *vectors, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
@@ -159,13 +159,13 @@ class DecodeBinder:
     def _start_triton(self, decode: BoundDecode, shape: StepShape) -> None:
         attention, space = decode.block.attention, self._space
         arrays, parts = space.arrays, self._parts(attention, shape)
-        target = self._arguments.direct(attention, decode.reader, shape)
+        target = self._arguments.direct(attention, decode.consumer, shape)
         if target is None:
-            written, form = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_ROWS
+            written, form = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_TOKENS
         else:
             written, form = target.pointers(), target.constants()
-        turned = decode.block.attention, decode.linear, shape
-        pointers, constants = self._arguments.turned(*turned), self._arguments.turned_constants(*turned)
+        rotated = decode.block.attention, decode.linear, shape
+        pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
         group, layer = attention.num_heads // attention.num_kv_heads, decode.block.layer
         attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
             *pointers, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),

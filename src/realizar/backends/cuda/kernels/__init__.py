@@ -1,1 +1,1 @@
-"""Triton kernels: everything but the quantised matrix products. Each runs under Triton's interpreter too."""
+"""Triton kernels: everything but the quantised matmuls. Each runs under Triton's interpreter too."""

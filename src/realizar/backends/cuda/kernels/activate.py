@@ -1,4 +1,4 @@
-"""The feed-forward's activation, and attention's results: both become the input of a product."""
+"""The feed-forward's activation, and attention's results: both become the input of a matmul."""
 
 import triton
 import triton.language as tl
@@ -24,7 +24,7 @@ def apply_activation(x, KIND: tl.constexpr):
 
 @triton.jit
 def activated(
-    product, splits_stride, row_at, bias, up_at, width, first, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    partials, splits_stride, token_at, bias, up_at, width, first, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The columns from `first` on of activation(gate) * up, or activation(up); 0 beyond `width`."""
@@ -32,9 +32,9 @@ def activated(
     inside = columns < width
     if INTERLEAVED:
         columns = columns // 64 * 128 + columns % 64
-    x = load_sum(product, bias, row_at, up_at + columns, inside, splits_stride, SPLITS, BIAS)
+    x = load_sum(partials, bias, token_at, up_at + columns, inside, splits_stride, SPLITS, BIAS)
     if GATED:
-        x = x * apply_activation(load_sum(product, bias, row_at, columns, inside, splits_stride, SPLITS, BIAS), KIND)
+        x = x * apply_activation(load_sum(partials, bias, token_at, columns, inside, splits_stride, SPLITS, BIAS), KIND)
     else:
         x = apply_activation(x, KIND)
     return tl.where(inside, x, 0.0)
@@ -42,43 +42,46 @@ def activated(
 
 @triton.jit
 def activate(
-    product, splits_stride, row_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms, row_tops,
-    row_arrivals,
+    partials, splits_stride, token_stride, bias, up_at, width, values, value_stride, value_scale, codes, terms,
+    token_tops, token_arrivals,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """activation(gate) * up, or activation(up). Grid: rows, blocks of columns; for FP8 one block.
 
-    A row of `product` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
+    A row of `partials` holds the gate from column 0 and up from `up_at`; or INTERLEAVED, 64 columns of each by turns,
     with `up_at` 64.
     """
     begin(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
-    at = row * row_stride
-    x = activated(product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK)
+    at = token * token_stride
+    x = activated(partials, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK)
     factor = store_block(
-        x, row, first, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals, FORMAT,
-        BLOCK_ROWS, CHUNKS, BLOCK,
+        x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals, FORMAT,
+        BLOCK_TOKENS, CHUNKS, BLOCK,
     )  # fmt: skip
     if factor != 1.0:
         for block in tl.range(0, tl.num_programs(1)):
             first = block * BLOCK
             x = activated(
-                product, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
+                partials, splits_stride, at, bias, up_at, width, first, SPLITS, BIAS, KIND, GATED, INTERLEAVED, BLOCK
             )
             x = x / factor
-            store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+            store_values(
+                x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
+            )
 
 
 @triton.jit
 def convert(
-    source, source_stride, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    source, source_stride, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,
+    FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 rows into a product's format. Grid: rows, blocks of columns; for FP8 one block."""
+    """float32 rows into a matmul's format. Grid: rows, blocks of columns; for FP8 one block."""
     activate(
-        source, 0, source_stride, source, 0, width, values, value_stride, value_scale, codes, terms, row_tops,
-        row_arrivals, 1, False, NO_ACTIVATION, False, False, FORMAT, BLOCK_ROWS, CHUNKS, DEPENDENT, BLOCK,
+        source, 0, source_stride, source, 0, width, values, value_stride, value_scale, codes, terms, token_tops,
+        token_arrivals, 1, False, NO_ACTIVATION, False, False, FORMAT, BLOCK_TOKENS, CHUNKS, DEPENDENT, BLOCK,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How an activation row is written for the product that reads it: `pack_activations` says what lies where."""
+"""How an activation row is written for the matmul that reads it: `pack_activations` says what lies where."""
 
 import triton
 import triton.language as tl
@@ -13,8 +13,8 @@ def round_even(x):
 
 
 @triton.jit
-def row_factor(largest):
-    """The power of two that a row is divided by: `pack_activations.row_scales`."""
+def token_factor(largest):
+    """The power of two that a row is divided by: `pack_activations.token_scales`."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 126
     low = tl.where((exponent < -8) & (exponent > -100), exponent + 4, 0)
     shift = tl.where(exponent > 14, exponent - 14, low)
@@ -35,23 +35,23 @@ def fp8_code(x):
 
 
 @triton.jit
-def store_int8(x, row, first, limit, codes, terms, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+def store_int8(x, token, first, limit, codes, terms, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
     """x [BLOCK] as the columns from `first` to `limit`: codes, and per 16 their scale and scaled sum."""
-    pieces = tl.reshape(x, [BLOCK // 16, 16])
-    scale = tl.max(tl.abs(pieces), axis=1) / 127.0
+    groups = tl.reshape(x, [BLOCK // 16, 16])
+    scale = tl.max(tl.abs(groups), axis=1) / 127.0
     inverse = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), 0.0)
-    rounded = round_even(pieces * inverse[:, None])
+    rounded = round_even(groups * inverse[:, None])
     columns = first + tl.arange(0, BLOCK)
     code = tl.reshape(rounded, [BLOCK]).to(tl.int8)
-    tl.store(codes + row * (CHUNKS * 64) + columns, code, mask=columns < limit)
+    tl.store(codes + token * (CHUNKS * 64) + columns, code, mask=columns < limit)
     both = tl.reshape(tl.join(scale, tl.sum(rounded, axis=1) * scale), [BLOCK // 8])
     place = first // 8 + tl.arange(0, BLOCK // 8)
-    tl.store(terms + row * (CHUNKS * 8) + place, both, mask=place < limit // 8)
+    tl.store(terms + token * (CHUNKS * 8) + place, both, mask=place < limit // 8)
 
 
 @triton.jit
 def store_half(
-    x, row, first, limit, values, CHUNKS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x, token, first, limit, values, CHUNKS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """x [BLOCK] as the columns from `first` to `limit`, in the tensor cores' order: eight runs of eight a chunk."""
     split = tl.reshape(x, [BLOCK // 64, 4, 4, 2, 2])
@@ -59,35 +59,35 @@ def store_half(
     index = tl.arange(0, BLOCK)
     core, place = index % 64 // 8, index % 8
     column = first + index // 64 * 64 + place // 2 * 16 + core // 2 * 4 + place % 2 * 2 + core % 2
-    chunk = row // BLOCK_ROWS * CHUNKS + first // 64 + index // 64
-    at = (chunk * 8 + core) * (BLOCK_ROWS // 8) + row % BLOCK_ROWS // 8
-    tl.store(values + at * 64 + row % 8 * 8 + place, ordered.to(tl.float16), mask=column < limit)
+    chunk = token // BLOCK_TOKENS * CHUNKS + first // 64 + index // 64
+    at = (chunk * 8 + core) * (BLOCK_TOKENS // 8) + token % BLOCK_TOKENS // 8
+    tl.store(values + at * 64 + token % 8 * 8 + place, ordered.to(tl.float16), mask=column < limit)
 
 
 @triton.jit
 def store_values(
-    x, row, first, width, values, value_stride, codes, terms, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    x, token, first, width, values, value_stride, codes, terms, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write float32 x [BLOCK] as the columns from `first` on of a row of `width` columns; x is 0 beyond.
 
-    PLAIN, SCALED: in the type of `values`, row after row. INT8, HALF: the products' own formats, of CHUNKS * 64
+    PLAIN, SCALED: in the type of `values`, row after row. INT8, HALF: the matmuls' own formats, of CHUNKS * 64
     columns, to the end of the chunk in which `width` lies. NOTHING writes nothing.
     """
-    row = row.to(tl.int64)
+    token = token.to(tl.int64)
     limit = (width + 63) // 64 * 64
     if FORMAT == INT8:
-        store_int8(x, row, first, limit, codes, terms, CHUNKS, BLOCK)
+        store_int8(x, token, first, limit, codes, terms, CHUNKS, BLOCK)
     elif FORMAT == HALF:
-        store_half(x, row, first, limit, values, CHUNKS, BLOCK_ROWS, BLOCK)
+        store_half(x, token, first, limit, values, CHUNKS, BLOCK_TOKENS, BLOCK)
     elif FORMAT != NOTHING:
         columns = first + tl.arange(0, BLOCK)
-        tl.store(values + row * value_stride + columns, x, mask=columns < width)
+        tl.store(values + token * value_stride + columns, x, mask=columns < width)
 
 
 @triton.jit
-def store_row(
-    x, row, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+def store_token(
+    x, token, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A whole row by one program.
@@ -97,44 +97,46 @@ def store_row(
     """
     if FORMAT == FP8:
         scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30) / 448.0
-        tl.store(value_scale + row, scale)
+        tl.store(value_scale + token, scale)
         columns = tl.arange(0, BLOCK)
-        tl.store(values + row.to(tl.int64) * value_stride + columns, fp8_code(x / scale), mask=columns < width)
+        tl.store(values + token.to(tl.int64) * value_stride + columns, fp8_code(x / scale), mask=columns < width)
     else:
         if FORMAT == SCALED or FORMAT == HALF:
-            factor = row_factor(tl.max(tl.abs(x), axis=0))
-            tl.store(value_scale + row, factor)
+            factor = token_factor(tl.max(tl.abs(x), axis=0))
+            tl.store(value_scale + token, factor)
             x = x / factor
-        store_values(x, row, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        store_values(x, token, 0, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 
 @triton.jit
-def row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT: tl.constexpr):
+def token_complete(x, token, value_scale, token_tops, token_arrivals, FORMAT: tl.constexpr):
     """After a block of a row is stored as it is: what the row must still be divided by, where this is its last block.
 
-    Nearly always, and in all blocks but the last to come, that is 1: nothing is left to do. `row_tops` and
-    `row_arrivals` are int32 [rows] of zeros, and are left so: the largest value so far, as bits, and blocks done.
+    Nearly always, and in all blocks but the last to come, that is 1: nothing is left to do. `token_tops` and
+    `token_arrivals` are int32 [rows] of zeros, and are left so: the largest value so far, as bits, and blocks done.
     """
     factor = 1.0
     if FORMAT == SCALED or FORMAT == HALF:
-        tl.atomic_max(row_tops + row, tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True))
+        tl.atomic_max(token_tops + token, tl.max(tl.abs(x), axis=0).to(tl.int32, bitcast=True))
         tl.debug_barrier()
-        if tl.atomic_add(row_arrivals + row, 1) == tl.num_programs(1) - 1:
-            top = tl.atomic_xchg(row_tops + row, 0).to(tl.float32, bitcast=True)
-            tl.atomic_xchg(row_arrivals + row, 0)
-            factor = row_factor(top)
-            tl.store(value_scale + row, factor)
+        if tl.atomic_add(token_arrivals + token, 1) == tl.num_programs(1) - 1:
+            top = tl.atomic_xchg(token_tops + token, 0).to(tl.float32, bitcast=True)
+            tl.atomic_xchg(token_arrivals + token, 0)
+            factor = token_factor(top)
+            tl.store(value_scale + token, factor)
     return factor
 
 
 @triton.jit
 def store_block(
-    x, row, first, width, values, value_stride, value_scale, codes, terms, row_tops, row_arrivals,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,
+    FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a row as it is, or of FP8 the whole row; what the row must still be divided by, as `row_complete`."""
+    """Store a block of a row as it is, or of FP8 the whole row; returns what `token_complete` does."""
     if FORMAT == FP8:
-        store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        store_token(
+            x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
+        )
     else:
-        store_values(x, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
-    return row_complete(x, row, value_scale, row_tops, row_arrivals, FORMAT)
+        store_values(x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
+    return token_complete(x, token, value_scale, token_tops, token_arrivals, FORMAT)

@@ -1,4 +1,4 @@
-"""Attention of single tokens from the QKV product to the output projection's input, in one kernel.
+"""Attention of single tokens from the QKV matmul to the output projection's input, in one kernel.
 
 A program has one token, one KV head and one part of the context. It norms and turns the queries itself; the program of
 the last part also makes the new key and value, and takes them from its registers. Where a context is cut, the program
@@ -11,7 +11,7 @@ import triton.language as tl
 from realizar.backends.cuda.kernels.activation import HALF, INT8, store_values
 from realizar.backends.cuda.kernels.attend import absorb, cap_scores, cut_context, load_tile
 from realizar.backends.cuda.kernels.dependent import begin
-from realizar.backends.cuda.kernels.heads import store_heads, turned_heads
+from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
 
 JOINED_AT_ONCE = tl.constexpr(8192)  # values of parts, in registers
 
@@ -19,7 +19,7 @@ JOINED_AT_ONCE = tl.constexpr(8192)  # values of parts, in registers
 @triton.jit
 def write_heads(
     x, token, kv_head, values, value_stride, value_scale, codes, terms, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """x float32 [SIZE]: a KV head's queries, PADDED_HEAD values each, and whatever comes after them.
@@ -35,7 +35,18 @@ def write_heads(
             if kv_head == 0:
                 tl.store(value_scale + token, 1.0)
         store_values(
-            x, token, first, first + group * HEAD, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, SIZE
+            x,
+            token,
+            first,
+            first + group * HEAD,
+            values,
+            value_stride,
+            codes,
+            terms,
+            FORMAT,
+            BLOCK_TOKENS,
+            CHUNKS,
+            SIZE,
         )
     else:
         place = tl.arange(0, SIZE)
@@ -81,7 +92,7 @@ def joined_heads(
 
 @triton.jit
 def attend_decode(
-    product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
+    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
     key_norm_bias, eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
     sinks, partial, state, arrivals, decodes, tables, table_stride, scale, soft_cap,
     out, out_stride, out_scale, codes, terms,
@@ -90,7 +101,7 @@ def attend_decode(
     PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8_CACHE: tl.constexpr,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr,
+    JOINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, PARTS.
@@ -115,8 +126,8 @@ def attend_decode(
         newest = part == parts - 1  # the part that ends with the token itself
         is_key, is_value = newest & (index == group), newest & (index == group + 1)
         place = tl.where(index < group, kv_head * group + index, HEADS + (index - group) * KV_HEADS + kv_head)
-        x, _ = turned_heads(
-            product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
+        x, _ = rotated_heads(
+            partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
             key_norm_bias, eps, key_at, value_at, token, place, (index < group) | is_key | is_value, dims[None, :],
             SPLITS, BIAS, HEADS, KV_HEADS, HEAD, ROTARY, INTERLEAVED, NORM, NORM_BIAS,
         )  # fmt: skip
@@ -152,7 +163,7 @@ def attend_decode(
             whole = tl.reshape(sums / tl.where(total > 0.0, total, 1.0)[:, None], [SHARED * PADDED_HEAD])
             write_heads(
                 whole, token, kv_head, out, out_stride, out_scale, codes, terms, HEADS, KV_HEADS, HEAD, PADDED_HEAD,
-                FORMAT, BLOCK_ROWS, CHUNKS, SHARED * PADDED_HEAD,
+                FORMAT, BLOCK_TOKENS, CHUNKS, SHARED * PADDED_HEAD,
             )  # fmt: skip
         else:
             at = (decode * PARTS + part) * HEADS + kv_head * group + shared
@@ -170,5 +181,5 @@ def attend_decode(
                 )  # fmt: skip
                 write_heads(
                     whole, token, kv_head, out, out_stride, out_scale, codes, terms, HEADS, KV_HEADS, HEAD,
-                    PADDED_HEAD, FORMAT, BLOCK_ROWS, CHUNKS, JOINED,
+                    PADDED_HEAD, FORMAT, BLOCK_TOKENS, CHUNKS, JOINED,
                 )  # fmt: skip

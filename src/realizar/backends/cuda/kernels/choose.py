@@ -10,7 +10,7 @@ from realizar.backends.cuda.kernels.reduce import load_sum
 
 @triton.jit
 def finish_logits(
-    product, splits_stride, row_stride, bias, logits, logits_stride, scale, soft_cap, block_tops, block_ids, blocks,
+    partials, splits_stride, token_stride, bias, logits, logits_stride, scale, soft_cap, block_tops, block_ids, blocks,
     width,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -22,7 +22,7 @@ def finish_logits(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    x = load_sum(product, bias, row * row_stride, columns, inside, splits_stride, SPLITS, BIAS) * scale
+    x = load_sum(partials, bias, row * token_stride, columns, inside, splits_stride, SPLITS, BIAS) * scale
     if SOFT_CAP:
         x = cap_scores(x, soft_cap)
     tl.store(logits + row * logits_stride + columns, x, mask=inside)

@@ -1,4 +1,4 @@
-"""Heads of a token's query, key and value: summed from the product's splits, normed, turned by rope, rounded."""
+"""Heads of a token's query, key and value: summed from the matmul's splits, normed, turned by rope, rounded."""
 
 import triton
 import triton.language as tl
@@ -10,11 +10,11 @@ GROUP = tl.constexpr(32)  # values of a cache in int8 that share a scale
 
 
 @triton.jit
-def load_heads(product, bias, at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr):
+def load_heads(partials, bias, at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr):
     """float32 [heads, dims]: the splits summed, plus the bias."""
-    total = tl.load(product + at + columns, mask=mask, other=0.0)
+    total = tl.load(partials + at + columns, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(product + at + columns + split * splits_stride, mask=mask, other=0.0)
+        total += tl.load(partials + at + columns + split * splits_stride, mask=mask, other=0.0)
     if BIAS:
         total += tl.load(bias + columns, mask=mask, other=0.0)
     return total
@@ -28,8 +28,8 @@ def norm_vector(query_values, key_values, is_query, at, mask):
 
 
 @triton.jit
-def turned_heads(
-    product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
+def rotated_heads(
+    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
     key_norm_bias, eps, key_at, value_at, token, part, own, dims,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
@@ -37,14 +37,14 @@ def turned_heads(
     """float32 [parts, dims]: some of a token's heads as attention takes them, values as they are; and their columns.
 
     `part` int [parts, 1] counts queries, then keys, then values; of those that are not `own` all is 0. A row of
-    `product` has query, key and value side by side, at columns 0, `key_at` and `value_at`. dims: int [1, dims].
+    `partials` has query, key and value side by side, at columns 0, `key_at` and `value_at`. dims: int [1, dims].
     """
     is_query, is_value = part < HEADS, part >= HEADS + KV_HEADS
     head = part - tl.where(is_query, 0, tl.where(is_value, HEADS + KV_HEADS, HEADS))
     base = head * HEAD + tl.where(is_query, 0, tl.where(is_value, value_at, key_at))
     inside = own & (dims < HEAD)
-    at = token * row_stride
-    x = load_heads(product, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS)
+    at = token * token_stride
+    x = load_heads(partials, bias, at, base + dims, inside, splits_stride, SPLITS, BIAS)
     half: tl.constexpr = ROTARY // 2
     if INTERLEAVED:
         partner, angle = dims ^ 1, dims // 2
@@ -56,7 +56,7 @@ def turned_heads(
     turns = inside & (dims < ROTARY) & ~is_value
     y = x
     if ROTARY > 0:
-        y = load_heads(product, bias, at, base + partner, turns, splits_stride, SPLITS, BIAS)
+        y = load_heads(partials, bias, at, base + partner, turns, splits_stride, SPLITS, BIAS)
     if NORM > 0:
         mean = tl.sum(x, axis=1)[:, None] * (1.0 / HEAD if NORM == LAYER_NORM else 0.0)
         centred = tl.where(inside, x - mean, 0.0)

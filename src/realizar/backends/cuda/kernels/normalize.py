@@ -1,9 +1,9 @@
-"""What lies between two products on the residual stream: sum, bias, norm, residual add, norm, and the next input."""
+"""What lies between two matmuls on the residual stream: sum, bias, norm, residual add, norm, and the next input."""
 
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import HALF, NOTHING, store_row, store_values
+from realizar.backends.cuda.kernels.activation import HALF, NOTHING, store_token, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 
@@ -11,7 +11,7 @@ RMS_NORM, LAYER_NORM = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def norm_row(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr, BIAS: tl.constexpr):
+def norm_token(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr, BIAS: tl.constexpr):
     """(x - mean or 0) / deviation * weight + bias over `width` columns; KIND 0 is x itself."""
     if KIND > 0:
         if KIND == LAYER_NORM:
@@ -24,43 +24,43 @@ def norm_row(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr, B
 
 @triton.jit
 def normalize(
-    product, splits_stride, row_stride, product_bias, branch_weight, branch_bias, branch_eps,
-    add_scale, hidden, hidden_stride, rows, weight, bias, eps, values, value_stride, value_scale, codes, terms,
-    width, squares,
-    SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
+    partials, splits_stride, token_stride, matmul_bias, branch_weight, branch_bias, branch_eps,
+    add_scale, hidden, hidden_stride, selected, weight, bias, eps, values, value_stride, value_scale, codes, terms,
+    width, square_sums,
+    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
     BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, GATHER: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """hidden += add_scale * branch_norm(product); out = norm(hidden). Grid: rows.
+    """hidden += add_scale * branch_norm(matmul); out = norm(hidden). Grid: rows.
 
-    SPLITS of 0: there is no product. GATHER: row i reads row rows[i] of hidden. FORMAT: see `activation.store_row`.
-    PARTS: of `squares`, for a `normalize_block` that comes next; 0 where none does.
+    SPLITS of 0: there is no matmul. GATHER: row i reads row rows[i] of hidden. FORMAT: see `activation.store_token`.
+    PARTS: of `square_sums`, for a `normalize_block` that comes next; 0 where none does.
     """
     begin(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    at = row
+    at = token
     if GATHER:
-        at = tl.load(rows + row).to(tl.int64)
+        at = tl.load(selected + token).to(tl.int64)
     stream = hidden + at * hidden_stride + columns
     x = tl.load(stream, mask=inside, other=0.0)
     if SPLITS > 0:
         branch = load_sum(
-            product, product_bias, row * row_stride, columns, inside, splits_stride, SPLITS,
-            PRODUCT_BIAS,
+            partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS,
+            MATMUL_BIAS,
         )  # fmt: skip
-        branch = norm_row(
+        branch = norm_token(
             branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
         )
         x += add_scale * branch
         tl.store(stream, x, mask=inside)
     if PARTS > 0:
         part = tl.arange(0, PARTS)
-        tl.store(squares + row * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
-    x = norm_row(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
-    store_row(x, row, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        tl.store(square_sums + token * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
+    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+    store_token(x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 
 @triton.jit
@@ -84,56 +84,56 @@ def stream_power(mean_square):
 
 @triton.jit
 def normalize_block(
-    product, splits_stride, row_stride, product_bias, add_scale, hidden, hidden_stride, weight, values, value_stride,
-    value_scale, codes, terms, width, squares, squares_before,
-    SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    partials, splits_stride, token_stride, matmul_bias, add_scale, hidden, hidden_stride, weight, values, value_stride,
+    value_scale, codes, terms, width, square_sums, square_sums_before,
+    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """hidden += add_scale * product; out = hidden * weight, an RMSNorm but for its root. Grid: rows, blocks of columns.
+    """hidden += add_scale * matmul; out = hidden * weight, an RMSNorm but for its root. Grid: rows, blocks of columns.
 
-    The product that reads `out` divides by the root, from `squares`: see `deferred_norm`. NOTHING only adds.
+    The matmul that reads `out` divides by the root, from `square_sums`: see `folded_norm`. NOTHING only adds.
     """
     begin(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     columns = first + tl.arange(0, BLOCK)
     inside = columns < width
-    stream = hidden + row * hidden_stride + columns
+    stream = hidden + token * hidden_stride + columns
     x = tl.load(stream, mask=inside, other=0.0)
     if FORMAT != NOTHING:
-        gain = tl.load(weight + columns, mask=inside, other=0.0)
+        norm_weight = tl.load(weight + columns, mask=inside, other=0.0)
     if FORMAT == HALF:
-        before = tl.load(squares_before + row * PARTS + tl.arange(0, PARTS))
+        before = tl.load(square_sums_before + token * PARTS + tl.arange(0, PARTS))
     x += add_scale * load_sum(
-        product, product_bias, row * row_stride, columns, inside, splits_stride, SPLITS, PRODUCT_BIAS
+        partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
     )
     tl.store(stream, x, mask=inside)
     if FORMAT != NOTHING:
-        tl.store(squares + row * PARTS + tl.program_id(1), tl.sum(x * x, axis=0))
-        y = x * gain
+        tl.store(square_sums + token * PARTS + tl.program_id(1), tl.sum(x * x, axis=0))
+        y = x * norm_weight
         if FORMAT == HALF:
             power = stream_power(tl.sum(before, axis=0) / width)
             if tl.program_id(1) == 0:
-                tl.store(value_scale + row, two_to(power))
+                tl.store(value_scale + token, two_to(power))
             y = y * two_to(-power)
             y = tl.where(y > 65504.0, 65504.0, tl.where(y < -65504.0, -65504.0, y))  # a NaN stays one
-        store_values(y, row, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_ROWS, CHUNKS, BLOCK)
+        store_values(y, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 
 @triton.jit
-def normalize_product(
-    product, splits_stride, row_stride, product_bias, first, weight, bias, eps, width,
-    SPLITS: tl.constexpr, PRODUCT_BIAS: tl.constexpr, NORM: tl.constexpr,
+def normalize_partials(
+    partials, splits_stride, token_stride, matmul_bias, first, weight, bias, eps, width,
+    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, NORM: tl.constexpr,
     NORM_BIAS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The columns from `first` on of a product, summed and normed over the row, into its first split. Grid: rows."""
+    """The columns from `first` on of a matmul, summed and normed over the row, into its first split. Grid: rows."""
     begin(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     x = load_sum(
-        product, product_bias, row * row_stride, first + columns, inside, splits_stride, SPLITS,
-        PRODUCT_BIAS,
+        partials, matmul_bias, token * token_stride, first + columns, inside, splits_stride, SPLITS,
+        MATMUL_BIAS,
     )  # fmt: skip
-    x = norm_row(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
-    tl.store(product + row * row_stride + first + columns, x, mask=inside)
+    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+    tl.store(partials + token * token_stride + first + columns, x, mask=inside)

@@ -1,4 +1,4 @@
-"""Sums of a product's splits, always in the same order."""
+"""Sums of a matmul's splits, always in the same order."""
 
 import triton
 import triton.language as tl
@@ -6,10 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def load_sum(
-    product, bias, row_at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr
+    partials, bias, token_at, columns, mask, splits_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr
 ):  # fmt: skip
-    """float32 [columns]: the splits of one row of a product summed, plus the bias."""
-    at = product + row_at + columns
+    """float32 [columns]: the splits of one row of a matmul summed, plus the bias."""
+    at = partials + token_at + columns
     total = tl.load(at, mask=mask, other=0.0)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(at + split * splits_stride, mask=mask, other=0.0)

@@ -4,19 +4,19 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
-from realizar.backends.cuda.kernels.heads import store_heads, turned_heads
+from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
 
 
 @triton.jit
 def rotate(
-    product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
+    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
     key_norm_bias, eps, key_at, value_at, keys, values, key_scales, value_scales, slots, query, query_stride,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
     PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8: tl.constexpr, DEPENDENT: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
-    """PARTS heads of one token: queries, then keys, then values; see `turned_heads`. Grid: tokens, blocks of heads.
+    """PARTS heads of one token: queries, then keys, then values; see `rotated_heads`. Grid: tokens, blocks of heads.
 
     A slot of -1 (a padded token) writes nothing to the cache.
     """
@@ -25,8 +25,8 @@ def rotate(
     part = (tl.program_id(1) * PARTS + tl.arange(0, PARTS))[:, None]
     dims = tl.arange(0, PADDED_HEAD)[None, :]
     own = part < HEADS + 2 * KV_HEADS
-    x, columns = turned_heads(
-        product, splits_stride, row_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
+    x, columns = rotated_heads(
+        partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
         key_norm_bias, eps, key_at, value_at, token, part, own, dims, SPLITS, BIAS, HEADS, KV_HEADS, HEAD, ROTARY,
         INTERLEAVED, NORM, NORM_BIAS,
     )  # fmt: skip

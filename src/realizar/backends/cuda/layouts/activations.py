@@ -1,30 +1,30 @@
-"""What the quantised products read: activations in two formats, and numpy functions that build them. numpy only.
+"""What the quantised matmuls read: activations in two formats, and numpy functions that build them. numpy only.
 
-A product's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated
+A matmul's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated
 zeroed and nobody writes there. Which of the two formats a step uses depends on its number of rows alone
-(`Products.activation_format`), so that every product of a step reads the same one.
+(`MatmulKernels.activation_format`), so that every matmul of a step reads the same one.
 
 `int8`, for few rows:
 
-    codes  int8    [rows, padded_cols]          row-major, columns in their natural order; rint(x / scale)
-    terms  float32 [rows, padded_cols / 16, 2]  per 16 columns: the scale, max|x| / 127 (0, and codes of 0, where that
+    codes  int8    [tokens, padded_cols]          row-major, columns in their natural order; rint(x / scale)
+    terms  float32 [tokens, padded_cols / 16, 2]  per 16 columns: the scale, max|x| / 127 (0, and codes of 0, where that
                                                 is 0), and scale * sum of the codes
 
 A lane of the mat-vec has 16 columns, so scales per 16 cost nothing over scales per 32 and lose 12 to 18 % less. The
 second term is what a weight's offset or minimum multiplies. It is the sum of the codes, not of x: with the exact
 sum the rounding errors of codes no longer cancel.
 
-`half`, for more rows: float16 in the order in which the tensor cores take their B operand, by blocks of `block_rows`:
+`half`, for more rows: float16 in the order in which the tensor cores take their B operand, by blocks of `block_tokens`:
 
-    values      float16 [blocks, padded_cols / 64, 8, block_rows / 8, 8, 8]
-    row_scales  float32 [blocks * block_rows]
+    values      float16 [blocks, padded_cols / 64, 8, block_tokens / 8, 8, 8]
+    token_scales  float32 [blocks * block_tokens]
 
-Row m, column c lies at block m // block_rows, chunk c // 64 and, with d = c % 64,
+Row m, column c lies at block m // block_tokens, chunk c // 64 and, with d = c % 64,
 
-    [(d % 16) // 4 * 2 + d % 2, m % block_rows // 8, m % 8, d // 16 * 2 + d % 4 // 2]
+    [(d % 16) // 4 * 2 + d % 2, m % block_tokens // 8, m % 8, d // 16 * 2 + d % 4 // 2]
 
-A row is divided by its `row_scales` entry, a power of two, and the product multiplies back. The entry is 1, unless the
-row's largest value would overflow a half or is so small that halves lose it; it is 64 in what a product wrote that
+A row is divided by its `token_scales` entry, a power of two, and the matmul multiplies back. The entry is 1, unless the
+row's largest value would overflow a half or is so small that halves lose it; it is 64 in what a matmul wrote that
 ended with an activation: there no row's largest value is known in time. Rows beyond the step's, up to the end of the
 block, may hold anything: no row's result depends on another's.
 """
@@ -53,34 +53,34 @@ def half_positions(cols: int) -> NDArray[np.int64]:
 
 
 def int8_activations(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """float32 [rows, cols] -> codes and terms of the `int8` format."""
-    rows, cols = x.shape
-    padded = np.zeros((rows, padded_cols(cols)), dtype=np.float32)
+    """float32 [tokens, cols] -> codes and terms of the `int8` format."""
+    tokens, cols = x.shape
+    padded = np.zeros((tokens, padded_cols(cols)), dtype=np.float32)
     padded[:, :cols] = x
-    groups = padded.reshape(rows, -1, GROUP)
+    groups = padded.reshape(tokens, -1, GROUP)
     scales = np.abs(groups).max(axis=2) / np.float32(127)
     inverse = np.where(scales > 0, np.float32(1) / np.where(scales > 0, scales, np.float32(1)), np.float32(0))
     codes = np.rint(groups * inverse[..., None]).astype(np.int8)
     terms = np.stack([scales, scales * codes.sum(axis=2, dtype=np.int32)], axis=2)
-    return codes.reshape(rows, -1), terms.astype(np.float32)
+    return codes.reshape(tokens, -1), terms.astype(np.float32)
 
 
-def half_activations(x: NDArray[np.float32], block_rows: int) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
-    """float32 [rows, cols] -> values and row_scales of the `half` format, rows filled up with zeros."""
-    rows, cols = x.shape
-    blocks = -(-rows // block_rows)
-    scales = np.ones(blocks * block_rows, dtype=np.float32)
-    scales[:rows] = row_scales(x)
-    padded = np.zeros((blocks * block_rows, padded_cols(cols)), dtype=np.float32)
-    padded[:rows, :cols] = x / scales[:rows, None]
+def half_activations(x: NDArray[np.float32], block_tokens: int) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
+    """float32 [tokens, cols] -> values and token_scales of the `half` format, rows filled up with zeros."""
+    tokens, cols = x.shape
+    blocks = -(-tokens // block_tokens)
+    scales = np.ones(blocks * block_tokens, dtype=np.float32)
+    scales[:tokens] = token_scales(x)
+    padded = np.zeros((blocks * block_tokens, padded_cols(cols)), dtype=np.float32)
+    padded[:tokens, :cols] = x / scales[:tokens, None]
     # Axes: block, eight rows, row; chunk, then a column's 16s, 4s, 2s and 1s.
-    split = padded.astype(np.float16).reshape(blocks, block_rows // 8, 8, -1, 4, 4, 2, 2)
+    split = padded.astype(np.float16).reshape(blocks, block_tokens // 8, 8, -1, 4, 4, 2, 2)
     ordered = split.transpose(0, 3, 5, 7, 1, 2, 4, 6)
-    return np.ascontiguousarray(ordered).reshape(blocks, -1, 8, block_rows // 8, 8, 8), scales
+    return np.ascontiguousarray(ordered).reshape(blocks, -1, 8, block_tokens // 8, 8, 8), scales
 
 
-def row_scales(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The power of two that each row is divided by: float32 [rows].
+def token_scales(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The power of two that each row is divided by: float32 [tokens].
 
     It brings the row's largest value below 2^14 if that is above, near 2^-4 if below 2^-8; between the two it is 1.
     """

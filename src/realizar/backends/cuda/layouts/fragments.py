@@ -1,4 +1,4 @@
-"""Weights in the register order of the tensor cores: the layout that all product kernels share. numpy only.
+"""Weights in the register order of the tensor cores: the layout that all matmul kernels share. numpy only.
 
 A matrix [rows, cols] is cut into blocks of 64 rows by chunks of 64 columns. A block is four tiles of 16 rows; in a
 tile a warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of rows g (half 0) and g + 8 (half 1), the 16 columns 16 t ..

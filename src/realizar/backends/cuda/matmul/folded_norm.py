@@ -1,8 +1,8 @@
-"""An RMSNorm of which one number per row is left to the product after it. torch only.
+"""An RMSNorm of which one number per row is left to the matmul after it. torch only.
 
 out = x * weight / sqrt(mean(x^2) + eps): the root needs the whole row, x * weight does not. So a kernel may take a row
-in blocks of columns, none of which waits for another: each writes its columns of x * weight as the product's input and
-its share of the sum of squares. The product, which multiplies a row's sums by a number anyway, multiplies by the root
+in blocks of columns, none of which waits for another: each writes its columns of x * weight as the matmul's input and
+its share of the sum of squares. The matmul, which multiplies a row's sums by a number anyway, multiplies by the root
 as well; it adds the shares in a fixed order.
 
 An input of half floats needs a power of two per row before the row is known. It comes from the squares of the norm
@@ -18,23 +18,23 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class DeferredNorm:
-    """What a product needs to finish the norm of its input.
+class FoldedNorm:
+    """What a matmul needs to finish the norm of its input.
 
     Attributes:
-        squares: float32 [>= rows, parts], contiguous, 16-byte aligned: shares of the sum of a row's squares; parts is a
-            multiple of 8, and those that no block wrote are 0.
+        square_sums: float32 [>= tokens, parts], contiguous, 16-byte aligned: partial sums of a token's squares;
+            parts is a multiple of 8, and those that no block wrote are 0.
         width: columns of the row.
         eps: added to the mean of squares.
     """
 
-    squares: torch.Tensor
+    square_sums: torch.Tensor
     width: int
     eps: float
 
     def arguments(self) -> tuple[int, int, float, float]:
         """What the kernels take: address, parts, 1 / width, epsilon."""
-        return self.squares.data_ptr(), int(self.squares.shape[1]), 1.0 / self.width, self.eps
+        return self.square_sums.data_ptr(), int(self.square_sums.shape[1]), 1.0 / self.width, self.eps
 
 
 NO_NORM = (0, 0, 0.0, 0.0)

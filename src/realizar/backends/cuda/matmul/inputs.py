@@ -1,4 +1,4 @@
-"""Inputs of products on the device: buffers of each format, one per number of columns."""
+"""Inputs of matmuls on the device: buffers of each format, one per number of columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from realizar.backends.cuda.kernels import activation as formats
 
-CHUNK = 64  # columns of a chunk of the products' own formats
+CHUNK = 64  # columns of a chunk of the matmuls' own formats
 
 FormKind = Literal["f32", "bf16", "f16", "int8", "half", "fp8"]
 
@@ -28,12 +28,12 @@ class Form:
 
     Attributes:
         kind: row after row in a type (`f16` with a power of two per row, `fp8` with a scale), or one of the CUDA
-            products' formats.
-        block_rows: rows of a block of `half`.
+            matmuls' formats.
+        block_tokens: rows of a block of `half`.
     """
 
     kind: FormKind
-    block_rows: int = 1
+    block_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class ActivationBuffer:
     """Room for rows of one form.
 
     Attributes:
-        values: [rows, cols], of `fp8` its bytes; or float16 in the order of `pack_activations`.
-        scales: float32 [rows], what rows were divided by.
+        values: [tokens, cols], of `fp8` its bytes; or float16 in the order of `pack_activations`.
+        scales: float32 [tokens], what rows were divided by.
         codes, terms: of `int8`.
     """
 
@@ -62,28 +62,28 @@ class ActivationBuffer:
         return self.values, self.cols, self.scales, self.codes, self.terms
 
     def constants(self) -> dict[str, Any]:
-        return {"FORMAT": _CODES[self.form.kind].value, "BLOCK_ROWS": self.form.block_rows, "CHUNKS": self.chunks}
+        return {"FORMAT": _CODES[self.form.kind].value, "BLOCK_TOKENS": self.form.block_tokens, "CHUNKS": self.chunks}
 
 
 class ActivationBuffers:
-    """All buffers, made once; `rows` is the most that a step may have."""
+    """All buffers, made once; `tokens` is the most that a step may have."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self._rows, self._device = rows, device
+    def __init__(self, tokens: int, device: torch.device) -> None:
+        self._tokens, self._device = tokens, device
         self._made: dict[tuple[Form, int, int, bool], ActivationBuffer] = {}
 
-    def get(self, form: Form, cols: int, rows: int | None = None) -> ActivationBuffer:
-        """The buffer of a form and a number of columns: for the step's rows, or for `rows`."""
-        return self._get(form, cols, rows or self._rows, False)
+    def get(self, form: Form, cols: int, tokens: int | None = None) -> ActivationBuffer:
+        """The buffer of a form and a number of columns: for the step's rows, or for `tokens`."""
+        return self._get(form, cols, tokens or self._tokens, False)
 
     def normed(self, form: Form, cols: int) -> ActivationBuffer:
-        """The same for norms of the stream: a product that reads as many columns of integers may write it."""
-        return self._get(form, cols, self._rows, form.kind == "int8")
+        """The same for norms of the stream: a matmul that reads as many columns of integers may write it."""
+        return self._get(form, cols, self._tokens, form.kind == "int8")
 
-    def _get(self, form: Form, cols: int, rows: int, own: bool) -> ActivationBuffer:
-        key = form, cols, rows, own
+    def _get(self, form: Form, cols: int, tokens: int, own: bool) -> ActivationBuffer:
+        key = form, cols, tokens, own
         if key not in self._made:
-            self._made[key] = self._make(form, cols, rows)
+            self._made[key] = self._make(form, cols, tokens)
         return self._made[key]
 
     @property
@@ -94,20 +94,20 @@ class ActivationBuffers:
             for tensor in (made.values, made.scales, made.codes, made.terms)
         )
 
-    def _make(self, form: Form, cols: int, rows: int) -> ActivationBuffer:
+    def _make(self, form: Form, cols: int, tokens: int) -> ActivationBuffer:
         padded = -(-cols // CHUNK) * CHUNK
-        rows = -(-rows // form.block_rows) * form.block_rows
+        tokens = -(-tokens // form.block_tokens) * form.block_tokens
         none = torch.zeros(1, device=self._device)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
         if form.kind == "int8":
-            codes, terms = zeros(rows, padded, dtype=torch.int8), zeros(rows, padded // 16, 2)
+            codes, terms = zeros(tokens, padded, dtype=torch.int8), zeros(tokens, padded // 16, 2)
             return ActivationBuffer(form, cols, none, none, codes, terms)
         dtype = _DTYPES[form.kind]
         if form.kind == "half":
-            values = zeros(rows // form.block_rows, padded // CHUNK, 8, form.block_rows // 8, 8, 8, dtype=dtype)
+            values = zeros(tokens // form.block_tokens, padded // CHUNK, 8, form.block_tokens // 8, 8, 8, dtype=dtype)
         else:
-            values = zeros(rows, cols, dtype=dtype)
-        return ActivationBuffer(form, cols, values, zeros(rows) + 1.0, none, none)
+            values = zeros(tokens, cols, dtype=dtype)
+        return ActivationBuffer(form, cols, values, zeros(tokens) + 1.0, none, none)

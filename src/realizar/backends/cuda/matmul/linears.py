@@ -1,4 +1,4 @@
-"""Products that share an input, merged into one output, whatever their matrices are made of."""
+"""Matmuls that share an input, merged into one output, whatever their matrices are made of."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 import triton
 
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import product_type
+from realizar.backends.cuda.kernel_sizes import matmul_type
 from realizar.backends.cuda.kernels.weights import multiply
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.folded_norm import DeferredNorm
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.fp8_copies import (
     FORM,
-    LEAST_ROWS,
+    LEAST_TOKENS,
     FP8Copy,
     copy_bytes,
     copy_matrices,
@@ -24,7 +24,7 @@ from realizar.backends.cuda.matmul.fp8_copies import (
 )
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.load import Matrix, matrix_bytes
@@ -32,7 +32,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.plain import PlainMatrix
 
 _FLOAT_FORMS = {torch.float32: Form("f32"), torch.float16: Form("f16"), torch.bfloat16: Form("bf16")}
-_ROWS, _COLUMNS = 64, 64  # a tile of the plain product
+_OUT_FEATURES, _COLUMNS = 64, 64  # a tile of the plain matmul
 _MAX_SPLITS = 8
 
 Buffers = Callable[[Form], ActivationBuffer]
@@ -52,28 +52,28 @@ class MergedLinear:
     Args:
         matrices: in the order of their columns.
         bias: float32 over all columns, or None; added where sums are whole: by the kernel that sums the splits, or by
-            the product that joins the stream.
-        products: of packed matrices; None where there are none.
-        activation: of the feed-forward whose gate and up these are, where the product that reads its result is packed.
-        joins: whether its sums go to the residual stream, through no norm.
+            the matmul that joins the stream.
+        matmuls: of packed matrices; None where there are none.
+        activation: of the feed-forward whose gate and up these are, where the matmul that reads its result is packed.
+        adds_residual: whether its sums go to the residual stream, through no norm.
 
     Attributes:
         copy: of all matrices, in FP8, for steps of many rows; None where there is none.
     """
 
     def __init__(
-        self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile, products: Products | None,
-        activation: GatedActivation | None = None, joins: bool = False,
+        self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile,
+        matmuls: MatmulKernels | None, activation: GatedActivation | None = None, adds_residual: bool = False,
     ) -> None:  # fmt: skip
-        self._device, self._products, self.bias = device, products, bias
-        self._activation, self._joins = activation, joins
-        self._routes: dict[int, list[ProductConfig]] = {}
+        self._device, self._matmuls, self.bias = device, matmuls, bias
+        self._activation, self._adds_residual = activation, adds_residual
+        self._routes: dict[int, list[MatmulConfig]] = {}
         self.copy: FP8Copy | None = None
         self.segments: list[Segment] = []
         self.width = 0
         for matrix in matrices:
             self.segments.append(Segment(matrix, self.width))
-            self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.rows
+            self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.out_features
         first = matrices[0]
         self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.cols
 
@@ -82,42 +82,42 @@ class MergedLinear:
         """All matrices, as packed."""
         return sum(matrix_bytes(segment.matrix) for segment in self.segments)
 
-    def forms(self, rows: int) -> tuple[Form, ...]:
+    def forms(self, tokens: int) -> tuple[Form, ...]:
         """What the input must be written as, for a step of so many rows; one, unless kinds of matrices are mixed."""
-        if self._copy_for(rows) is not None:
+        if self._copy_for(tokens) is not None:
             return (FORM,)
-        return tuple(dict.fromkeys(self._form(segment, rows) for segment in self.segments))
+        return tuple(dict.fromkeys(self._form(segment, tokens) for segment in self.segments))
 
-    def splits(self, rows: int) -> int:
+    def splits(self, tokens: int) -> int:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
-        if self._copy_for(rows) is not None:
+        if self._copy_for(tokens) is not None:
             return 1
-        routes = self.routes(rows)
+        routes = self.routes(tokens)
         if routes:
             return routes[0][1].splits
         if any(isinstance(segment.matrix, torch.Tensor) for segment in self.segments):
             return 1
-        tiles = -(-self.width // _ROWS) * -(-rows // _token_tile(rows))
+        tiles = -(-self.width // _OUT_FEATURES) * -(-tokens // _token_tile(tokens))
         blocks = self.cols // _COLUMNS
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
-    def routes(self, rows: int) -> list[tuple[PackedMatrix, ProductConfig]]:
+    def routes(self, tokens: int) -> list[tuple[PackedMatrix, MatmulConfig]]:
         """The packed matrices, and how each is multiplied in a step of so many rows; none where their copy is."""
-        if self._copy_for(rows) is not None:
+        if self._copy_for(tokens) is not None:
             return []
         packed = _packed(self)
-        if not packed or self._products is None:
+        if not packed or self._matmuls is None:
             return []
-        if rows not in self._routes:
-            whole = self._whole_route(rows, self._products, packed[0])
-            self._routes[rows] = self._products.route_merged(rows, packed) if whole is None else [whole]
-        return list(zip(packed, self._routes[rows], strict=True))
+        if tokens not in self._routes:
+            whole = self._epilogue_route(tokens, self._matmuls, packed[0])
+            self._routes[tokens] = self._matmuls.route_merged(tokens, packed) if whole is None else [whole]
+        return list(zip(packed, self._routes[tokens], strict=True))
 
-    def _whole_route(self, rows: int, products: Products, matrix: PackedMatrix) -> ProductConfig | None:
-        """How the product ends with more than its sums, if it does."""
+    def _epilogue_route(self, tokens: int, matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig | None:
+        """How the matmul ends with more than its sums, if it does."""
         if self._activation is not None:
-            return route_gated(products, rows, matrix, self._activation)
-        return route_residual(products, rows, matrix) if self._joins and len(self.segments) == 1 else None
+            return route_gated(matmuls, tokens, matrix, self._activation)
+        return route_residual(matmuls, tokens, matrix) if self._adds_residual and len(self.segments) == 1 else None
 
     @property
     def interleaved(self) -> bool:
@@ -125,101 +125,101 @@ class MergedLinear:
         first = self.segments[0].matrix
         return isinstance(first, PackedMatrix) and first.interleaved
 
-    def is_gated(self, rows: int) -> bool:
+    def is_gated(self, tokens: int) -> bool:
         """Whether `launch_gated` takes a step of so many rows: no partial sums are written then."""
-        return self._activation is not None and self._ends(rows)
+        return self._activation is not None and self._has_epilogue(tokens)
 
-    def joins(self, rows: int) -> bool:
+    def adds_residual(self, tokens: int) -> bool:
         """Whether `launch_residual` takes a step of so many rows: no partial sums are written then."""
-        return self._joins and self._ends(rows)
+        return self._adds_residual and self._has_epilogue(tokens)
 
-    def _ends(self, rows: int) -> bool:
-        """Whether the product of a step of so many rows ends with more than its sums."""
-        products, routes = self._products, self.routes(rows)
-        if products is None or not routes:
+    def _has_epilogue(self, tokens: int) -> bool:
+        """Whether the matmul of a step of so many rows ends with more than its sums."""
+        matmuls, routes = self._matmuls, self.routes(tokens)
+        if matmuls is None or not routes:
             return False
         matrix, config = routes[0]
-        return products.runs(matrix, config)
+        return matmuls.runs_epilogue(matrix, config)
 
-    def kernels(self, rows: int) -> list[tuple[tuple[FragmentFormat, ...], ProductConfig]]:
-        """What `Products.prepare` must compile for a step of so many rows."""
-        routes = self.routes(rows)
+    def kernels(self, tokens: int) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
+        """What `MatmulKernels.prepare` must compile for a step of so many rows."""
+        routes = self.routes(tokens)
         if not routes:
             return []
         if self.all_packed:
             return [(tuple(matrix.format for matrix, _ in routes), routes[0][1])]
         return [((matrix.format,), config) for matrix, config in routes]
 
-    def launch(self, rows: int, inputs: Buffers, partials: torch.Tensor, norm: DeferredNorm | None = None) -> None:
-        """Write float32 partials [splits, rows, width], contiguous; finish `norm`, if `finishes_norms`."""
-        copy = self._copy_for(rows)
+    def launch(self, tokens: int, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
+        """Write float32 partials [splits, tokens, width], contiguous; finish `norm`, if `applies_norm_scale`."""
+        copy = self._copy_for(tokens)
         if copy is not None:
-            copy.multiply(inputs(FORM), rows, partials)
+            copy.multiply(inputs(FORM), tokens, partials)
             return
-        routes = self.routes(rows)
-        if self._products is not None and self.all_packed:
+        routes = self.routes(tokens)
+        if self._matmuls is not None and self.all_packed:
             matrices, config = [matrix for matrix, _ in routes], routes[0][1]
-            activations = as_activations(inputs(self._form(self.segments[0], rows)), norm)
-            self._products.launch_merged(matrices, activations, partials, rows, config)
+            activations = as_activations(inputs(self._form(self.segments[0], tokens)), norm)
+            self._matmuls.launch_merged(matrices, activations, partials, tokens, config)
             return
-        splits = 1 if routes else self.splits(rows)
+        splits = 1 if routes else self.splits(tokens)
         if routes:
             partials[1:].zero_()
         configs = iter(routes)
         for segment in self.segments:
-            source = inputs(self._form(segment, rows))
+            source = inputs(self._form(segment, tokens))
             matrix = segment.matrix
             if isinstance(matrix, PackedMatrix):
-                assert self._products is not None
+                assert self._matmuls is not None
                 _, config = next(configs)
-                self._products.launch(matrix, as_activations(source), partials, rows, config, column=segment.column)
+                self._matmuls.launch(matrix, as_activations(source), partials, tokens, config, column=segment.column)
             elif isinstance(matrix, PlainMatrix):
-                _multiply_plain(matrix, source, partials, rows, segment.column, splits, self._device)
+                _multiply_plain(matrix, source, partials, tokens, segment.column, splits, self._device)
             else:
-                _multiply_floats(matrix, source, partials, rows, segment.column)
+                _multiply_floats(matrix, source, partials, tokens, segment.column)
 
     def launch_gated(
-        self, rows: int, inputs: Buffers, target: ActivationBuffer, norm: DeferredNorm | None = None
+        self, tokens: int, inputs: Buffers, target: ActivationBuffer, norm: FoldedNorm | None = None
     ) -> None:
-        """Write the input of the feed-forward's last product, which has the form of this one's."""
-        (matrix, config), form = self.routes(rows)[0], self._form(self.segments[0], rows)
+        """Write the input of the feed-forward's last matmul, which has the form of this one's."""
+        (matrix, config), form = self.routes(tokens)[0], self._form(self.segments[0], tokens)
         source, written = as_activations(inputs(form), norm), as_activations(target)
-        assert self._products is not None
+        assert self._matmuls is not None
         assert target.form == form
-        launch_gated(self._products, matrix, source, written, rows, config)
+        launch_gated(self._matmuls, matrix, source, written, tokens, config)
 
-    def launch_residual(self, rows: int, inputs: Buffers, residual: Residual) -> None:
+    def launch_residual(self, tokens: int, inputs: Buffers, residual: Residual) -> None:
         """Add to the stream, and begin the norm that follows."""
-        (matrix, config), form = self.routes(rows)[0], self._form(self.segments[0], rows)
-        assert self._products is not None
-        launch_residual(self._products, matrix, as_activations(inputs(form)), residual, rows, config)
+        (matrix, config), form = self.routes(tokens)[0], self._form(self.segments[0], tokens)
+        assert self._matmuls is not None
+        launch_residual(self._matmuls, matrix, as_activations(inputs(form)), residual, tokens, config)
 
     @property
     def all_packed(self) -> bool:
-        """Whether the CUDA products alone read the input, in one launch, but for steps that the FP8 copy takes."""
+        """Whether the CUDA matmuls alone read the input, in one launch, but for steps that the FP8 copy takes."""
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
 
-    def finishes_norms(self, rows: int) -> bool:
+    def applies_norm_scale(self, tokens: int) -> bool:
         """Whether a step of so many rows may leave a norm's root to `launch`."""
-        return self.all_packed and self._copy_for(rows) is None
+        return self.all_packed and self._copy_for(tokens) is None
 
-    def _copy_for(self, rows: int) -> FP8Copy | None:
+    def _copy_for(self, tokens: int) -> FP8Copy | None:
         """What a step of so many rows reads in place of the matrices, if anything."""
-        return self.copy if rows >= LEAST_ROWS else None
+        return self.copy if tokens >= LEAST_TOKENS else None
 
-    def _form(self, segment: Segment, rows: int) -> Form:
+    def _form(self, segment: Segment, tokens: int) -> Form:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
-            assert self._products is not None
-            form = self._products.activation_format(rows)
-            return Form(form.kind, form.block_rows)
+            assert self._matmuls is not None
+            form = self._matmuls.activation_format(tokens)
+            return Form(form.kind, form.block_tokens)
         return _FLOAT_FORMS[matrix.dtype] if isinstance(matrix, torch.Tensor) else Form("f16")
 
 
 def copy_to_fp8(
-    linears: Sequence[MergedLinear], products: Products, sums: torch.dtype, copied: Callable[[float], None]
+    linears: Sequence[MergedLinear], matmuls: MatmulKernels, sums: torch.dtype, copied: Callable[[float], None]
 ) -> int:
-    """Give all that is packed, and of sizes that FP8 products take, a copy; `copied` gets the share done.
+    """Give all that is packed, and of sizes that FP8 matmuls take, a copy; `copied` gets the share done.
 
     Returns the bytes of all copies.
 
@@ -228,9 +228,9 @@ def copy_to_fp8(
     """
     wanted = [one for one in linears if one.all_packed and is_copied(one.width, one.cols)]
     matrices = [_packed(one) for one in wanted]
-    prepare_copying(products, [matrix for group in matrices for matrix in group])
+    prepare_copying(matmuls, [matrix for group in matrices for matrix in group])
     for done, (linear, group) in enumerate(zip(wanted, matrices, strict=True)):
-        linear.copy = copy_matrices(products, group, sums)
+        linear.copy = copy_matrices(matmuls, group, sums)
         copied((done + 1) / len(wanted))
     return sum(copy_bytes(linear.width, linear.cols) for linear in wanted)
 
@@ -239,48 +239,48 @@ def _packed(linear: MergedLinear) -> list[PackedMatrix]:
     return [segment.matrix for segment in linear.segments if isinstance(segment.matrix, PackedMatrix)]
 
 
-def partial_floats(linears: Iterable[MergedLinear], row_counts: Iterable[int]) -> int:
-    """float32 of the largest partial sums of these products, for these numbers of rows, once they are prepared."""
-    counts = list(row_counts)
+def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int]) -> int:
+    """float32 of the largest partial sums of these matmuls, for these numbers of rows, once they are prepared."""
+    counts = list(token_counts)
     return max(
-        0 if linear.is_gated(rows) or linear.joins(rows) else linear.splits(rows) * rows * linear.width
+        0 if linear.is_gated(tokens) or linear.adds_residual(tokens) else linear.splits(tokens) * tokens * linear.width
         for linear in linears
-        for rows in counts
+        for tokens in counts
     )
 
 
-def _token_tile(rows: int) -> int:
-    return min(64, max(16, int(triton.next_power_of_2(rows))))
+def _token_tile(tokens: int) -> int:
+    return min(64, max(16, int(triton.next_power_of_2(tokens))))
 
 
-def as_activations(source: ActivationBuffer, norm: DeferredNorm | None = None) -> Int8Activations | HalfActivations:
-    """A buffer of one of the CUDA products' formats as they take it; `norm` is what they must still do to it."""
+def as_activations(source: ActivationBuffer, norm: FoldedNorm | None = None) -> Int8Activations | HalfActivations:
+    """A buffer of one of the CUDA matmuls' formats as they take it; `norm` is what they must still do to it."""
     if source.form.kind == "int8":
         return Int8Activations(source.codes, source.terms, norm)
     return HalfActivations(source.values, source.scales, norm)
 
 
 def _multiply_plain(
-    matrix: PlainMatrix, source: ActivationBuffer, partials: torch.Tensor, rows: int, column: int, splits: int,
+    matrix: PlainMatrix, source: ActivationBuffer, partials: torch.Tensor, tokens: int, column: int, splits: int,
     device: DeviceProfile,
 ) -> None:  # fmt: skip
-    tokens = _token_tile(rows)
-    grid = (-(-matrix.rows // _ROWS), -(-rows // tokens), splits)
+    tile = _token_tile(tokens)
+    grid = (-(-matrix.out_features // _OUT_FEATURES), -(-tokens // tile), splits)
     _, stride, _ = partials.stride()
     multiply[grid](
-        source.values, source.cols, source.scales, partials[:, :, column:], partials.stride(0), stride, matrix.rows,
-        matrix.cols, rows, **matrix.arrays, **matrix.constants, SPLITS=splits,
-        COMPUTE=product_type(device), TOKENS=tokens, ROWS=_ROWS, COLUMNS=_COLUMNS,
+        source.values, source.cols, source.scales, partials[:, :, column:], partials.stride(0), stride,
+        matrix.out_features, matrix.cols, tokens, **matrix.arrays, **matrix.constants, SPLITS=splits,
+        COMPUTE=matmul_type(device), TOKENS=tile, OUT_FEATURES=_OUT_FEATURES, COLUMNS=_COLUMNS,
     )  # fmt: skip
 
 
 def _multiply_floats(
-    matrix: torch.Tensor, source: ActivationBuffer, partials: torch.Tensor, rows: int, column: int
+    matrix: torch.Tensor, source: ActivationBuffer, partials: torch.Tensor, tokens: int, column: int
 ) -> None:
-    x, out = source.values[:rows], partials[0, :rows, column : column + matrix.shape[0]]
+    x, out = source.values[:tokens], partials[0, :tokens, column : column + matrix.shape[0]]
     if x.dtype == torch.float32 or not x.is_cuda:
         torch.mm(x.float(), matrix.t().float(), out=out)
     else:
         out.copy_(torch.mm(x, matrix.t(), out_dtype=torch.float32))
     if source.form.kind == "f16":
-        out.mul_(source.scales[:rows, None])
+        out.mul_(source.scales[:tokens, None])

@@ -1,4 +1,4 @@
-"""Products that share an input, and what becomes of their sums: made into `MergedLinear`, each once."""
+"""Matmuls that share an input, and what becomes of their sums: made into `MergedLinear`, each once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import Products
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.load import Group, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -15,21 +15,27 @@ from realizar.models.spec import Linear
 
 
 class Merger:
-    """Makes the merged products of a program, each once."""
+    """Makes the merged matmuls of a program, each once."""
 
-    def __init__(self, program: Program, weights: Weights, device: DeviceProfile, products: Products | None) -> None:
-        self._weights, self._device, self._products = weights, device, products
-        joins = (block.join for block in program.blocks)
-        self._joining: set[Group] = {(join.linear.weight,) for join in joins if join.linear and join.adds_directly}
+    def __init__(
+        self, program: Program, weights: Weights, device: DeviceProfile, matmuls: MatmulKernels | None
+    ) -> None:
+        self._weights, self._device, self._matmuls = weights, device, matmuls
+        adds_residual = (block.join for block in program.blocks)
+        self._residual_adds: set[Group] = {
+            (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
+        }
         self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:
-        """Products that share an input."""
+        """Matmuls that share an input."""
         key = tuple(linear.weight for linear in linears)
         if key not in self._made:
             bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
-            joins = key in self._joining
-            self._made[key] = MergedLinear(matrices, bias, self._device, self._products, self._activation(key), joins)
+            adds_residual = key in self._residual_adds
+            self._made[key] = MergedLinear(
+                matrices, bias, self._device, self._matmuls, self._activation(key), adds_residual
+            )
         return self._made[key]
 
     def _activation(self, key: Group) -> GatedActivation | None:

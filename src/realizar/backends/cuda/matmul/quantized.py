@@ -1,30 +1,30 @@
-"""Products of activations with quantised weights: what the rest of the backend calls.
+"""Matmuls of activations with quantised weights: what the rest of the backend calls.
 
 The seam, all of it:
 
     packed = pack_matrix(planes, device)                # pack.py: once, at load
-    products = Products(device, batch_invariant=False)
-    form = products.activation_format(rows)             # ActivationFormat(kind, block_rows): depends on rows alone
-    config = products.route(rows, packed)               # ProductConfig: the kernel, its tiles, its splits
-    products.launch(packed, activations, partials, rows, config, stream)
+    matmuls = Matmuls(device, batch_invariant=False)
+    form = matmuls.activation_format(rows)             # ActivationFormat(kind, block_tokens): depends on rows alone
+    config = matmuls.route(rows, packed)               # ProductConfig: the kernel, its tiles, its splits
+    matmuls.launch(packed, activations, partials, rows, config, stream)
 
-`launch` writes float32 partial sums, partials[split, row, column]: a tensor [splits, >= rows, row_stride], of which
-it fills rows 0 .. rows - 1 and `packed.rows` columns from `column` on, and nothing else. The kernel after it sums the
+`launch` writes float32 partial sums, partials[split, row, column]: a tensor [splits, >= tokens, token_stride], of which
+it fills rows 0 .. rows - 1 and `packed.tokens` columns from `column` on, and nothing else. The kernel after it sums the
 splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and differ in format are separate
 `PackedMatrix` segments of one merged output: `route_merged` gives them one config, with which `launch_merged` runs them
 in one grid (in two, the second cost 5 us more at one row and 13 at 64).
 
-A feed-forward's gate and up may be interleaved in one matrix: `gated` ends their product with the activation. Sums
+A feed-forward's gate and up may be interleaved in one matrix: `gated` ends their matmul with the activation. Sums
 that the residual stream gets may be added to it at once, and the norm after them begun: `residual`.
 
-With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a product asks for its first weights
+With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a matmul asks for its first weights
 before it waits for the kernel before it, and lets the kernel after it start early: that one must itself execute
 `griddepcontrol.wait` (Triton: `tl.extra.cuda.gdc_wait()`) before it reads the partials, if it is launched with
-`launch_pdl=True`; launched plainly it need do nothing. A product reads activations and writes partials only after its
+`launch_pdl=True`; launched plainly it need do nothing. A matmul reads activations and writes partials only after its
 own wait, so it may follow any kernel.
 
-Formats of activations: `pack_activations`. Layout of weights: `fragments`. A product may finish the RMSNorm that its
-input comes from, with one factor per row: `deferred_norm`.
+Formats of activations: `pack_activations`. Layout of weights: `fragments`. A matmul may finish the RMSNorm that its
+input comes from, with one factor per row: `folded_norm`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ import torch
 
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.folded_norm import NO_NORM, DeferredNorm
+from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.tuning_table import Choice, DeviceTuning, load_tuning
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import (
-    Ending,
+    Epilogue,
     MmaSyncTiles,
     Tiles,
     WgmmaTiles,
     activations_source,
-    product_source,
+    matmul_source,
 )
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.errors import KernelError
@@ -57,8 +57,8 @@ _LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 Forms: TypeAlias = tuple[FragmentFormat, ...]
-Key: TypeAlias = tuple[Forms, Tiles, Ending | None]
-MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `product_source`'s order
+Key: TypeAlias = tuple[Forms, Tiles, Epilogue | None]
+MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `matmul_source`'s order
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class ActivationFormat:
 
     Attributes:
         kind: `int8` or `half`.
-        block_rows: rows of a block of the `half` format (8 to 128); 1 for `int8`.
+        block_tokens: rows of a block of the `half` format (8 to 128); 1 for `int8`.
     """
 
     kind: Kind
-    block_rows: int
+    block_tokens: int
 
-    def padded_rows(self, rows: int) -> int:
+    def padded_tokens(self, tokens: int) -> int:
         """Rows that a buffer must hold."""
-        return -(-rows // self.block_rows) * self.block_rows
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class Int8Activations:
     """`int8` activations on the device.
 
     Attributes:
-        codes: int8 [>= rows, padded_cols], contiguous, 16-byte aligned.
-        terms: float32 [>= rows, padded_cols / 16, 2], contiguous.
-        norm: what the product must still do to the rows.
+        codes: int8 [>= tokens, padded_cols], contiguous, 16-byte aligned.
+        terms: float32 [>= tokens, padded_cols / 16, 2], contiguous.
+        norm: what the matmul must still do to the rows.
     """
 
     codes: torch.Tensor
     terms: torch.Tensor
-    norm: DeferredNorm | None = None
+    norm: FoldedNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,47 +98,47 @@ class HalfActivations:
     """`half` activations on the device.
 
     Attributes:
-        values: float16 [blocks, padded_cols / 64, 8, block_rows / 8, 8, 8], contiguous, 128-byte aligned.
-        row_scales: float32 [blocks * block_rows].
-        norm: what the product must still do to the rows.
+        values: float16 [blocks, padded_cols / 64, 8, block_tokens / 8, 8, 8], contiguous, 128-byte aligned.
+        token_scales: float32 [blocks * block_tokens].
+        norm: what the matmul must still do to the rows.
     """
 
     values: torch.Tensor
-    row_scales: torch.Tensor
-    norm: DeferredNorm | None = None
+    token_scales: torch.Tensor
+    norm: FoldedNorm | None = None
 
 
 Activations = Int8Activations | HalfActivations
 
 
 @dataclass(frozen=True, slots=True)
-class ProductConfig:
-    """How one product runs. Opaque but for `splits`, `format` and `ending`.
+class MatmulConfig:
+    """How one matmul runs. Opaque but for `splits`, `format` and `epilogue`.
 
     Attributes:
         tiles: the kernel and its own parameters.
         format: of the activations that it reads.
         splits: partial sums that it writes.
         dependent: whether it is launched with programmatic stream serialisation.
-        ending: with which `gated.launch_gated` or `residual.launch_residual` ends it; None: with partial sums.
+        epilogue: with which `gated.launch_gated` or `residual.launch_residual` ends it; None: with partial sums.
     """
 
     tiles: Tiles
     format: ActivationFormat
     splits: int
     dependent: bool = False
-    ending: Ending | None = None
+    epilogue: Epilogue | None = None
 
 
-class Products:
-    """The product kernels of one device: chooses, compiles, launches. Used by one thread, in one context."""
+class MatmulKernels:
+    """The matmul kernels of one device: chooses, compiles, launches. Used by one thread, in one context."""
 
     def __init__(self, device: torch.device | str = "cuda", batch_invariant: bool = False) -> None:
         """Read the device's properties and its tuning table.
 
         Args:
             device: a CUDA device.
-            batch_invariant: take one route and fixed splits, so that a row's product is the same in every batch.
+            batch_invariant: take one route and fixed splits, so that a row's matmul is the same in every batch.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -153,42 +153,42 @@ class Products:
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
-    def activation_format(self, rows: int) -> ActivationFormat:
-        """The format that all products of a step with so many rows read."""
-        if not self.batch_invariant and rows <= self.tuning.int8_rows:
+    def activation_format(self, tokens: int) -> ActivationFormat:
+        """The format that all matmuls of a step with so many rows read."""
+        if not self.batch_invariant and tokens <= self.tuning.int8_tokens:
             return ActivationFormat("int8", 1)
-        return ActivationFormat("half", self.tuning.block_rows(rows))
+        return ActivationFormat("half", self.tuning.block_tokens(tokens))
 
-    def route(self, rows: int, matrix: PackedMatrix) -> ProductConfig:
-        """How a product with `rows` rows of activations runs."""
-        return self.route_merged(rows, [matrix])[0]
+    def route(self, tokens: int, matrix: PackedMatrix) -> MatmulConfig:
+        """How a matmul with `tokens` rows of activations runs."""
+        return self.route_merged(tokens, [matrix])[0]
 
-    def route_merged(self, rows: int, matrices: Sequence[PackedMatrix]) -> list[ProductConfig]:
+    def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
         """The same for segments of one merged output: all run as the largest does, with its splits."""
-        form = self.activation_format(rows)
-        largest = max(matrices, key=lambda matrix: matrix.rows)
-        choice = self._choose(rows, form, largest, sum(matrix.rows for matrix in matrices))
+        form = self.activation_format(tokens)
+        largest = max(matrices, key=lambda matrix: matrix.out_features)
+        choice = self._choose(tokens, form, largest, sum(matrix.out_features for matrix in matrices))
         forms = tuple(matrix.format for matrix in matrices)
         tiles = self.tuning.shrunk(choice.tiles, forms)
         splits = min(choice.splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
-        return [ProductConfig(tiles, form, splits, self.is_dependent(rows)) for _ in matrices]
+        return [MatmulConfig(tiles, form, splits, self.is_dependent(tokens)) for _ in matrices]
 
-    def is_dependent(self, rows: int) -> bool:
-        """Whether products of so many rows are launched with programmatic stream serialisation."""
-        return self.capability >= (9, 0) and self.tuning.dependent(rows)
+    def is_dependent(self, tokens: int) -> bool:
+        """Whether matmuls of so many rows are launched with programmatic stream serialisation."""
+        return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
-    def _choose(self, rows: int, form: ActivationFormat, matrix: PackedMatrix, rows_out: int) -> Choice:
+    def _choose(self, tokens: int, form: ActivationFormat, matrix: PackedMatrix, out_features: int) -> Choice:
         """The choice for a matrix's format and columns, and as many rows of weights."""
         if form.kind == "int8":
-            return self.tuning.few_rows(rows, rows_out, matrix.cols, matrix.format)
-        return self.tuning.many_rows(rows, rows_out, matrix.cols, matrix.format, self.batch_invariant)
+            return self.tuning.few_tokens(tokens, out_features, matrix.cols, matrix.format)
+        return self.tuning.many_tokens(tokens, out_features, matrix.cols, matrix.format, self.batch_invariant)
 
-    def runs(self, matrix: PackedMatrix, config: ProductConfig) -> bool:
-        """Whether a product ends as a config says, with more than partial sums: its kernel was not refused."""
-        return config.ending is not None and ((matrix.format,), config.tiles, config.ending) not in self.refused
+    def runs_epilogue(self, matrix: PackedMatrix, config: MatmulConfig) -> bool:
+        """Whether a matmul ends as a config says, with more than partial sums: its kernel was not refused."""
+        return config.epilogue is not None and ((matrix.format,), config.tiles, config.epilogue) not in self.refused
 
     def prepare(
-        self, wanted: Iterable[tuple[FragmentFormat | Forms, ProductConfig]],
+        self, wanted: Iterable[tuple[FragmentFormat | Forms, MatmulConfig]],
         compiled: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         """Compile and load kernels, in parallel where they are not on disk yet; nothing may compile during capture.
@@ -201,43 +201,45 @@ class Products:
             KernelError: a kernel does not compile or does not fit the device, and nothing can replace it.
         """
         keys: set[Key] = {
-            (form if isinstance(form, tuple) else (form,), config.tiles, config.ending) for form, config in wanted
+            (form if isinstance(form, tuple) else (form,), config.tiles, config.epilogue) for form, config in wanted
         }
         missing = sorted(keys - self._kernels.keys(), key=repr)
         try:
-            compile_sources([product_source(*key) for key in missing], self.arch, compiled)
+            compile_sources([matmul_source(*key) for key in missing], self.arch, compiled)
         except KernelError as error:
             _LOG.debug("a kernel does not compile: %s", error)  # which one, and whether it matters, `_load` says
         for key in missing:
             self._kernels[key] = self._load(*key)
 
-    def _load(self, forms: Forms, tiles: Tiles, ending: Ending | None) -> tuple[Kernel, Tiles]:
+    def _load(self, forms: Forms, tiles: Tiles, epilogue: Epilogue | None) -> tuple[Kernel, Tiles]:
         """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less."""
         try:
-            source = product_source(forms, tiles, ending)
+            source = matmul_source(forms, tiles, epilogue)
             shared = max(tiles.shared_bytes(form) for form in forms)
             return Kernel(compile_source(source, self.arch), source.name, shared), tiles
         except KernelError as error:
-            if ending is not None:
+            if epilogue is not None:
                 _LOG.warning("%s; what it ends with runs as a kernel of its own", error)
-                self.refused.add((forms, tiles, ending))
+                self.refused.add((forms, tiles, epilogue))
                 return self.prepared(forms, tiles)
             if not isinstance(tiles, WgmmaTiles):
                 raise
             _LOG.warning("%s; mma.sync takes its place", error)
-            return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.rows, 2, 4, 1), forms), None)
+            return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.tokens, 2, 4, 1), forms), None)
 
     def launch(
-        self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, rows: int,
-        config: ProductConfig, stream: int | None = None, column: int = 0,
+        self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, tokens: int,
+        config: MatmulConfig, stream: int | None = None, column: int = 0,
     ) -> None:  # fmt: skip
-        """Start partials[:config.splits, :rows, column : column + matrix.rows] = split sums of activations @ matrix.T.
+        """Start the split sums of activations @ matrix.T.
+
+        They go to partials[:config.splits, :tokens, column : column + matrix.out_features].
 
         Args:
             matrix: the weights.
             activations: in the format `config.format`, of as many columns.
-            partials: float32 [>= splits, >= rows, >= column + matrix.rows], the last axis contiguous.
-            rows: rows of the step.
+            partials: float32 [>= splits, >= tokens, >= column + matrix.out_features], the last axis contiguous.
+            tokens: rows of the step.
             config: from `route` for these rows and this matrix.
             stream: its handle; torch's current stream if None.
             column: where this matrix's rows begin in the output.
@@ -245,13 +247,13 @@ class Products:
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
-        self.launch_merged([matrix], activations, partials, rows, config, stream, [column])
+        self.launch_merged([matrix], activations, partials, tokens, config, stream, [column])
 
     def launch_merged(
-        self, matrices: Sequence[PackedMatrix], activations: Activations, partials: torch.Tensor, rows: int,
-        config: ProductConfig, stream: int | None = None, columns: Sequence[int] | None = None,
+        self, matrices: Sequence[PackedMatrix], activations: Activations, partials: torch.Tensor, tokens: int,
+        config: MatmulConfig, stream: int | None = None, columns: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """Start the products of several matrices with the same activations in one grid; formats may differ.
+        """Start the matmuls of several matrices with the same activations in one grid; formats may differ.
 
         Args:
             matrices: of equal columns. columns: where each begins in the output; one after the other if None.
@@ -262,17 +264,17 @@ class Products:
         """
         forms = tuple(matrix.format for matrix in matrices)
         kernel, tiles = self.prepared(forms, config.tiles)
-        row_blocks = 1 if config.format.kind == "int8" else -(-rows // tiles.rows)
+        token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)
         arguments: list[int | float] = []
         blocks = column = 0
         grid = (0, 0, 0)
         for index, matrix in enumerate(matrices):
             column = column if columns is None else columns[index]
             arguments += matrix.arguments(partials.data_ptr() + 4 * column, blocks)
-            grid = tiles.grid(matrix.rows, config.splits, row_blocks)
-            blocks, column = blocks + grid[0], column + matrix.rows
+            grid = tiles.grid(matrix.out_features, config.splits, token_blocks)
+            blocks, column = blocks + grid[0], column + matrix.out_features
         strides = partials.stride(1), partials.stride(0)
-        arguments += shape_arguments(activations, rows, matrices[0], config.splits, *strides)
+        arguments += shape_arguments(activations, tokens, matrices[0], config.splits, *strides)
         handle, sizes = self.stream(stream), MATRIX_SIZES * len(matrices) + SHAPE_SIZES
         kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
 
@@ -280,37 +282,39 @@ class Products:
         """A stream's handle; that of torch's current one if None."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if handle is None else handle
 
-    def prepared(self, forms: Forms, tiles: Tiles, ending: Ending | None = None) -> tuple[Kernel, Tiles]:
+    def prepared(self, forms: Forms, tiles: Tiles, epilogue: Epilogue | None = None) -> tuple[Kernel, Tiles]:
         """A kernel and the tiles that it has, loaded now if not before.
 
         Raises:
             KernelError: it can't be compiled or loaded.
         """
-        key = forms, tiles, ending
+        key = forms, tiles, epilogue
         if key not in self._kernels:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]
 
     def to_int8(self, x: torch.Tensor) -> Int8Activations:
-        """float32 [rows, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""
-        rows, cols = x.shape
+        """float32 [tokens, cols] in the `int8` format, new memory; what the backend's own kernels must equal."""
+        tokens, cols = x.shape
         padded = padded_cols(cols)
-        codes = torch.empty((rows, padded), dtype=torch.int8, device=x.device)
-        terms = torch.empty((rows, padded // 16, 2), dtype=torch.float32, device=x.device)
-        units = rows * padded // 32
-        arguments = [x.data_ptr(), codes.data_ptr(), terms.data_ptr(), rows, cols, padded]
+        codes = torch.empty((tokens, padded), dtype=torch.int8, device=x.device)
+        terms = torch.empty((tokens, padded // 16, 2), dtype=torch.float32, device=x.device)
+        units = tokens * padded // 32
+        arguments = [x.data_ptr(), codes.data_ptr(), terms.data_ptr(), tokens, cols, padded]
         self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", self.stream(None), False)
         return Int8Activations(codes, terms)
 
-    def to_half(self, x: torch.Tensor, block_rows: int) -> HalfActivations:
-        """float32 [rows, cols] in the `half` format, new memory, rows filled up with zeros."""
-        rows, cols = x.shape
-        padded, blocks = padded_cols(cols), -(-rows // block_rows)
-        shape = (blocks, padded // 64, 8, block_rows // 8, 8, 8)
+    def to_half(self, x: torch.Tensor, block_tokens: int) -> HalfActivations:
+        """float32 [tokens, cols] in the `half` format, new memory, rows filled up with zeros."""
+        tokens, cols = x.shape
+        padded, blocks = padded_cols(cols), -(-tokens // block_tokens)
+        shape = (blocks, padded // 64, 8, block_tokens // 8, 8, 8)
         values = torch.empty(shape, dtype=torch.float16, device=x.device)
-        scales = torch.empty(blocks * block_rows, dtype=torch.float32, device=x.device)
-        arguments = [x.data_ptr(), values.data_ptr(), scales.data_ptr(), rows, cols, padded, block_rows]
-        self._writer("to_half").launch((blocks * block_rows, 1, 1), 256, arguments, "pppiiii", self.stream(None), False)
+        scales = torch.empty(blocks * block_tokens, dtype=torch.float32, device=x.device)
+        arguments = [x.data_ptr(), values.data_ptr(), scales.data_ptr(), tokens, cols, padded, block_tokens]
+        self._writer("to_half").launch(
+            (blocks * block_tokens, 1, 1), 256, arguments, "pppiiii", self.stream(None), False
+        )
         return HalfActivations(values, scales)
 
     def _writer(self, name: str) -> Kernel:
@@ -319,14 +323,14 @@ class Products:
         return self._writers[name]
 
 
-def shape_arguments(activations: Activations, rows: int, matrix: PackedMatrix, *splitting: int) -> tuple[float, ...]:
+def shape_arguments(activations: Activations, tokens: int, matrix: PackedMatrix, *splitting: int) -> tuple[float, ...]:
     """Of all matrices, as SHAPE_SIZES has them; `splitting`: splits, row stride, split stride."""
     norm = activations.norm.arguments() if activations.norm else NO_NORM
-    return *input_addresses(activations), *norm, rows, matrix.format.chunks(matrix.cols), *splitting
+    return *input_addresses(activations), *norm, tokens, matrix.format.chunks(matrix.cols), *splitting
 
 
 def input_addresses(activations: Activations) -> tuple[int, int]:
     """Of codes and terms, or of values and row scales."""
     if isinstance(activations, Int8Activations):
         return activations.codes.data_ptr(), activations.terms.data_ptr()
-    return activations.values.data_ptr(), activations.row_scales.data_ptr()
+    return activations.values.data_ptr(), activations.token_scales.data_ptr()

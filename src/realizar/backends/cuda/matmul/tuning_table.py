@@ -1,7 +1,7 @@
-"""Which tiles and splits a product takes: measured tables per GPU, and rules where no table speaks. torch-free.
+"""Which tiles and splits a matmul takes: measured tables per GPU, and rules where no table speaks. torch-free.
 
 A table is JSON in `tables/`, a list of lines as `Line.to_json` writes them: the fastest tiles and splits for a number
-of activation rows and a shape. A product takes the line of its number of rows and the nearest shape; splits are then
+of activation rows and a shape. A matmul takes the line of its number of rows and the nearest shape; splits are then
 scaled so that as many blocks run, and stages cut where another weight format's blocks are too large for shared
 memory.
 """
@@ -26,17 +26,17 @@ _LOG = logging.getLogger(__name__)
 
 _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
-_BLOCK_ROWS = (8, 16, 32, 64, 128)
+_BLOCK_TOKENS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and where it ends with an activation
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
-_LEAST_FILLED = 2 / 3  # of the multiprocessors, by a product that can't be split
+_LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Tiles and splits of one product."""
+    """Tiles and splits of one matmul."""
 
     tiles: Tiles
     splits: int
@@ -44,39 +44,39 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A measured product.
+    """A measured matmul.
 
     Attributes:
-        rows: activation rows. rows_out, cols: shape of the weights.
+        tokens: activation rows. out_features, cols: shape of the weights.
         tiles, splits: how it ran. ms: how long, of one launch in a graph of many.
     """
 
-    rows: int
-    rows_out: int
+    tokens: int
+    out_features: int
     cols: int
     tiles: Tiles
     splits: int
     ms: float
 
     def to_json(self) -> list[Any]:
-        """rows, rows_out, cols, kind, the tiles' numbers, splits, ms."""
+        """rows, out_features, cols, kind, the tiles' numbers, splits, ms."""
         numbers = [getattr(self.tiles, field.name) for field in fields(self.tiles) if field.name != "kind"]
-        return [self.rows, self.rows_out, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
+        return [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
 
     @staticmethod
     def from_json(values: Sequence[Any]) -> Line:
-        rows, rows_out, cols, kind, numbers, splits, ms = values
-        return Line(rows, rows_out, cols, _KINDS[kind](*numbers), splits, ms)
+        tokens, out_features, cols, kind, numbers, splits, ms = values
+        return Line(tokens, out_features, cols, _KINDS[kind](*numbers), splits, ms)
 
     @property
     def key(self) -> tuple[int, int, int, bool]:
         """What a table has one line for: rows, shape, and whether activations are integers."""
-        return self.rows, self.rows_out, self.cols, self.tiles.kind == "matvec"
+        return self.tokens, self.out_features, self.cols, self.tiles.kind == "matvec"
 
     @property
     def cost(self) -> float:
         """Milliseconds with the reading of the partial sums by the kernel after it."""
-        return self.ms + 4.0 * self.splits * self.rows * self.rows_out / _CONSUMER_BYTES_PER_MS
+        return self.ms + 4.0 * self.splits * self.tokens * self.out_features / _CONSUMER_BYTES_PER_MS
 
 
 def best_lines(lines: Iterable[Line]) -> list[Line]:
@@ -89,7 +89,7 @@ def best_lines(lines: Iterable[Line]) -> list[Line]:
 
 
 def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
-    """A table in which what was measured anew replaces what stood there of the same products."""
+    """A table in which what was measured anew replaces what stood there of the same matmuls."""
     best = best_lines(new)
     keys = {line.key for line in best}
     return best_lines([*best, *(line for line in old if line.key not in keys)])
@@ -103,120 +103,124 @@ class DeviceTuning:
         wgmma: whether the Hopper kernel runs.
         processors: multiprocessors. shared_bytes: shared memory that one block may have.
         lines: the table, empty where there is none.
-        int8_rows: the largest number of rows for the integer mat-vec.
+        int8_tokens: the largest number of rows for the integer mat-vec.
     """
 
     wgmma: bool
     processors: int
     shared_bytes: int = _DEFAULT_SHARED_BYTES
     lines: tuple[Line, ...] = ()
-    int8_rows: int = 2
+    int8_tokens: int = 2
 
-    def block_rows(self, rows: int) -> int:
+    def block_tokens(self, tokens: int) -> int:
         """Rows of a block of `half` activations."""
-        return next((size for size in _BLOCK_ROWS if rows <= size), _BLOCK_ROWS[-1])
+        return next((size for size in _BLOCK_TOKENS if tokens <= size), _BLOCK_TOKENS[-1])
 
-    def dependent(self, rows: int) -> bool:
+    def dependent(self, tokens: int) -> bool:
         """Whether programmatic dependent launch pays."""
-        return rows <= 512
+        return tokens <= 512
 
-    def few_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> Choice:
+    def few_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> Choice:
         """The mat-vec's choice. A table's line counts for its own number of rows, and where it keeps columns whole."""
-        line = self._nearest(rows, rows_out, cols, {"matvec"})
-        if line is not None and line.rows == rows:
-            measured = self._fitted(replace(line.tiles, rows=rows), line, rows, rows_out, form, cols)
-            if measured.splits == 1 or not self.keeps_columns(rows_out):
+        line = self._nearest(tokens, out_features, cols, {"matvec"})
+        if line is not None and line.tokens == tokens:
+            measured = self._fitted(replace(line.tiles, tokens=tokens), line, tokens, out_features, form, cols)
+            if measured.splits == 1 or not self.keeps_columns(out_features):
                 return measured
-        tiles, chunks = -(-rows_out // TILE), form.chunks(cols)
-        warps, unroll = _warps_and_unroll(rows)
+        tiles, chunks = -(-out_features // TILE), form.chunks(cols)
+        warps, unroll = _warps_and_unroll(tokens)
         if tiles > _MANY_TILES * self.processors:
             strips = (
-                MatvecTiles(1, 4, min(4, chunks), 1, 2) if rows == 1 else MatvecTiles(rows, 4, 1, unroll, warps // 4)
+                MatvecTiles(1, 4, min(4, chunks), 1, 2)
+                if tokens == 1
+                else MatvecTiles(tokens, 4, 1, unroll, warps // 4)
             )
             return Choice(strips, 1)
         splits = max(1, min(math.ceil(self.processors * _LEAST_FILLED / tiles), chunks // 2))
         at_once = -(-tiles * splits // self.processors)
         parts = max(1, min(warps // at_once, _MOST_WARPS, chunks // (2 * splits)))
-        return Choice(MatvecTiles(rows, 1, parts, unroll, max(1, warps // parts)), splits)
+        return Choice(MatvecTiles(tokens, 1, parts, unroll, max(1, warps // parts)), splits)
 
-    def keeps_columns(self, rows_out: int) -> bool:
-        """Whether the mat-vec's tiles fill the device without splits: a product that adds to the stream needs that."""
-        return -(-rows_out // TILE) >= self.processors * _LEAST_FILLED
+    def keeps_columns(self, out_features: int) -> bool:
+        """Whether the mat-vec's tiles fill the device without splits: a matmul that adds to the stream needs that."""
+        return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
-    def many_rows(self, rows: int, rows_out: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:
+    def many_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:
         """The tensor-core kernels' choice; `fixed` makes splits and their borders depend on the shape alone."""
-        strips, chunks, block_rows = -(-rows_out // BLOCK), form.chunks(cols), self.block_rows(rows)
-        line = self._nearest(rows, rows_out, cols, {"wgmma", "mma_sync"}) if not fixed else None
+        strips, chunks, block_tokens = -(-out_features // BLOCK), form.chunks(cols), self.block_tokens(tokens)
+        line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"}) if not fixed else None
         if line is not None:
-            return self._fitted(replace(line.tiles, rows=block_rows), line, rows, rows_out, form, cols)
+            return self._fitted(replace(line.tiles, tokens=block_tokens), line, tokens, out_features, form, cols)
         if not self.wgmma:
-            tiles: Tiles = MmaSyncTiles(block_rows, 2, 4, 1)
-        elif block_rows <= 64:
-            tiles = WgmmaTiles(block_rows, 1, 2, 6, 1, 1)
+            tiles: Tiles = MmaSyncTiles(block_tokens, 2, 4, 1)
+        elif block_tokens <= 64:
+            tiles = WgmmaTiles(block_tokens, 1, 2, 6, 1, 1)
         else:
-            tiles = WgmmaTiles(block_rows, 1, 2, 4, 1, 1)
-        blocks = tiles.grid(rows_out, 1, -(-rows // block_rows))[0] * -(-rows // block_rows)
+            tiles = WgmmaTiles(block_tokens, 1, 2, 4, 1, 1)
+        blocks = tiles.grid(out_features, 1, -(-tokens // block_tokens))[0] * -(-tokens // block_tokens)
         splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
         return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
 
-    def gated_few(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
+    def gated_few(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
         """Tiles of a mat-vec that ends with an activation: of gate and of up one each, with all columns, in a block.
 
-        All blocks run at once. None where the product fills too little of the device.
+        All blocks run at once. None where the matmul fills too little of the device.
         """
-        blocks = -(-rows_out // (2 * TILE))
+        blocks = -(-out_features // (2 * TILE))
         if blocks < self.processors * _LEAST_FILLED:
             return None
-        at_once, (warps, unroll) = -(-blocks // self.processors), _warps_and_unroll(rows)
+        at_once, (warps, unroll) = -(-blocks // self.processors), _warps_and_unroll(tokens)
         parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, form.chunks(cols) // 2))
-        return MatvecTiles(rows, 2, parts, unroll, max(at_once, warps // (2 * parts)))
+        return MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
-    def gated(self, rows: int, rows_out: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
-        """Tiles of a product that ends with an activation: whole sums, gate and up in one warpgroup.
+    def gated(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
+        """Tiles of a matmul that ends with an activation: whole sums, gate and up in one warpgroup.
 
-        None where the Hopper kernel does not run, or where the product fills too little of the device without splits.
+        None where the Hopper kernel does not run, or where the matmul fills too little of the device without splits.
         """
-        block_rows, least = self.block_rows(rows), self.processors * _LEAST_FILLED
-        tiles = self._nearest_gated(rows, rows_out, cols) or WgmmaTiles(block_rows, 2, 2, 4, 1, 1)
-        tiles, row_blocks = replace(tiles, rows=block_rows), -(-rows // block_rows)
-        blocks = tiles.grid(rows_out, 1, 1)[0] * row_blocks
+        block_tokens, least = self.block_tokens(tokens), self.processors * _LEAST_FILLED
+        tiles = self._nearest_gated(tokens, out_features, cols) or WgmmaTiles(block_tokens, 2, 2, 4, 1, 1)
+        tiles, token_blocks = replace(tiles, tokens=block_tokens), -(-tokens // block_tokens)
+        blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
         if blocks < least and tiles.groups == 2:
             tiles = replace(tiles, groups=1, stages=2 * tiles.stages)
-            blocks = tiles.grid(rows_out, 1, 1)[0] * row_blocks
-        if blocks <= self.processors or block_rows > 64:  # one on each, and registers for large ones
+            blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
+        if blocks <= self.processors or block_tokens > 64:  # one on each, and registers for large ones
             tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
         fitted = self.shrunk(tiles, [form])
         if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:
             return None
         return fitted
 
-    def _nearest_gated(self, rows: int, rows_out: int, cols: int) -> WgmmaTiles | None:
+    def _nearest_gated(self, tokens: int, out_features: int, cols: int) -> WgmmaTiles | None:
         """Of the lines with two strips the nearest shape's, for the nearest number of rows that is no smaller."""
         lines = [line for line in self.lines if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
-        most = max((line.rows for line in lines), default=0)
-        fitting = [line for line in lines if line.rows >= min(rows, most)]
-        best = min(fitting, key=lambda line: (_distance(line, rows_out, cols), line.rows), default=None)
+        most = max((line.tokens for line in lines), default=0)
+        fitting = [line for line in lines if line.tokens >= min(tokens, most)]
+        best = min(fitting, key=lambda line: (_distance(line, out_features, cols), line.tokens), default=None)
         return best.tiles if best is not None and isinstance(best.tiles, WgmmaTiles) else None
 
-    def _nearest(self, rows: int, rows_out: int, cols: int, kinds: set[str]) -> Line | None:
+    def _nearest(self, tokens: int, out_features: int, cols: int, kinds: set[str]) -> Line | None:
         """The line of the nearest number of rows that is no smaller, and the nearest shape."""
         lines = [line for line in self.lines if line.tiles.kind in kinds]
-        counts = {line.rows for line in lines}
+        counts = {line.tokens for line in lines}
         if not counts:
             return None
-        at = min((count for count in counts if count >= rows), default=max(counts))
-        return min((line for line in lines if line.rows == at), key=lambda line: _distance(line, rows_out, cols))
+        at = min((count for count in counts if count >= tokens), default=max(counts))
+        return min((line for line in lines if line.tokens == at), key=lambda line: _distance(line, out_features, cols))
 
-    def _fitted(self, tiles: Tiles, line: Line, rows: int, rows_out: int, form: FragmentFormat, cols: int) -> Choice:
+    def _fitted(
+        self, tiles: Tiles, line: Line, tokens: int, out_features: int, form: FragmentFormat, cols: int
+    ) -> Choice:
         """A line's choice for another shape or format: as many blocks, if shared memory allows."""
 
         def blocks(of: Tiles, out: int, count: int) -> int:
-            x, _, z = of.grid(out, 1, -(-count // of.rows))
+            x, _, z = of.grid(out, 1, -(-count // of.tokens))
             return x * z
 
         tiles = self.shrunk(tiles, [form])
-        wanted = line.splits * blocks(line.tiles, line.rows_out, line.rows)
-        splits = round(wanted / blocks(tiles, rows_out, rows))
+        wanted = line.splits * blocks(line.tiles, line.out_features, line.tokens)
+        splits = round(wanted / blocks(tiles, out_features, tokens))
         parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
         return Choice(tiles, max(1, min(splits, form.chunks(cols) // (2 * parts), max(line.splits, 12))))
 
@@ -236,14 +240,14 @@ class DeviceTuning:
         return tiles
 
 
-def _warps_and_unroll(rows: int) -> tuple[int, int]:
+def _warps_and_unroll(tokens: int) -> tuple[int, int]:
     """Of the mat-vec: warps of a multiprocessor that registers allow, and chunks that each asks for at once."""
-    return 24 if rows == 1 else 16, 2 if rows <= 4 else 1
+    return 24 if tokens == 1 else 16, 2 if tokens <= 4 else 1
 
 
-def _distance(line: Line, rows_out: int, cols: int) -> float:
+def _distance(line: Line, out_features: int, cols: int) -> float:
     """Of a line's shape from another."""
-    return abs(math.log(line.rows_out / rows_out)) + abs(math.log(line.cols / cols))
+    return abs(math.log(line.out_features / out_features)) + abs(math.log(line.cols / cols))
 
 
 def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_bytes: int) -> DeviceTuning:

@@ -1,1 +1,1 @@
-"""CUDA C++: the products with quantised weights, compiled by NVRTC at first use and kept on disk."""
+"""CUDA C++: the matmuls with quantised weights, compiled by NVRTC at first use and kept on disk."""

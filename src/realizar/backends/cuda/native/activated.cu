@@ -1,4 +1,4 @@
-// The activation with which the first product of a gated feed-forward ends. Defined around it: ACTIVATION (1 silu, 2 gelu
+// The activation with which the first matmul of a gated feed-forward ends. Defined around it: ACTIVATION (1 silu, 2 gelu
 // by tanh, 3 gelu).
 
 INLINE float activated(float x) {  // as kernels/activate.py; exp to infinity leaves 0

@@ -1,25 +1,25 @@
 // Attention of one token of a row against one part of its context; grid: decodes, KV heads, parts.
 // A block sums, norms and turns the queries of one KV head; that of the last part also makes the new key and value,
 // writes them to the cache and takes them from shared memory. Warps take tiles of 16 keys in turn, on the tensor cores:
-// scores are queries x keys, and the result is values^T x weights^T, so that both read what lies side by side in memory.
+// scores are queries x keys and the result is values^T x weights^T, so that both read what lies side by side in memory.
 // A warp copies its tiles into shared memory of its own, the first ones before the kernel before has ended.
 // The block that comes last joins the parts, in their order.
 // Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s of
-// keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the product) BIAS NORM (0 none,
+// keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0 none,
 // 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
-// half) BLOCK_ROWS RUNS (of a tile: 1, 4) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
+// half) BLOCK_TOKENS RUNS (of a tile: 1, 4) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
-NAME(const float* product, const float* bias, const float* cosine, const float* sine,
+NAME(const float* partials, const float* bias, const float* cosine, const float* sine,
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
      float* partial, float* state, int* arrivals, const int4* decodes, const int* tables, const int* table_stride,
      char* out, float* out_scale, float* terms,
-     float eps, float score_scale, float soft_cap, int split_stride, int row_stride, int key_at, int value_at,
+     float eps, float score_scale, float soft_cap, int split_stride, int token_stride, int key_at, int value_at,
      int kv_heads, int window, int table_rows, int out_stride) {
   __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
-  __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], shares[GROUP][MAX_PARTS];
+  __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], part_weights[GROUP][MAX_PARTS];
   __shared__ int last;
   const int decode = blockIdx.x, kv_head = blockIdx.y, part = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int4 step = decodes[decode];  // row, token, length of the context, position
@@ -80,15 +80,15 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
   };
   // Eight dimensions of a key (0) or a value (1) of a stage.
   auto read = [&](u32 (&x)[4], const char* stage, int which, int key, int dim) {
-    Piece piece{};
+    Vector vector{};
     u32 scale = 0;
     if (HEAD % 64 == 0 || dim < HEAD) {
-      piece = *(const Piece*)(stage + which * TILE_BYTES + key / RUN * RUN_PITCH + key % RUN * KEY_BYTES + dim * BYTES);
+      vector = *(const Vector*)(stage + which * TILE_BYTES + key / RUN * RUN_PITCH + key % RUN * KEY_BYTES + dim * BYTES);
 #if ELEMENT == 2
       scale = *(const u16*)(stage + 2 * TILE_BYTES + which * SCALES_BYTES + (key * SCALE_GROUPS + dim / 32) * 2) * 0x10001u;
 #endif
     }
-    unpack(x, piece, scale);
+    unpack(x, vector, scale);
   };
   // What steps before this one wrote needs no wait: these keys, and what describes the step.
   int ahead[STAGES];
@@ -117,7 +117,7 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
 #pragma unroll
   for (int o = 0; o < OWN; o++) {
     const int h = warp + o * WARPS, column = (h < GROUP ? (kv_head * GROUP + h) * HEAD : (h == GROUP ? key_at : value_at) + kv_head * HEAD);
-    const float* from = product + (long)token * row_stride + column + lane;
+    const float* from = partials + (long)token * token_stride + column + lane;
     float parts_of[EACH][SPLITS];
 #pragma unroll
     for (int i = 0; i < EACH; i++)
@@ -139,7 +139,7 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
     float* head = heads + h * HEAD_PITCH;
     if (h <= GROUP) {
       const bool query = h < GROUP;
-      turn(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
+      norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
     }
     if (h >= GROUP) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
 #pragma unroll
@@ -157,9 +157,9 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
     if (lane == 0) { tops[WARPS][h] = newest ? score : NEVER; totals[WARPS][h] = newest ? 1.f : 0.f; }
   }
 
-  u32 q[KEY_PIECES][4];  // of query g
+  u32 q[KEY_VECTORS][4];  // of query g
 #pragma unroll
-  for (int j = 0; j < KEY_PIECES; j++)
+  for (int j = 0; j < KEY_VECTORS; j++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int dim = j * 32 + t * 8 + i * 2;
@@ -167,9 +167,9 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
       const float2 pair = live ? *(const float2*)(heads + g * HEAD_PITCH + dim) : make_float2(0.f, 0.f);
       q[j][i] = packed(pair.x * score_scale, pair.y * score_scale);
     }
-  float o[VALUE_PIECES * 4][4];  // of queries 2t and 2t + 1: dimensions c * 64 + g * 8 + 2m, and the next
+  float o[VALUE_VECTORS * 4][4];  // of queries 2t and 2t + 1: dimensions c * 64 + g * 8 + 2m, and the next
 #pragma unroll
-  for (int i = 0; i < VALUE_PIECES * 4; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
+  for (int i = 0; i < VALUE_VECTORS * 4; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
   float top = NEVER, total = 0.f;  // of query g; the sum is over the lane's keys alone
   int stage = 0, parity = 0;
   for (int tile = warp; tile < tiles; tile += WARPS) {
@@ -183,7 +183,7 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
 #pragma unroll
       for (int e = 0; e < 4; e++) s[n][0][e] = s[n][1][e] = 0.f;
 #pragma unroll
-      for (int j = 0; j < KEY_PIECES; j++) {
+      for (int j = 0; j < KEY_VECTORS; j++) {
         u32 y[4];
         read(y, held, 0, key_of(n, g / 2, g % 2), j * 32 + t * 8);
         multiply(s[n][0], q[j][0], 0, q[j][1], 0, y[0], y[1]);
@@ -214,12 +214,12 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
     if (__any_sync(~0u, rescaled)) {
       const float first = __shfl_sync(~0u, kept, t * 8), second = __shfl_sync(~0u, kept, t * 8 + 4);
 #pragma unroll
-      for (int i = 0; i < VALUE_PIECES * 4; i++) { o[i][0] *= first; o[i][1] *= second; o[i][2] *= first; o[i][3] *= second; }
+      for (int i = 0; i < VALUE_VECTORS * 4; i++) { o[i][0] *= first; o[i][1] *= second; o[i][2] *= first; o[i][3] *= second; }
     }
     const u32 b0 = packed(s[0][0][0], s[0][0][1]), b1 = packed(s[1][0][0], s[1][0][1]);
     wait_for(1, stage, parity);
 #pragma unroll
-    for (int c = 0; c < VALUE_PIECES; c++) {
+    for (int c = 0; c < VALUE_VECTORS; c++) {
       u32 y[4][4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -253,7 +253,7 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
     const float first = __shfl_sync(~0u, weight, t * 8), second = __shfl_sync(~0u, weight, t * 8 + 4);
     float* sums = (float*)own;
 #pragma unroll
-    for (int c = 0; c < VALUE_PIECES; c++)
+    for (int c = 0; c < VALUE_VECTORS; c++)
 #pragma unroll
       for (int m = 0; m < 4; m += 2) {
         const float(&a)[4] = o[c * 4 + m], (&b)[4] = o[c * 4 + m + 1];
@@ -264,7 +264,7 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
   }
   if (t == 0 && g < GROUP) {
     totals[warp][g] *= weight;
-    if (warp == 0) shares[g][0] = most;
+    if (warp == 0) part_weights[g][0] = most;
   }
   __syncthreads();
 
@@ -275,7 +275,7 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
   for (int u = threadIdx.x; u - lane < UNITS; u += THREADS) {  // whole warps: lanes need each other
     const bool live = u < UNITS;
     const int i = (live ? u : UNITS - 1) * 4, h = i / HEAD;
-    const float newer = weight_of(tops[WARPS][h], shares[h][0]);
+    const float newer = weight_of(tops[WARPS][h], part_weights[h][0]);
     float whole = totals[WARPS][h] * newer;
     float4 value = make_float4(0.f, 0.f, 0.f, 0.f);
     if (newest) {
@@ -288,13 +288,13 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
       value = added(value, *(const float4*)(ring + w * STAGES * STAGE_BYTES + (i + h / 2 * 4) * 4), 1.f);
     }
     if (parts == 1) {
-      if (sinks) whole += __expf(sinks[head0 + h] - shares[h][0]);
-      const float share = __fdividef(1.f, whole);
-      value = make_float4(value.x * share, value.y * share, value.z * share, value.w * share);
+      if (sinks) whole += __expf(sinks[head0 + h] - part_weights[h][0]);
+      const float inverse = __fdividef(1.f, whole);
+      value = make_float4(value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse);
       write_four(value, out, terms, token, head0 * HEAD + i, all_heads * HEAD, out_stride, live);
     } else if (live) {
       *(float4*)(partial + at * HEAD + i) = value;
-      if (i % HEAD == 0) { state[(at + h) * 2] = shares[h][0]; state[(at + h) * 2 + 1] = whole; }
+      if (i % HEAD == 0) { state[(at + h) * 2] = part_weights[h][0]; state[(at + h) * 2 + 1] = whole; }
     }
   }
   if (parts == 1) return;
@@ -308,5 +308,5 @@ NAME(const float* product, const float* bias, const float* cosine, const float* 
   __syncthreads();
   if (!last) return;
   __threadfence();
-  join_parts(partial, state, sinks, shares, out, out_scale, terms, token, decode, kv_head, kv_heads, parts, out_stride);
+  join_parts(partial, state, sinks, part_weights, out, out_scale, terms, token, decode, kv_head, kv_heads, parts, out_stride);
 }

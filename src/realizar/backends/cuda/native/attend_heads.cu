@@ -3,7 +3,7 @@
 
 constexpr int THREADS = WARPS * 32, TILE = 16;
 constexpr int EACH = (HEAD + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
-constexpr int KEY_PIECES = (HEAD + 31) / 32, VALUE_PIECES = (HEAD + 63) / 64;  // of eight dimensions, of a lane and a key
+constexpr int KEY_VECTORS = (HEAD + 31) / 32, VALUE_VECTORS = (HEAD + 63) / 64;  // of eight dimensions, of a lane and a key
 static_assert(BLOCK_SIZE % TILE == 0, "tiles lie in one block");
 constexpr int HEAD_PITCH = HEAD + 2;  // of heads in shared memory, so that a fragment's loads hit all banks
 constexpr int MAX_PARTS = 64, CUT = 64;  // keys that parts are multiples of
@@ -12,10 +12,10 @@ constexpr bool IN_LANE = !INTERLEAVED && ROTARY % 64 == 0;  // whether a lane ho
 #define NEVER __int_as_float(0xff800000)  // minus infinity
 
 #if ELEMENT == 2
-typedef uint2 Piece;
+typedef uint2 Vector;
 constexpr int BYTES = 1, SCALES_BYTES = TILE * SCALE_GROUPS * 2;  // of a tile of keys
 #else
-typedef uint4 Piece;
+typedef uint4 Vector;
 constexpr int BYTES = 2, SCALES_BYTES = 0;
 #endif
 // A tile lies in shared memory as runs of keys, each a step of banks after the one before; with four runs, lanes that
@@ -52,13 +52,13 @@ INLINE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
 
 // Eight dimensions as four pairs. Codes of int8 become 1024 + 128 + code first, which is exact, then code, then scaled.
 #if ELEMENT == 2
-INLINE void unpack(u32 (&x)[4], const Piece& raw, u32 scale) {
+INLINE void unpack(u32 (&x)[4], const Vector& raw, u32 scale) {
   const u32 words[2] = {raw.x ^ 0x80808080u, raw.y ^ 0x80808080u};
 #pragma unroll
   for (int i = 0; i < 4; i++) x[i] = mul2(add2(permute(words[i / 2], 0x64646464u, i % 2 ? 0x4342 : 0x4140), 0xe480e480u), scale);
 }
 #else
-INLINE void unpack(u32 (&x)[4], const Piece& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
+INLINE void unpack(u32 (&x)[4], const Vector& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
 #endif
 
 #if __CUDA_ARCH__ < 900
@@ -77,16 +77,16 @@ INLINE float weight_of(float top, float reference) { return top == NEVER ? 0.f :
 struct Angles { float cosine[ROTARY / 64 + 1], sine[ROTARY / 64 + 1]; };
 
 // One warp: a head's float32 values, normed and turned; `weight` is 0 where nothing is normed. `room`: for a head.
-INLINE void turn(float (&x)[EACH], float* room, const float* weight, const float* norm_bias, float eps, const Angles& angles, const float* cosine, const float* sine, int lane) {
+INLINE void norm_and_rotate(float (&x)[EACH], float* room, const float* weight, const float* norm_bias, float eps, const Angles& angles, const float* cosine, const float* sine, int lane) {
   if constexpr (NORM > 0)
     if (weight) {
-      float mean = 0.f, squares = 0.f;
+      float mean = 0.f, square_sum = 0.f;
 #pragma unroll
       for (int i = 0; i < EACH; i++) mean += x[i];
       mean = NORM == 2 ? sum_of_warp(mean) / HEAD : 0.f;
 #pragma unroll
-      for (int i = 0; i < EACH; i++) { x[i] = lane + i * 32 < HEAD ? x[i] - mean : 0.f; squares += x[i] * x[i]; }
-      const float scale = 1.f / sqrtf(sum_of_warp(squares) / HEAD + eps);
+      for (int i = 0; i < EACH; i++) { x[i] = lane + i * 32 < HEAD ? x[i] - mean : 0.f; square_sum += x[i] * x[i]; }
+      const float scale = 1.f / sqrtf(sum_of_warp(square_sum) / HEAD + eps);
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
         const int d = lane + i * 32;

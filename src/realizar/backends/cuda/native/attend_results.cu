@@ -24,17 +24,17 @@ INLINE void write_four(float4 x, char* out, float* terms, long token, int c, int
   if (!live) return;
   // Means of the cache's values: they are not divided, and cut to what a half holds in place of becoming infinite.
   auto half = [](float value) { return to_half(value > 65504.f ? 65504.f : value < -65504.f ? -65504.f : value); };
-  const int d = c % 64, core = d % 16 / 4 * 2, block = (int)token / BLOCK_ROWS, row = (int)token % BLOCK_ROWS;
-  char* to = out + ((((long)block * chunks + c / 64) * 8 + core) * (BLOCK_ROWS / 8) + row / 8) * 128 + row % 8 * 16 + d / 16 * 4;
+  const int d = c % 64, core = d % 16 / 4 * 2, block = (int)token / BLOCK_TOKENS, row = (int)token % BLOCK_TOKENS;
+  char* to = out + ((((long)block * chunks + c / 64) * 8 + core) * (BLOCK_TOKENS / 8) + row / 8) * 128 + row % 8 * 16 + d / 16 * 4;
   *(u32*)to = half(x.x) | half(x.z) << 16;
-  *(u32*)(to + BLOCK_ROWS * 16) = half(x.y) | half(x.w) << 16;
+  *(u32*)(to + BLOCK_TOKENS * 16) = half(x.y) | half(x.w) << 16;
 #endif
 }
 INLINE float4 added(float4 a, float4 b, float weight) { return make_float4(a.x + b.x * weight, a.y + b.y * weight, a.z + b.z * weight, a.w + b.w * weight); }
 
 // The parts of a KV head's queries into one result. partial [decodes, grid's parts, heads, HEAD], not divided; state
-// [decodes, grid's parts, heads, 2]: the largest score, the sum of weights. shares: room.
-INLINE void join_parts(const float* partial, const float* state, const float* sinks, float (&shares)[GROUP][MAX_PARTS], char* out, float* out_scale, float* terms, long token, int decode, int kv_head, int kv_heads, int parts, int out_stride) {
+// [decodes, grid's parts, heads, 2]: the largest score, the sum of weights. part_weights: room.
+INLINE void join_parts(const float* partial, const float* state, const float* sinks, float (&part_weights)[GROUP][MAX_PARTS], char* out, float* out_scale, float* terms, long token, int decode, int kv_head, int kv_heads, int parts, int out_stride) {
   const int head0 = kv_head * GROUP, all_heads = kv_heads * GROUP;
   const long first = (long)decode * gridDim.z * all_heads + head0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -65,7 +65,7 @@ INLINE void join_parts(const float* partial, const float* state, const float* si
     }
     whole = sum_of_warp(whole) + (sinks ? __expf(sinks[head0 + g] - most) : 0.f);
 #pragma unroll
-    for (int i = 0; i < MAX_PARTS / 32; i++) shares[g][lane + i * 32] = state_of[i].x / whole;
+    for (int i = 0; i < MAX_PARTS / 32; i++) part_weights[g][lane + i * 32] = state_of[i].x / whole;
   }
   __syncthreads();
 #if FORM == 2
@@ -79,7 +79,7 @@ INLINE void join_parts(const float* partial, const float* state, const float* si
       if (u != first_unit || from != slice) load_parts(i / 4, from);
 #pragma unroll
       for (int j = 0; j < AHEAD; j++)
-        if (from + j * SLICES < parts) value = added(value, part_of[j], shares[h][from + j * SLICES]);
+        if (from + j * SLICES < parts) value = added(value, part_of[j], part_weights[h][from + j * SLICES]);
     }
     if constexpr (SLICES > 1) {
       float4* sums = (float4*)ring;

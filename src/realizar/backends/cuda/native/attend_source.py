@@ -17,11 +17,11 @@ class AttendKernel:
 
     Attributes:
         head: head size, a multiple of 8. group: query heads of a KV head.
-        splits: of the product that it reads. bias: whether one is added.
+        splits: of the matmul that it reads. bias: whether one is added.
         norm: 0 none, 1 RMS, 2 layer, over a head of queries or keys. norm_bias: whether they have one.
         rotary: dimensions that rope turns. interleaved: whether neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
-        out: what it writes: `f32`, `int8` or `half`. block_rows: of `half`.
+        out: what it writes: `f32`, `int8` or `half`. block_tokens: of `half`.
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
@@ -40,7 +40,7 @@ class AttendKernel:
     element: str
     block_size: int
     out: str
-    block_rows: int
+    block_tokens: int
     warps: int = 4
     resident: int = 12
     stages: int = 1
@@ -66,14 +66,14 @@ class AttendKernel:
         return self.warps * self.stages * self.stage_bytes
 
     def source(self) -> Source:
-        shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_rows}"
+        shape = f"{self.element}_head{self.head}_group{self.group}_{self.out}{self.block_tokens}"
         name = f"attend_{shape}_warps{self.warps}_{self.resident}_{self.stages}_{self.least}_{self.runs}"
         values = {
             "NAME": name, "HEAD": self.head, "GROUP": self.group, "SPLITS": self.splits, "BIAS": int(self.bias),
             "NORM": self.norm, "NORM_BIAS": int(self.norm_bias), "ROTARY": self.rotary,
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
-            "BLOCK_ROWS": self.block_rows, "WARPS": self.warps,
+            "BLOCK_TOKENS": self.block_tokens, "WARPS": self.warps,
             "RESIDENT": self.resident, "STAGES": self.stages, "RUNS": self.runs, "STAGE_BYTES": self.stage_bytes,
             "LEAST": self.least, "CAP": int(self.cap),
         }  # fmt: skip

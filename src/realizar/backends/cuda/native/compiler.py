@@ -136,10 +136,10 @@ def _keep(path: Path, cubin: bytes) -> None:
                 Path(file.name).unlink()
                 raise
     except OSError as error:
-        _tell_unkept(path.parent, str(error))
+        _warn_unkept(path.parent, str(error))
 
 
 @cache
-def _tell_unkept(folder: Path, reason: str) -> None:
+def _warn_unkept(folder: Path, reason: str) -> None:
     """Once for a folder and a reason, not for each kernel."""
     _LOG.warning("compiled kernels can't be kept in %s (%s): this process compiles its own", folder, reason)

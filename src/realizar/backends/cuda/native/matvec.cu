@@ -1,28 +1,28 @@
-// Products for few rows: integer dot products of codes with int8 activations.
+// Matmuls for few rows: integer dot products of codes with int8 activations.
 // Defined around it: ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
-// UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the product
-// ends with a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it ends on the residual stream.
+// UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the
+// epilogue is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add.
 
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
   const char* weights = matrix.weights;
   const float* block_scales = matrix.block_scales;
   const void* table = matrix.table;
   float* partials = matrix.partials;
-  const int rows_out = matrix.rows_out;
+  const int out_features = matrix.out_features;
   const int chunks = shape.chunks, splits = shape.splits;
-  constexpr int WARPS = TILES * PARTS, OWN_ROWS = (ROWS + WARPS - 1) / WARPS;  // whose norm a warp finishes
-  constexpr int EARLY = ROWS <= 2 ? 8 : 1;  // times 32 parts of squares: those of few rows come from many blocks
-  __shared__ float sums[PARTS][ROWS][TILES * 16];
-  __shared__ float factors[ROWS];
+  constexpr int WARPS = TILES * PARTS, OWN_TOKENS = (TOKENS + WARPS - 1) / WARPS;  // whose norm a warp finishes
+  constexpr int EARLY = TOKENS <= 2 ? 8 : 1;  // times 32 parts of squares: those of few rows come from many blocks
+  __shared__ float sums[PARTS][TOKENS][TILES * 16];
+  __shared__ float factors[TOKENS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int slot = warp % TILES, share = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + share;
+  const int slot = warp % TILES, cut = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + cut;
 #ifdef ACTIVATION
   const int tile = (block_x / 4 * 2 + slot) * 4 + block_x % 4;  // the same of two strips, gate's and up's
 #else
   const int tile = block_x * TILES + slot;
 #endif
   // Warps take chunks in turn, so that those of a block read what lies together.
-  const int count = tile * 16 < rows_out ? (chunks - part + parts - 1) / parts : 0;
+  const int count = tile * 16 < out_features ? (chunks - part + parts - 1) / parts : 0;
   const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
 
   auto request = [&](Raw(&raws)[UNROLL], int from) {
@@ -39,37 +39,37 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   request(even, 0);
   const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
 #ifdef RESIDUAL
-  Joined joined;
-  joined.read_weights(matrix, shape.stream, block_x);
+  ResidualAdd residual_add;
+  residual_add.read_weights(matrix, shape.stream, block_x);
 #endif
   let_next_start();
   wait_for_previous();
 #ifdef RESIDUAL
-  joined.read_stream(matrix, shape.stream, block_x);
+  residual_add.read_stream(matrix, shape.stream, block_x);
   const Norm norm{};  // of attention or an activation: there is none
 #else
   const Norm& norm = shape.norm;
 #endif
-  float squares[OWN_ROWS][EARLY];  // asked for now, summed at the end
+  float square_sums[OWN_TOKENS][EARLY];  // asked for now, summed at the end
 #pragma unroll
-  for (int i = 0; i < OWN_ROWS; i++)
+  for (int i = 0; i < OWN_TOKENS; i++)
 #pragma unroll
     for (int e = 0; e < EARLY; e++) {
       const int m = i * WARPS + warp, p = e * 32 + lane;
-      squares[i][e] = m < ROWS && p < norm.parts ? load_float(norm.squares + (long)m * norm.parts + p) : 0.f;
+      square_sums[i][e] = m < TOKENS && p < norm.parts ? load_float(norm.square_sums + (long)m * norm.parts + p) : 0.f;
     }
 
-  float scaled[2][ROWS], beside[2][ROWS];  // sums of scale * dot product, and of minima or scales * sum of x
+  float scaled[2][TOKENS], beside[2][TOKENS];  // sums of scale * dot product, and of minima or scales * sum of x
 #pragma unroll
-  for (int m = 0; m < ROWS; m++) scaled[0][m] = scaled[1][m] = beside[0][m] = beside[1][m] = 0.f;
-  auto add = [&](const Raw& raw, const uint4(&x)[ROWS], const float2(&term)[ROWS]) {
+  for (int m = 0; m < TOKENS; m++) scaled[0][m] = scaled[1][m] = beside[0][m] = beside[1][m] = 0.f;
+  auto add = [&](const Raw& raw, const uint4(&x)[TOKENS], const float2(&term)[TOKENS]) {
     const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
     const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
     const Pairs p = scale_pairs(raw);
     const float s0 = low_half(p.pair[0]), s1 = MINIMA ? low_half(p.pair[1]) : high_half(p.pair[0]);
     const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
 #pragma unroll
-    for (int m = 0; m < ROWS; m++) {
+    for (int m = 0; m < TOKENS; m++) {
       const int d0 = dot4(q0[3], x[m].w, dot4(q0[2], x[m].z, dot4(q0[1], x[m].y, dot4(q0[0], x[m].x, 0))));
       const int d1 = dot4(q1[3], x[m].w, dot4(q1[2], x[m].z, dot4(q1[1], x[m].y, dot4(q1[0], x[m].x, 0))));
       scaled[0][m] += s0 * term[m].x * (float)d0;
@@ -77,18 +77,18 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       if constexpr (MINIMA || OFFSET != 0.f) { beside[0][m] += m0 * term[m].y; beside[1][m] += m1 * term[m].y; }
     }
   };
-  auto load_x = [&](uint4(&x)[ROWS], float2(&term)[ROWS], int k) {
+  auto load_x = [&](uint4(&x)[TOKENS], float2(&term)[TOKENS], int k) {
     const long chunk = part + k * parts;
 #pragma unroll
-    for (int m = 0; m < ROWS; m++) {
+    for (int m = 0; m < TOKENS; m++) {
       x[m] = load16(codes + ((long)m * chunks + chunk) * 64 + t * 16);
       term[m] = load_float2(terms + ((long)m * chunks + chunk) * 4 + t);
     }
   };
   auto consume = [&](const Raw(&raws)[UNROLL], int k) {
     if (k + UNROLL <= count) {
-      uint4 x[UNROLL][ROWS];
-      float2 term[UNROLL][ROWS];
+      uint4 x[UNROLL][TOKENS];
+      float2 term[UNROLL][TOKENS];
 #pragma unroll
       for (int u = 0; u < UNROLL; u++) load_x(x[u], term[u], k + u);
 #pragma unroll
@@ -97,8 +97,8 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #pragma unroll
       for (int u = 0; u < UNROLL; u++)
         if (k + u < count) {
-          uint4 x[ROWS];
-          float2 term[ROWS];
+          uint4 x[TOKENS];
+          float2 term[TOKENS];
           load_x(x, term, k + u);
           add(raws[u], x, term);
         }
@@ -113,23 +113,23 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   constexpr float scale0 = power(POSITION0 - 24), scale1 = power(POSITION1 - 24 - (BYTES_TIMES_16 ? 4 : 0));
   constexpr float shift0 = MINIMA ? 1.f : -OFFSET * power(POSITION0 - 24), shift1 = MINIMA ? 1.f : -OFFSET * power(POSITION1 - 24);
 #pragma unroll
-  for (int m = 0; m < ROWS; m++) {
+  for (int m = 0; m < TOKENS; m++) {
     float low = scaled[0][m] * scale0 + beside[0][m] * shift0, high = scaled[1][m] * scale1 + beside[1][m] * shift1;
     low += __shfl_xor_sync(~0u, low, 1);
     high += __shfl_xor_sync(~0u, high, 1);
     low += __shfl_xor_sync(~0u, low, 2);
     high += __shfl_xor_sync(~0u, high, 2);
-    if (t == 0) { sums[share][m][slot * 16 + g] = low * block_scale; sums[share][m][slot * 16 + g + 8] = high * block_scale; }
+    if (t == 0) { sums[cut][m][slot * 16 + g] = low * block_scale; sums[cut][m][slot * 16 + g + 8] = high * block_scale; }
   }
   if (norm.parts > 0) {
 #pragma unroll
-    for (int i = 0; i < OWN_ROWS; i++) {
+    for (int i = 0; i < OWN_TOKENS; i++) {
       const int m = i * WARPS + warp;
-      if (m >= ROWS) break;
-      float sum = squares[i][0];
+      if (m >= TOKENS) break;
+      float sum = square_sums[i][0];
 #pragma unroll
-      for (int e = 1; e < EARLY; e++) sum += squares[i][e];
-      for (int p = EARLY * 32 + lane; p < norm.parts; p += 32) sum += load_float(norm.squares + (long)m * norm.parts + p);
+      for (int e = 1; e < EARLY; e++) sum += square_sums[i][e];
+      for (int p = EARLY * 32 + lane; p < norm.parts; p += 32) sum += load_float(norm.square_sums + (long)m * norm.parts + p);
 #pragma unroll
       for (int o = 1; o < 32; o *= 2) sum += __shfl_xor_sync(~0u, sum, o);
       if (lane == 0) factors[m] = norm.factor(sum);
@@ -139,18 +139,18 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #ifdef ACTIVATION
   store_gated(sums, factors, norm.parts > 0, matrix, block_x);
 #elif defined RESIDUAL
-  joined.store(sums, matrix, shape.stream, block_x);
+  residual_add.store(sums, matrix, shape.stream, block_x);
 #else
 #pragma unroll
-  for (int i0 = 0; i0 < ROWS * TILES * 16; i0 += TILES * PARTS * 32) {
+  for (int i0 = 0; i0 < TOKENS * TILES * 16; i0 += TILES * PARTS * 32) {
     const int i = i0 + threadIdx.x;
-    if (i >= ROWS * TILES * 16) break;
-    const int m = i / (TILES * 16), row = block_x * TILES * 16 + i % (TILES * 16);
+    if (i >= TOKENS * TILES * 16) break;
+    const int m = i / (TILES * 16), out = block_x * TILES * 16 + i % (TILES * 16);
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
     if (norm.parts > 0) sum *= factors[m];
-    if (row < rows_out) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.row_stride + row] = sum;
+    if (out < out_features) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.token_stride + out] = sum;
   }
 #endif
 }

@@ -1,24 +1,24 @@
-// The end of a gated feed-forward's first product in the mat-vec: activation(gate) * up, written as the codes and terms
-// that the next product reads. A block has the tile of 16 outputs of a gate's strip and the same of the strip of up after
-// it, and all their columns: the sums of 16 neighbours of the next product's columns, which share a scale. Defined around
+// The end of a gated feed-forward's first matmul in the mat-vec: activation(gate) * up, written as the codes and terms
+// that the next matmul reads. A block has the tile of 16 outputs of a gate's strip and the same of the strip of up after
+// it, and all their columns: the sums of 16 neighbours of the next matmul's columns, which share a scale. Defined around
 // it: what activated.cu and matvec.cu have.
 
 // sums: of each warp's columns, gate before up; factors: of a norm that was deferred, if one was. All of the block's threads
 // come here, after what they share is written.
-INLINE void store_gated(const float (&sums)[PARTS][ROWS][TILES * 16], const float (&factors)[ROWS], bool deferred, const Matrix& matrix, int block_x) {
+INLINE void store_gated(const float (&sums)[PARTS][TOKENS][TILES * 16], const float (&factors)[TOKENS], bool folded, const Matrix& matrix, int block_x) {
   static_assert(TILES == 2, "a tile of gate and one of up");
-  const int groups = matrix.rows_out / 32;  // of 16 outputs
+  const int groups = matrix.out_features / 32;  // of 16 outputs
 #pragma unroll
-  for (int i0 = 0; i0 < ROWS * 16; i0 += PARTS * 64) {
+  for (int i0 = 0; i0 < TOKENS * 16; i0 += PARTS * 64) {
     const int i = i0 + threadIdx.x, lane = i % 32, column = i % 16;
-    if (i - lane >= ROWS * 16) break;  // whole warps, for their lanes need each other
-    const int m = min(i / 16, ROWS - 1);
+    if (i - lane >= TOKENS * 16) break;  // whole warps, for their lanes need each other
+    const int m = min(i / 16, TOKENS - 1);
     float gate = 0.f, up = 0.f;
 #pragma unroll
     for (int w = 0; w < PARTS; w++) { gate += sums[w][m][column]; up += sums[w][m][column + 16]; }
-    if (deferred) { gate *= factors[m]; up *= factors[m]; }
+    if (folded) { gate *= factors[m]; up *= factors[m]; }
     const float x = activated(gate) * up;
     const Code code = code_of(x);
-    if (i < ROWS * 16) code.store((char*)matrix.partials, (float2*)matrix.out_scales, (long)m * groups + block_x, column);
+    if (i < TOKENS * 16) code.store((char*)matrix.partials, (float2*)matrix.out_scales, (long)m * groups + block_x, column);
   }
 }

@@ -1,4 +1,4 @@
-// What all product kernels share and no weight format changes: half floats, memory, programmatic launch. No header is
+// What all matmul kernels share and no weight format changes: half floats, memory, programmatic launch. No header is
 // included; half floats are handled through inline PTX.
 
 typedef unsigned char u8;
@@ -76,40 +76,40 @@ struct Matrix {
   const char* weights;
   const float* block_scales;
   const void* table;
-  float* partials;  // of its own columns; where the product ends with an activation the next one's codes or halves, and
+  float* partials;  // of its own columns; where the matmul ends with an activation the next one's codes or halves, and
                     // where it adds to the residual stream that
-  int rows_out;
+  int out_features;
   float* out_scales;  // of that one's rows, or its terms
 };
 // A norm that its kernel left unfinished: rows still lack their factor 1 / sqrt(mean of squares + eps). The sum of a row's
 // squares comes in parts, a multiple of 8; no parts: there is no such norm.
 struct Norm {
-  const float* squares;  // [rows, parts]
+  const float* square_sums;  // [tokens, parts]
   int parts;
   float inverse_width, eps;
   INLINE float factor(float sum) const { return rsqrtf(sum * inverse_width + eps); }
 };
-// The residual stream that a product's sums are added to, and the norm of it that comes next, but for its root.
-struct Stream {
-  const float* bias;  // of the product, or null
-  float scale;        // of what is added
-  const float* gain;  // of the norm; null: the sums are added and nothing else is written
-  char* codes;        // of stream * gain: [rows, chunks of 64]
+// The residual stream that a matmul's sums are added to, and the norm of it that comes next, but for its root.
+struct ResidualStream {
+  const float* bias;         // of the matmul, or null
+  float scale;               // of what is added
+  const float* norm_weight;  // null: the sums are added and nothing else is written
+  char* codes;               // of stream * norm_weight: [tokens, chunks of 64]
   float2* terms;
-  float* squares;  // [rows, parts]: shares of a row's squares, each of 16 columns
+  float* square_sums;  // [tokens, parts]: partial sums of a token's squares, each of 16 columns
   int parts;
 };
 // What the matrices of a launch have in common.
-struct Shape { int rows, chunks, splits, row_stride, split_stride; Norm norm; Stream stream; };
+struct Shape { int tokens, chunks, splits, token_stride, split_stride; Norm norm; ResidualStream stream; };
 
 // What sums of an activation row are multiplied by. Only after the wait; rows beyond the step's have no squares.
-INLINE float row_scale(const float* row_scales, const Shape& shape, int row) {
-  const float scale = load_float(row_scales + row);
-  if (shape.norm.parts == 0 || row >= shape.rows) return scale;
-  const float* squares = shape.norm.squares + (long)row * shape.norm.parts;
+INLINE float token_scale(const float* token_scales, const Shape& shape, int token) {
+  const float scale = load_float(token_scales + token);
+  if (shape.norm.parts == 0 || token >= shape.tokens) return scale;
+  const float* square_sums = shape.norm.square_sums + (long)token * shape.norm.parts;
   float sum = 0.f;
   for (int p = 0; p < shape.norm.parts; p += 8) {
-    const uint4 a = load16(squares + p), b = load16(squares + p + 4);
+    const uint4 a = load16(square_sums + p), b = load16(square_sums + p + 4);
     sum += ((__uint_as_float(a.x) + __uint_as_float(a.y)) + (__uint_as_float(a.z) + __uint_as_float(a.w))) +
            ((__uint_as_float(b.x) + __uint_as_float(b.y)) + (__uint_as_float(b.z) + __uint_as_float(b.w)));
   }

@@ -1,4 +1,4 @@
-"""Product kernels as sources: macros from a weight format and a kernel's own parameters. numpy-free, torch-free."""
+"""Matmul kernels as sources: macros from a weight format and a kernel's own parameters. numpy-free, torch-free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from realizar.quantization import WeightLayout
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
-Ending = Literal["silu", "gelu_tanh", "gelu", "residual"]
-"""What a product does with its sums: a gated feed-forward's activation, or the residual stream's next step."""
-_ACTIVATIONS: dict[Ending, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
+Epilogue = Literal["silu", "gelu_tanh", "gelu", "residual"]
+"""What a matmul does with its sums: a gated feed-forward's activation, or the residual stream's next step."""
+_ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
@@ -31,14 +31,14 @@ class MatvecTiles:
     """Parameters of the kernel for few rows.
 
     Attributes:
-        rows: 1 to 7.
+        tokens: 1 to 7.
         tiles: tiles of 16 weight rows per block.
         parts: warps of a block that share the columns of a tile.
         unroll: chunks that a warp requests at once.
         blocks: blocks per multiprocessor that registers must allow.
     """
 
-    rows: int
+    tokens: int
     tiles: int
     parts: int
     unroll: int
@@ -54,12 +54,12 @@ class MatvecTiles:
         """Dynamic shared memory of a block."""
         return 0
 
-    def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
-        return -(-rows_out // (16 * self.tiles)), splits, 1
+    def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
+        return -(-out_features // (16 * self.tiles)), splits, 1
 
     def defines(self) -> list[tuple[str, str]]:
-        names = ("ROWS", "TILES", "PARTS", "UNROLL", "BLOCKS")
-        values = (self.rows, self.tiles, self.parts, self.unroll, self.blocks)
+        names = ("TOKENS", "TILES", "PARTS", "UNROLL", "BLOCKS")
+        values = (self.tokens, self.tiles, self.parts, self.unroll, self.blocks)
         return [(name, str(value)) for name, value in zip(names, values, strict=True)]
 
 
@@ -68,14 +68,14 @@ class WgmmaTiles:
     """Parameters of the Hopper kernel.
 
     Attributes:
-        rows: activation rows of a block: a multiple of 8 up to 256.
+        tokens: activation rows of a block: a multiple of 8 up to 256.
         strips: strips of 64 weight rows per consumer warpgroup.
         groups: consumer warpgroups.
         stages: of the ring. step: chunks per stage: 1, 2 or 4.
         blocks: per multiprocessor.
     """
 
-    rows: int
+    tokens: int
     strips: int
     groups: int
     stages: int
@@ -87,7 +87,7 @@ class WgmmaTiles:
     @property
     def registers(self) -> int:
         """Registers that a consumer thread takes over from the producer, or 0 where none need to."""
-        large = self.blocks == 1 and self.rows * self.strips >= 256
+        large = self.blocks == 1 and self.tokens * self.strips >= 256
         return {1: 0, 2: 240, 3: 160}.get(self.groups, 0) if large else 0
 
     @property
@@ -97,21 +97,21 @@ class WgmmaTiles:
     def shared_bytes(self, form: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
         weights = self.groups * self.strips * (self.step * form.block_bytes + form.super_bytes)
-        return self.stages * (weights + self.step * self.rows * 128)
+        return self.stages * (weights + self.step * self.tokens * 128)
 
-    def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
-        return -(-rows_out // (64 * self.strips * self.groups)), splits, row_blocks
+    def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
+        return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
 
     def defines(self) -> list[tuple[str, str]]:
-        names = ("ROWS", "STRIPS", "GROUPS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
-        values = (self.rows, self.strips, self.groups, self.stages, self.step, self.blocks, self.registers)
-        count = self.rows // 2
+        names = ("TOKENS", "STRIPS", "GROUPS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
+        values = (self.tokens, self.strips, self.groups, self.stages, self.step, self.blocks, self.registers)
+        count = self.tokens // 2
         accumulators = ", ".join(f"%{i}" for i in range(count))
         inputs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}, " + f"%{count + 4}"
         operands = ", ".join(f'"+f"(c[{i}])' for i in range(count))
         return [
             *((name, str(value)) for name, value in zip(names, values, strict=True)),
-            ("ROWS_TEXT", f'"{self.rows}"'),
+            ("TOKENS_TEXT", f'"{self.tokens}"'),
             ("ACCUMULATORS", f'"{accumulators}"'),
             ("INPUTS", f'"{inputs}"'),
             ("OPERANDS", operands),
@@ -123,12 +123,12 @@ class MmaSyncTiles:
     """Parameters of the kernel for compute capability 8.0 and on.
 
     Attributes:
-        rows: of an activation block: a multiple of 8 up to 64, or 128 or 256.
+        tokens: of an activation block: a multiple of 8 up to 64, or 128 or 256.
         strips: strips of 64 weight rows per block, a warp for every 16 rows.
         stages: of the ring, at least 3. blocks: per multiprocessor.
     """
 
-    rows: int
+    tokens: int
     strips: int
     stages: int
     blocks: int
@@ -141,82 +141,82 @@ class MmaSyncTiles:
 
     def shared_bytes(self, form: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * (self.strips * (form.block_bytes + form.super_bytes) + min(self.rows, 64) * 128)
+        return self.stages * (self.strips * (form.block_bytes + form.super_bytes) + min(self.tokens, 64) * 128)
 
-    def grid(self, rows_out: int, splits: int, row_blocks: int) -> tuple[int, int, int]:
-        return -(-rows_out // (64 * self.strips)), splits, row_blocks * max(1, self.rows // 64)
+    def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
+        return -(-out_features // (64 * self.strips)), splits, token_blocks * max(1, self.tokens // 64)
 
     def defines(self) -> list[tuple[str, str]]:
-        names = ("ROWS", "STRIPS", "STAGES", "BLOCKS")
-        return [(n, str(v)) for n, v in zip(names, (self.rows, self.strips, self.stages, self.blocks), strict=True)]
+        names = ("TOKENS", "STRIPS", "STAGES", "BLOCKS")
+        return [(n, str(v)) for n, v in zip(names, (self.tokens, self.strips, self.stages, self.blocks), strict=True)]
 
 
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 
 
-def product_source(forms: Sequence[FragmentFormat], tiles: Tiles, ending: Ending | None = None) -> Source:
+def matmul_source(forms: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials and rows; its first block in x; then the
-    activations' two addresses; a deferred norm's squares, parts, inverse width and epsilon; rows, chunks, splits, row
+    activations' two addresses; a folded norm's squares, parts, inverse width and epsilon; rows, chunks, splits, row
     stride and split stride.
 
     Args:
-        ending: of a product of one matrix that does not end with partial sums. An activation, in the mat-vec and the
+        epilogue: of a matmul of one matrix that does not end with partial sums. An activation, in the mat-vec and the
             Hopper kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next
-            product's codes or values, and as its last parameter that one's terms or row scales. `residual`, in the
+            matmul's codes or values, and as its last parameter that one's terms or row scales. `residual`, in the
             mat-vec: in place of partials it gets the stream, and after all else what `Stream` in primitives.cu has.
     """
     names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
-    name = f"{tiles.kind}_{'_'.join(names)}{f'_{ending}' if ending else ''}_rows{tiles.rows}"
-    parts = [_defines([*tiles.defines(), *_ending_defines(ending)]), read("primitives.cu")]
+    name = f"{tiles.kind}_{'_'.join(names)}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
+    parts = [_defines([*tiles.defines(), *_epilogue_defines(epilogue)]), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
-    parts.extend(read(name) for name in _ending_files(tiles.kind, ending))
+    parts.extend(read(name) for name in _epilogue_files(tiles.kind, epilogue))
     for index, form in enumerate(forms):
         defines = _format_defines(form)
         parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
-    return Source(name, "".join(parts) + _entry(name, len(forms), tiles, ending))
+    return Source(name, "".join(parts) + _entry(name, len(forms), tiles, epilogue))
 
 
-def _ending_files(kind: KernelKind, ending: Ending | None) -> list[str]:
-    if ending is None:
+def _epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
+    if epilogue is None:
         return []
-    own = [f"{kind}_residual.cu"] if ending == "residual" else ["activated.cu", f"{kind}_gated.cu"]
+    own = [f"{kind}_residual.cu"] if epilogue == "residual" else ["activated.cu", f"{kind}_gated.cu"]
     return ["codes.cu", *own] if kind == "matvec" else own
 
 
-def _ending_defines(ending: Ending | None) -> list[tuple[str, str]]:
-    if ending is None:
+def _epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
+    if epilogue is None:
         return []
-    return [("RESIDUAL", "1")] if ending == "residual" else [("ACTIVATION", str(_ACTIVATIONS[ending]))]
+    return [("RESIDUAL", "1")] if epilogue == "residual" else [("ACTIVATION", str(_ACTIVATIONS[epilogue]))]
 
 
-def _entry(name: str, count: int, tiles: Tiles, ending: Ending | None) -> str:
+def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
     """The kernel's entry point."""
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
     ]
     second = "float2" if tiles.kind == "matvec" else "float"
     parameters.append(f"const char* x, const {second}* scales")
-    parameters.append("const float* squares, int parts, float inverse_width, float eps")
-    parameters.append("int rows, int chunks, int splits, int row_stride, int split_stride")
+    parameters.append("const float* square_sums, int parts, float inverse_width, float eps")
+    parameters.append("int tokens, int chunks, int splits, int token_stride, int split_stride")
     stream, out_scales = "", "nullptr"
-    if ending == "residual":
-        parameters.append("const float* bias, float scale, const float* gain, char* codes, float2* terms")
-        parameters.append("float* out_squares, int out_parts")
-        stream = ", {bias, scale, gain, codes, terms, out_squares, out_parts}"
-    elif ending is not None:
+    if epilogue == "residual":
+        parameters.append("const float* bias, float scale, const float* norm_weight, char* codes, float2* terms")
+        parameters.append("float* out_square_sums, int out_parts")
+        stream = ", {bias, scale, norm_weight, codes, terms, out_square_sums, out_parts}"
+    elif epilogue is not None:
         parameters.append("float* out_scales")
         out_scales = "out_scales"
     lines = [f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})']
     lines.append(f"{name}({', '.join(parameters)}) {{")
-    lines.append("  const Norm norm{squares, parts, inverse_width, eps};")
-    lines.append(f"  const Shape shape{{rows, chunks, splits, row_stride, split_stride, norm{stream}}};")
+    lines.append("  const Norm norm{square_sums, parts, inverse_width, eps};")
+    lines.append(f"  const Shape shape{{tokens, chunks, splits, token_stride, split_stride, norm{stream}}};")
     for i in reversed(range(count)):
         condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
         matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}}}"

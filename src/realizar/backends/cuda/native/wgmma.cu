@@ -1,33 +1,33 @@
-// Products for 8 rows to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
+// Matmuls for 8 rows to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
 // Defined around it: ROWS (of a block: 8-256) STRIPS (of 64 rows, per warpgroup) GROUPS (consumer warpgroups)
 // STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and
-// ACTIVATION beside wgmma_gated.cu where the product ends with a feed-forward's activation.
+// ACTIVATION beside wgmma_gated.cu where the matmul ends with a feed-forward's activation.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
-constexpr int X_CHUNK = ROWS * 128;
+constexpr int X_CHUNK = TOKENS * 128;
 constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 // Outputs of large tiles leave through the ring's memory, 64 floats a row; 68 apart, so that a warp's stores hit all banks.
-constexpr int OUT_PITCH = 68, OUT_BYTES = ROWS * OUT_PITCH * 4;
-constexpr bool STAGED_OUT = ROWS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
+constexpr int OUT_PITCH = 68, OUT_BYTES = TOKENS * OUT_PITCH * 4;
+constexpr bool STAGED_OUT = TOKENS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
 
-INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* row_scales) {
+INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* token_scales) {
   const char* weights = matrix.weights;
   const float* block_scales = matrix.block_scales;
   const void* table = matrix.table;
   float* partials = matrix.partials;
-  const int rows_out = matrix.rows_out;
-  const int rows = shape.rows, chunks = shape.chunks, splits = shape.splits;
-  const long row_stride = shape.row_stride, split_stride = shape.split_stride;
+  const int out_features = matrix.out_features;
+  const int tokens = shape.tokens, chunks = shape.chunks, splits = shape.splits;
+  const long token_stride = shape.token_stride, split_stride = shape.split_stride;
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
-  __shared__ float scales[ROWS];                     // of the activation rows
+  __shared__ float scales[TOKENS];                     // of the activation rows
   const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8, base = (u32)__cvta_generic_to_shared(ring);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int units = (chunks + STEP - 1) / STEP;
   const int first = (int)((long)units * blockIdx.y / splits) * STEP, end = (int)((long)units * (blockIdx.y + 1) / splits) * STEP;
   const int count = (end < chunks ? end : chunks) - first, stages = (count + STEP - 1) / STEP;
-  const int strips = (rows_out + 63) / 64, strip0 = block_x * GROUPS * STRIPS;
+  const int strips = (out_features + 63) / 64, strip0 = block_x * GROUPS * STRIPS;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) { barrier_init(full + s * 8, 1); barrier_init(empty + s * 8, GROUPS * 4); }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -77,14 +77,14 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS ? REGISTERS : 24));
   // Consumers find their rows' scales while the first stage is on its way; they too may write only after the wait.
   wait_for_previous();
-  for (int i = threadIdx.x; i < ROWS; i += GROUPS * 128) scales[i] = row_scale(row_scales, shape, blockIdx.z * ROWS + i);
+  for (int i = threadIdx.x; i < TOKENS; i += GROUPS * 128) scales[i] = token_scale(token_scales, shape, blockIdx.z * TOKENS + i);
   __syncwarp();
   const int group = warp / 4, tile = warp % 4, g = lane >> 2, t = lane & 3;
-  float c[STRIPS][ROWS / 2];
+  float c[STRIPS][TOKENS / 2];
 #pragma unroll
   for (int i = 0; i < STRIPS; i++)
 #pragma unroll
-    for (int e = 0; e < ROWS / 2; e++) c[i][e] = 0.f;
+    for (int e = 0; e < TOKENS / 2; e++) c[i][e] = 0.f;
   float strip_scales[STRIPS];  // asked for now: at the end their way from memory would be seen
 #pragma unroll
   for (int i = 0; i < STRIPS; i++) {
@@ -92,7 +92,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     strip_scales[i] = strip < strips ? __ldg(block_scales + strip) : 0.f;
   }
   // Core matrices are 128 bytes apart along rows, ROWS / 8 * 128 along K; no swizzle.
-  constexpr u64 descriptor = ((u64)((ROWS / 8 * 128) >> 4) << 16) | ((u64)(128 >> 4) << 32);
+  constexpr u64 descriptor = ((u64)((TOKENS / 8 * 128) >> 4) << 16) | ((u64)(128 >> 4) << 32);
   u32 a[2][STRIPS][4][4];
   int slot = 0, parity = 0, previous = 0;
   auto step = [&](int k, u32(&operand)[STRIPS][4][4]) {
@@ -113,10 +113,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], descriptor | (u64)(((x + 2 * j * (ROWS / 8) * 128) & 0x3ffff) >> 4));
+      for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], descriptor | (u64)(((x + 2 * j * (TOKENS / 8) * 128) & 0x3ffff) >> 4));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-    if (inner == 0 && k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its last product is done
+    if (inner == 0 && k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its last matmul is done
     if (inner == STEP - 1) {
       previous = slot;
       if (++slot == STAGES) { slot = 0; parity ^= 1; }
@@ -133,18 +133,18 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   store_gated(c, strip_scales, matrix, block_x, strip0 + group * STRIPS, strips, scales);
 #else
   float* out = partials + (long)blockIdx.y * split_stride;
-  const int x_row0 = blockIdx.z * ROWS + t * 2;
-  const bool aligned = STAGED_OUT && row_stride % 4 == 0 && split_stride % 4 == 0 && (u64)partials % 16 == 0;
+  const int token0 = blockIdx.z * TOKENS + t * 2;
+  const bool aligned = STAGED_OUT && token_stride % 4 == 0 && split_stride % 4 == 0 && (u64)partials % 16 == 0;
 #pragma unroll
   for (int i = 0; i < STRIPS; i++) {
-    const int strip = strip0 + group * STRIPS + i, row = strip * 64 + tile * 16 + g;
+    const int strip = strip0 + group * STRIPS + i, feature = strip * 64 + tile * 16 + g;
     if (strip >= strips) break;
     const float block_scale = strip_scales[i];
-    if (aligned && strip * 64 + 64 <= rows_out) {
+    if (aligned && strip * 64 + 64 <= out_features) {
       float* staged = (float*)(ring + group * OUT_BYTES);
       float* to = staged + t * 2 * OUT_PITCH + tile * 16 + g;
 #pragma unroll
-      for (int m = 0; m < ROWS / 8; m++)
+      for (int m = 0; m < TOKENS / 8; m++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const float scale = block_scale * scales[m * 8 + t * 2 + e];
@@ -153,26 +153,26 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
         }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
-      for (int m = threadIdx.x % 128; m < ROWS; m += 128)
-        if ((int)blockIdx.z * ROWS + m < rows)
-          store_bulk(out + (long)(blockIdx.z * ROWS + m) * row_stride + strip * 64, base + group * OUT_BYTES + m * OUT_PITCH * 4, 256);
+      for (int m = threadIdx.x % 128; m < TOKENS; m += 128)
+        if ((int)blockIdx.z * TOKENS + m < tokens)
+          store_bulk(out + (long)(blockIdx.z * TOKENS + m) * token_stride + strip * 64, base + group * OUT_BYTES + m * OUT_PITCH * 4, 256);
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       if (i + 1 < STRIPS) asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
       continue;
     }
-    float* to = out + (long)x_row0 * row_stride + row;
+    float* to = out + (long)token0 * token_stride + feature;
 #pragma unroll
-    for (int m = 0; m < ROWS / 8; m++) {
+    for (int m = 0; m < TOKENS / 8; m++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         const float scale = block_scale * scales[m * 8 + t * 2 + e];
-        if (x_row0 + m * 8 + e < rows) {
-          if (row < rows_out) to[(long)e * row_stride] = c[i][m * 4 + e] * scale;
-          if (row + 8 < rows_out) to[(long)e * row_stride + 8] = c[i][m * 4 + 2 + e] * scale;
+        if (token0 + m * 8 + e < tokens) {
+          if (feature < out_features) to[(long)e * token_stride] = c[i][m * 4 + e] * scale;
+          if (feature + 8 < out_features) to[(long)e * token_stride + 8] = c[i][m * 4 + 2 + e] * scale;
         }
       }
-      to += 8 * row_stride;
+      to += 8 * token_stride;
     }
   }
 #endif

@@ -1,14 +1,14 @@
-// The end of a gated feed-forward's first product in the Hopper kernel: activation(gate) * up, written as halves in the
-// order in which the next product reads them. Strips of gate and up alternate, so that a warpgroup's two strips are gate
-// and up of the same 64 outputs: one chunk of the next product's columns. Defined around it: what activated.cu and
+// The end of a gated feed-forward's first matmul in the Hopper kernel: activation(gate) * up, written as halves in the
+// order in which the next matmul reads them. Strips of gate and up alternate, so that a warpgroup's two strips are gate
+// and up of the same 64 outputs: one chunk of the next matmul's columns. Defined around it: what activated.cu and
 // wgmma.cu have.
 
 // A row's largest value is not known here, so all rows are divided by the same power of two. Halves then hold up to
 // 65504 * 64 = 4.2e6, beyond which values stop there, in steps of 2^-24 * 64 = 3.8e-6 at the least.
-constexpr float ROW_FACTOR = 64.f, LARGEST_HALF = 65504.f;
+constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
 // Bytes from one core matrix column to the next: of a chunk in memory, and as staged, where a warp's stores shall hit
 // more banks.
-constexpr int CORE_BYTES = ROWS * 16, CORE_PITCH = CORE_BYTES + 16, GATED_BYTES = 8 * CORE_PITCH;
+constexpr int CORE_BYTES = TOKENS * 16, CORE_PITCH = CORE_BYTES + 16, GATED_BYTES = 8 * CORE_PITCH;
 
 INLINE u16 limited_half(float x) {  // NaN stays NaN
   u16 half;
@@ -20,18 +20,18 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
 
 // c: sums of gate and up, with their blocks' scales. strip: the gate's, of `strips`. scales: of the block's rows. All of
 // the block's rows are written, also those beyond the step's: what they hold comes from rows of the same number in the
-// input, and the next product lets no row see another. The ring is free: every warpgroup has waited for its products.
-INLINE void store_gated(const float (&c)[STRIPS][ROWS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
+// input, and the next matmul lets no row see another. The ring is free: every warpgroup has waited for its matmuls.
+INLINE void store_gated(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
   static_assert(STRIPS == 2, "a warpgroup holds the gate and up of its outputs");
-  static_assert(ROWS <= 128, "a thread of the first warpgroup for each row");
+  static_assert(TOKENS <= 128, "a thread of the first warpgroup for each row");
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, tile = thread / 32, g = thread % 32 >> 2, t = thread & 3;
-  if (block_x == 0 && threadIdx.x < ROWS) matrix.out_scales[blockIdx.z * ROWS + threadIdx.x] = ROW_FACTOR;
+  if (block_x == 0 && threadIdx.x < TOKENS) matrix.out_scales[blockIdx.z * TOKENS + threadIdx.x] = TOKEN_FACTOR;
   if (strip >= strips) return;
   // Of column d = 16 tile + g (+ 8) of the chunk: core matrix d % 16 / 4 * 2 + d % 2, place d / 16 * 2 + d % 4 / 2.
   char* staged = ring + group * GATED_BYTES;
   char* to = staged + ((g >> 2) * 2 + (g & 1)) * CORE_PITCH + t * 32 + (tile * 2 + (g >> 1 & 1)) * 2;
 #pragma unroll
-  for (int m = 0; m < ROWS / 8; m++)
+  for (int m = 0; m < TOKENS / 8; m++)
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const float scale = scales[m * 8 + t * 2 + e];
@@ -39,7 +39,7 @@ INLINE void store_gated(const float (&c)[STRIPS][ROWS / 2], const float (&strip_
       for (int half = 0; half < 2; half++) {
         const int i = m * 4 + half * 2 + e;
         const float gate = c[0][i] * (strip_scales[0] * scale), up = c[1][i] * (strip_scales[1] * scale);
-        *(u16*)(to + half * 4 * CORE_PITCH + m * 128 + e * 16) = limited_half(activated(gate) * up * (1.f / ROW_FACTOR));
+        *(u16*)(to + half * 4 * CORE_PITCH + m * 128 + e * 16) = limited_half(activated(gate) * up * (1.f / TOKEN_FACTOR));
       }
     }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -14,11 +14,11 @@ _SPLITS = (1, 2, 3, 4, 5, 6, 8, 12)
 _WAVES = 2.2  # rounds of blocks beyond which splitting only writes more
 
 # tiles, parts, unroll, blocks
-_ONE_ROW = (
+_ONE_TOKEN = (
     (8, 1, 2, 3), (4, 2, 2, 3), (2, 4, 2, 3), (8, 1, 1, 4), (4, 2, 1, 4), (4, 1, 2, 6), (8, 1, 4, 2), (4, 2, 4, 2),
     (8, 1, 3, 2), (4, 4, 2, 1), (1, 5, 2, 4), (1, 8, 2, 3), (1, 12, 2, 2), (1, 16, 2, 1), (4, 4, 1, 2),
 )  # fmt: skip
-_FEW_ROWS = (
+_FEW_TOKENS = (
     (8, 1, 1, 3), (4, 2, 1, 3), (8, 1, 2, 2), (4, 2, 2, 2), (8, 1, 1, 2), (4, 1, 2, 4), (4, 4, 1, 1), (2, 4, 1, 3),
     (1, 8, 2, 2), (1, 5, 2, 3), (1, 16, 1, 1),
 )  # fmt: skip
@@ -37,12 +37,12 @@ _LARGE = (
 _MMA_SYNC = ((1, 4, 2), (1, 6, 1), (2, 4, 1), (2, 3, 2), (2, 6, 1), (4, 3, 1), (1, 3, 3))
 
 
-def candidates(rows: int, form: FragmentFormat, device: DeviceTuning) -> Iterator[Tiles]:
-    """Tiles that fit the device's registers and shared memory: of the mat-vec up to `int8_rows`, else tensor cores'."""
-    if rows <= device.int8_rows:
-        yield from (MatvecTiles(rows, *shape) for shape in (_ONE_ROW if rows == 1 else _FEW_ROWS))
+def candidates(tokens: int, form: FragmentFormat, device: DeviceTuning) -> Iterator[Tiles]:
+    """Tiles that fit the device's registers and shared memory: the mat-vec up to `int8_tokens`, else tensor cores."""
+    if tokens <= device.int8_tokens:
+        yield from (MatvecTiles(tokens, *shape) for shape in (_ONE_TOKEN if tokens == 1 else _FEW_TOKENS))
         return
-    block = device.block_rows(rows)
+    block = device.block_tokens(tokens)
     tiles: Tiles
     if not device.wgmma:
         for strips, stages, blocks in _MMA_SYNC:
@@ -58,12 +58,12 @@ def candidates(rows: int, form: FragmentFormat, device: DeviceTuning) -> Iterato
             yield tiles
 
 
-def split_counts(tiles: Tiles, rows: int, rows_out: int, chunks: int, device: DeviceTuning) -> list[int]:
+def split_counts(tiles: Tiles, tokens: int, out_features: int, chunks: int, device: DeviceTuning) -> list[int]:
     """Splits that leave about two rounds of blocks at most, and each warp three chunks at least."""
     matvec, processors = isinstance(tiles, MatvecTiles), device.processors
-    if matvec and device.keeps_columns(rows_out):
+    if matvec and device.keeps_columns(out_features):
         return [1]
-    x, _, z = tiles.grid(rows_out, 1, 1 if matvec else -(-rows // tiles.rows))
+    x, _, z = tiles.grid(out_features, 1, 1 if matvec else -(-tokens // tiles.tokens))
     parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
     limit = processors * tiles.blocks * _WAVES
     return [s for s in _SPLITS if s == 1 or (x * z * s <= limit and chunks // (s * parts) >= 3)]

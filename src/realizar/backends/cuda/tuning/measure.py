@@ -13,7 +13,7 @@ import torch
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import Line, own_table, updated_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
@@ -24,20 +24,20 @@ from realizar.quantization import WeightLayout, random_source
 _CACHE_TIMES = 4  # matrices together are so many times the last-level cache
 
 
-def copies(rows: int, cols: int, count: int, layout: WeightLayout, compact: bool = False) -> list[PackedMatrix]:
+def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compact: bool = False) -> list[PackedMatrix]:
     """Random matrices of one shape, each in memory of its own; rows repeat after 64, which no kernel notices."""
     one = pack_matrix(random_source(layout, BLOCK, cols, np.random.default_rng(1), 0.02), "cuda", compact)
-    strips = -(-rows // BLOCK)
+    strips = -(-out_features // BLOCK)
     scales = one.block_scales.repeat(strips)
     return [
-        dataclasses.replace(one, rows=rows, weights=one.weights.repeat(strips), block_scales=scales)
+        dataclasses.replace(one, out_features=out_features, weights=one.weights.repeat(strips), block_scales=scales)
         for _ in range(count)
     ]
 
 
-def written(products: Products, x: torch.Tensor, form: ActivationFormat) -> Activations:
+def written(matmuls: MatmulKernels, x: torch.Tensor, form: ActivationFormat) -> Activations:
     """float32 rows in a format."""
-    return products.to_int8(x) if form.kind == "int8" else products.to_half(x, form.block_rows)
+    return matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
 
 
 def replay_ms(run: Callable[[], None], repeats: int = 7) -> float:
@@ -65,54 +65,54 @@ def median_ms(run: Callable[[], object], repeats: int) -> float:
 
 
 class DeviceMeter:
-    """Times products on the device at hand; matrices of a shape together do not fit its cache.
+    """Times matmuls on the device at hand; matrices of a shape together do not fit its cache.
 
     Args:
-        products: of the device.
+        matmuls: of the device.
     """
 
-    def __init__(self, products: Products) -> None:
-        self._products = products
+    def __init__(self, matmuls: MatmulKernels) -> None:
+        self._matmuls = matmuls
         self._matrices: list[PackedMatrix] = []
         self._inputs: dict[tuple[int, ActivationFormat], Activations] = {}
 
     def take(self, shape: Shape) -> FragmentFormat:
         self._matrices, self._inputs = [], {}  # freed before others are made
-        one = copies(shape.rows_out, shape.cols, 1, shape.layout)[0]
-        cache = int(torch.cuda.get_device_properties(self._products.device).L2_cache_size)
+        one = copies(shape.out_features, shape.cols, 1, shape.layout)[0]
+        cache = int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
         count = max(2, _CACHE_TIMES * cache // one.size_bytes)
-        self._matrices = copies(shape.rows_out, shape.cols, count, shape.layout)
+        self._matrices = copies(shape.out_features, shape.cols, count, shape.layout)
         return one.format
 
-    def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
+    def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
         form = self._matrices[0].format
-        self._products.prepare([(form, self._config(each, 1, rows)) for each in tiles])
+        self._matmuls.prepare([(form, self._config(each, 1, tokens)) for each in tiles])
 
-    def ms(self, rows: int, tiles: Tiles, splits: int) -> float:
-        config, first = self._config(tiles, splits, rows), self._matrices[0]
-        key = rows, config.format
+    def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
+        config, first = self._config(tiles, splits, tokens), self._matrices[0]
+        key = tokens, config.format
         if key not in self._inputs:
-            x = torch.randn(rows, first.cols, device=self._products.device)
-            self._inputs = {key: written(self._products, x, config.format)}
+            x = torch.randn(tokens, first.cols, device=self._matmuls.device)
+            self._inputs = {key: written(self._matmuls, x, config.format)}
         x_written = self._inputs[key]
-        partials = torch.empty((splits, rows, first.rows), device=self._products.device)
+        partials = torch.empty((splits, tokens, first.out_features), device=self._matmuls.device)
 
         def run() -> None:
             for matrix in self._matrices:
-                self._products.launch(matrix, x_written, partials, rows, config)
+                self._matmuls.launch(matrix, x_written, partials, tokens, config)
 
         return replay_ms(run, 3) / len(self._matrices)
 
-    def _config(self, tiles: Tiles, splits: int, rows: int) -> ProductConfig:
-        form = ActivationFormat("int8", 1) if isinstance(tiles, MatvecTiles) else ActivationFormat("half", tiles.rows)
-        dependent = self._products.capability >= (9, 0) and self._products.tuning.dependent(rows)
-        return ProductConfig(tiles, form, splits, dependent)
+    def _config(self, tiles: Tiles, splits: int, tokens: int) -> MatmulConfig:
+        form = ActivationFormat("int8", 1) if isinstance(tiles, MatvecTiles) else ActivationFormat("half", tiles.tokens)
+        dependent = self._matmuls.capability >= (9, 0) and self._matmuls.tuning.dependent(tokens)
+        return MatmulConfig(tiles, form, splits, dependent)
 
 
 def tune_device(
-    device: DeviceProfile, shapes: Sequence[Shape], row_counts: Sequence[int], measured: Callable[[Line], None]
+    device: DeviceProfile, shapes: Sequence[Shape], token_counts: Sequence[int], measured: Callable[[Line], None]
 ) -> Path:
-    """Measure the products of a model here, and write this machine's table: what it says of others stays.
+    """Measure the matmuls of a model here, and write this machine's table: what it says of others stays.
 
     Args:
         measured: called with each candidate's line.
@@ -121,14 +121,14 @@ def tune_device(
         Where the table is.
 
     Raises:
-        CapacityError: the card runs no CUDA products, or has too little memory.
+        CapacityError: the card runs no CUDA matmuls, or has too little memory.
         KernelError: no kernel compiles.
     """
     if not device.has_cuda_kernels:
         raise CapacityError(f"{device.name} runs no kernels that could be tuned: they need compute capability 8.0")
     with device_errors():
-        products = Products(device.torch_device)
-        lines = sweep(products.tuning, shapes, row_counts, DeviceMeter(products), measured)
+        matmuls = MatmulKernels(device.torch_device)
+        lines = sweep(matmuls.tuning, shapes, token_counts, DeviceMeter(matmuls), measured)
     path = own_table(device.name)
-    write_table(path, updated_lines(products.tuning.lines, lines))
+    write_table(path, updated_lines(matmuls.tuning.lines, lines))
     return path

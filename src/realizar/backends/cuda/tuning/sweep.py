@@ -1,4 +1,4 @@
-"""Which products a model has, and a sweep over their tiles and splits: what `realizar tune` writes a table from."""
+"""Which matmuls a model has, and a sweep over their tiles and splits: what `realizar tune` writes a table from."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from realizar.quantization import WeightLayout
 
 _LOG = logging.getLogger(__name__)
 
-ROW_COUNTS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 2048)
+TOKEN_COUNTS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 2048)
 """Activation rows that tables have lines for."""
-_HEAD_ROWS = 256  # logits are wanted of no more tokens at once
+_HEAD_TOKENS = 256  # logits are wanted of no more tokens at once
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A merged product.
+    """A merged matmul.
 
     Attributes:
-        rows_out, cols: of the weights. layout: of most of them.
-        most_rows: of activations that it ever sees.
+        out_features, cols: of the weights. layout: of most of them.
+        most_tokens: of activations that it ever sees.
     """
 
-    rows_out: int
+    out_features: int
     cols: int
     layout: WeightLayout
-    most_rows: int = ROW_COUNTS[-1]
+    most_tokens: int = TOKEN_COUNTS[-1]
 
 
 class Meter(Protocol):
-    """Times products on a device."""
+    """Times matmuls on a device."""
 
     def take(self, shape: Shape) -> FragmentFormat:
         """Make matrices of a shape; what follows is about them."""
 
-    def prepare(self, rows: int, tiles: Sequence[Tiles]) -> None:
+    def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
         """Compile what will be timed."""
 
-    def ms(self, rows: int, tiles: Tiles, splits: int) -> float:
+    def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
         """Milliseconds of one launch. Raises KernelError: it does not run here."""
 
 
 def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
-    """The quantised products of a model, merged as the backend merges them, each shape once."""
+    """The quantised matmuls of a model, merged as the backend merges them, each shape once."""
     program, found = build_program(spec), dict[tuple[int, int], Shape]()
     tensors = WeightTensors(spec, checkpoint)
-    for part, most in ((program.block_matmuls(), ROW_COUNTS[-1]), (program.tail.matmuls(), _HEAD_ROWS)):
+    for part, most in ((program.block_matmuls(), TOKEN_COUNTS[-1]), (program.tail.matmuls(), _HEAD_TOKENS)):
         for group in part:
             rows_of: Counter[WeightLayout] = Counter()
             for linear in group:
@@ -72,7 +72,7 @@ def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
 
 
 def sweep(
-    tuning: DeviceTuning, shapes: Iterable[Shape], row_counts: Sequence[int], meter: Meter,
+    tuning: DeviceTuning, shapes: Iterable[Shape], token_counts: Sequence[int], meter: Meter,
     measured: Callable[[Line], None] | None = None,
 ) -> list[Line]:  # fmt: skip
     """Time every candidate for these shapes and numbers of activation rows.
@@ -87,13 +87,13 @@ def sweep(
     lines: list[Line] = []
     for shape in shapes:
         form = meter.take(shape)
-        for rows in row_counts:
-            if rows > shape.most_rows:
+        for tokens in token_counts:
+            if tokens > shape.most_tokens:
                 continue
-            tried = list(candidates(rows, form, tuning))
-            meter.prepare(rows, tried)
+            tried = list(candidates(tokens, form, tuning))
+            meter.prepare(tokens, tried)
             for tiles in tried:
-                for line in _of_tiles(tuning, shape, form, rows, tiles, meter):
+                for line in _of_tiles(tuning, shape, form, tokens, tiles, meter):
                     lines.append(line)
                     if measured is not None:
                         measured(line)
@@ -101,13 +101,13 @@ def sweep(
 
 
 def _of_tiles(
-    tuning: DeviceTuning, shape: Shape, form: FragmentFormat, rows: int, tiles: Tiles, meter: Meter
+    tuning: DeviceTuning, shape: Shape, form: FragmentFormat, tokens: int, tiles: Tiles, meter: Meter
 ) -> Iterable[Line]:
     """A line for each number of splits."""
-    for splits in split_counts(tiles, rows, shape.rows_out, form.chunks(shape.cols), tuning):
+    for splits in split_counts(tiles, tokens, shape.out_features, form.chunks(shape.cols), tuning):
         try:
-            ms = meter.ms(rows, tiles, splits)
+            ms = meter.ms(tokens, tiles, splits)
         except KernelError as error:
             _LOG.info("%s", error)
             return
-        yield Line(rows, shape.rows_out, shape.cols, tiles, splits, ms)
+        yield Line(tokens, shape.out_features, shape.cols, tiles, splits, ms)

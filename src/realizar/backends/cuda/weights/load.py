@@ -41,9 +41,9 @@ class Weights:
     """Device copies of a checkpoint's tensors.
 
     Attributes:
-        groups: the matrices of products that share an input, in order; those of one layout may lie in one. A float
+        groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
             matrix is a tensor [rows, cols] of its own type.
-        gated: feed-forwards whose activation may end a product, by the group of their gate and up.
+        gated: feed-forwards whose activation may end a matmul, by the group of their gate and up.
         embedding: of its own, row by row.
     """
 
@@ -109,7 +109,7 @@ class Weights:
         return self.vector(norm.weight, norm.weight_offset)
 
     def bias(self, linears: tuple[Linear, ...]) -> torch.Tensor | None:
-        """The biases of products side by side, zeros for those without; None where none has one."""
+        """The biases of matmuls side by side, zeros for those without; None where none has one."""
         if all(linear.bias is None for linear in linears):
             return None
         parts = [
@@ -156,7 +156,7 @@ class Weights:
             yield 4 * self._spec.tensors[name].shape[0]
 
     def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:
-        """Matrices side by side; neighbours of one layout as one where the CUDA products can have them so."""
+        """Matrices side by side; neighbours of one layout as one where the CUDA matmuls can have them so."""
         for layout, run in itertools.groupby(linears, lambda linear: self._tensors.layout(linear.weight)):
             part = list(run)
             sources = [self._tensors.matrix(linear.weight) for linear in part]

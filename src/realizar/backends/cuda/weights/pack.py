@@ -17,7 +17,7 @@ from realizar.quantization import MatrixSource, WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A quantised matrix [rows, cols] that the product kernels read.
+    """A quantised matrix [rows, cols] that the matmul kernels read.
 
     Attributes:
         rows, cols: of the matrix without padding.
@@ -25,11 +25,11 @@ class PackedMatrix:
         weights: uint8 [format.size_bytes(rows, cols)], 256-byte aligned.
         block_scales: float32 [ceil(rows / 64)]: what sums of 64 rows are multiplied by.
         table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
-        interleaved: whether its blocks of 64 rows are by turns the gate's and up's of a feed-forward, so that a product
+        interleaved: whether its blocks of 64 rows are by turns the gate's and up's of a feed-forward, so that a matmul
             can end with the activation; else its parts lie one below the other.
     """
 
-    rows: int
+    out_features: int
     cols: int
     format: FragmentFormat
     weights: torch.Tensor
@@ -39,14 +39,14 @@ class PackedMatrix:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that a product reads."""
+        """Bytes that a matmul reads."""
         return int(self.weights.numel() + 4 * self.block_scales.numel())
 
     def arguments(self, out: int, first_block: int) -> tuple[int, ...]:
-        """What products take of one of their matrices: `out` is where its rows go, `first_block` its first in x."""
+        """What matmuls take of one of their matrices: `out` is where its rows go, `first_block` its first in x."""
         table = self.weights if self.table is None else self.table
         weights = self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
-        return *weights, out, self.rows, first_block
+        return *weights, out, self.out_features, first_block
 
 
 def pack_matrix(

@@ -26,10 +26,10 @@ from realizar.errors import UnsupportedModelError
 from realizar.quantization import MatrixSource, WeightLayout
 
 _PIECE_BYTES = 32 << 20
-_PIECE_ROWS = 4 * BLOCK  # packed by one thread at a time
+_RUN_ROWS = 4 * BLOCK  # packed by one thread at a time
 
 
-_Piece: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]  # its first row; where strips and scales land
+_Run: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]  # its first row; where strips and scales land
 
 
 def memory_bytes(parts: Sequence[MatrixSource]) -> int:
@@ -55,20 +55,20 @@ def pack_by_threads(
     rows, cols = sum(part.out_features for part in parts), first.in_features
     weights, scales = _allocate(form, rows, cols, device, into)
     strips, places = weights.view(len(scales), -1), strip_places([part.out_features for part in parts], interleaved)
-    pieces = [
+    runs = [
         (part, start, strips[place][start // BLOCK :], scales[place][start // BLOCK :])
         for part, place in zip(parts, places, strict=True)
-        for start in range(0, part.out_features, _PIECE_ROWS)
+        for start in range(0, part.out_features, _RUN_ROWS)
     ]
 
-    def pack_piece(piece: _Piece) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
-        part, start, *_ = piece
-        stop = min(start + _PIECE_ROWS, part.out_features)
+    def pack_run(run: _Run) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
+        part, start, *_ = run
+        stop = min(start + _RUN_ROWS, part.out_features)
         return *pack_fragments(part.planes(start, stop), form), (stop - start) * part.row_bytes
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        packed = pool.map(pack_piece, pieces)
-        for (_, _, to, to_scales), (data, block_scales, size) in zip(pieces, packed, strict=True):
+        packed = pool.map(pack_run, runs)
+        for (_, _, to, to_scales), (data, block_scales, size) in zip(runs, packed, strict=True):
             to[: block_scales.size].copy_(torch.from_numpy(data).view(block_scales.size, -1))
             to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
             if uploaded is not None:
@@ -100,7 +100,7 @@ class Packer:
         self._kernels: dict[WeightLayout, tuple[Kernel, Kernel]] = {}
         pinned = [torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._staged = [(host, torch.empty_like(host, device=self.device), torch.cuda.Event()) for host in pinned]
-        self._turn = 0
+        self._staging = 0
 
     def pack(
         self, parts: Sequence[MatrixSource], into: torch.Tensor | None = None,
@@ -144,8 +144,8 @@ class Packer:
         stream = torch.cuda.current_stream(self.device)
         for start in range(0, len(raw), step):
             rows = min(step, len(raw) - start)
-            piece = raw[start : start + rows]
-            blocks, event = self._upload(piece, stream)
+            run = raw[start : start + rows]
+            blocks, event = self._upload(run, stream)
             strips = -(-rows // BLOCK)
             tops = torch.zeros((strips, 2), dtype=torch.int32, device=self.device)
             shape = [rows, cols]
@@ -159,17 +159,17 @@ class Packer:
             pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiiii", stream.cuda_stream, False)
             event.record(stream)
             if uploaded is not None:
-                uploaded(piece.size)
+                uploaded(run.size)
 
-    def _upload(self, piece: NDArray[np.uint8], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _upload(self, run: NDArray[np.uint8], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Start a copy of out_features to the device; the event must be recorded after the last use of the copy."""
-        self._turn ^= 1
-        host, copy, event = self._staged[self._turn]
+        self._staging ^= 1
+        host, copy, event = self._staged[self._staging]
         event.synchronize()
-        if piece.size > host.numel():
-            return torch.from_numpy(np.ascontiguousarray(piece)).to(self.device), event
-        host.numpy()[: piece.size].reshape(piece.shape)[:] = piece
-        copy[: piece.size].copy_(host[: piece.size], non_blocking=True)
+        if run.size > host.numel():
+            return torch.from_numpy(np.ascontiguousarray(run)).to(self.device), event
+        host.numpy()[: run.size].reshape(run.shape)[:] = run
+        copy[: run.size].copy_(host[: run.size], non_blocking=True)
         return copy, event
 
     def _load(self, layout: WeightLayout, form: FragmentFormat) -> tuple[Kernel, Kernel]:

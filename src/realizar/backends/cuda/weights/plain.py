@@ -35,7 +35,7 @@ class PlainMatrix:
         constants: the kernels' compile-time arguments.
     """
 
-    rows: int
+    out_features: int
     cols: int
     arrays: Mapping[str, torch.Tensor]
     constants: Mapping[str, Any]

@@ -1,6 +1,6 @@
-"""Speed of one thread's products by weight type: 10^9 multiply-adds a second, the best of many runs.
+"""Speed of one thread's matmuls by weight type: 10^9 multiply-adds a second, the best of many runs.
 
-    python scripts/time_products.py TYPES [INSTRUCTION_SET] [TOKENS]
+    python scripts/time_matmuls.py TYPES [INSTRUCTION_SET] [TOKENS]
 
 TYPES as Q4_K,Q6_K; TOKENS default 12, one tile's. The matrix, 2048 x 2048, and the activations stay in the cache. To
 time a forced instruction set honestly, set NUMBA_CPU_NAME (haswell for avx2) and an empty NUMBA_CPU_FEATURES.
@@ -39,7 +39,7 @@ def activations(tokens: int, width: int) -> np.ndarray:
 
 
 def best_seconds(matrix: PackedMatrix, instruction_set: str, tokens: int) -> float:
-    """The least time of one product."""
+    """The least time of one matmul."""
     instructions = select(instruction_set)
     lanes = instructions.lanes
     records = activations(tokens, instructions.tile_tokens[0])
@@ -65,7 +65,7 @@ def best_seconds(matrix: PackedMatrix, instruction_set: str, tokens: int) -> flo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Speed of one thread's matrix products by weight type.")
+    parser = argparse.ArgumentParser(description="Speed of one thread's matmuls by weight type.")
     parser.add_argument("types", type=weight_types, help="weight types with commas between, such as Q4_K,Q6_K")
     parser.add_argument("instruction_set", nargs="?", help="default: the best of this processor")
     parser.add_argument("tokens", type=int, nargs="?", default=12, help="default 12, one tile's")

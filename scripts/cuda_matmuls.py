@@ -1,4 +1,4 @@
-"""Check and time the quantised products on a CUDA device: `python scripts/cuda_products.py check load time search`.
+"""Check and time the quantised matmuls on a CUDA device: `python scripts/cuda_matmuls.py check load time search`.
 
 `check` runs the tests of the kernels. `load` times packing. `time` runs the linear layers of the 8B shape, 32 layers in
 one CUDA graph, partial sums written and not yet summed, gate and up ending with their activation, and the head.
@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, ProductConfig, Products
+from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import best_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms, written
-from realizar.backends.cuda.tuning.sweep import ROW_COUNTS, Shape, sweep
+from realizar.backends.cuda.tuning.sweep import TOKEN_COUNTS, Shape, sweep
 from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import WeightLayout, block_source, random_blocks
@@ -32,8 +32,10 @@ from realizar.quantization.ggml_layouts import GGML_LAYOUTS, Q4_K, Q6_K
 
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 LAYERS = 32
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
-CHECKS = tuple(f"tests/cuda/test_{name}_gpu.py" for name in ("product_kernels", "gated_products", "gated_integers"))
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
+CHECKS = tuple(
+    f"tests/backends/cuda/matmul/test_{name}_gpu.py" for name in ("matmul_kernels", "gated_matmuls", "gated_integers")
+)
 # Of the mat-vec that ends with an activation: parts, unroll, blocks.
 GATED_FEW = ((1, 2, 8), (2, 2, 4), (2, 2, 6), (2, 2, 7), (2, 1, 8), (3, 2, 4), (4, 2, 3), (4, 1, 4))
 
@@ -54,40 +56,42 @@ def time_packing() -> None:
 class Bench:
     """The matrices of the 8B shape and what they are multiplied with."""
 
-    def __init__(self, products: Products, layout: WeightLayout, compact: bool, count: int = LAYERS) -> None:
-        self.products = products
+    def __init__(self, matmuls: MatmulKernels, layout: WeightLayout, compact: bool, count: int = LAYERS) -> None:
+        self.matmuls = matmuls
         self.stacks = {n: copies(r, c, count, layout, compact) for n, (r, c) in SHAPES.items()}
         self.inputs: dict[tuple[int, int, ActivationFormat], Activations] = {}
         self.partials = torch.empty(3 << 26, device="cuda")
 
-    def input(self, rows: int, cols: int, form: ActivationFormat) -> Activations:
-        key = (rows, cols, form)
+    def input(self, tokens: int, cols: int, form: ActivationFormat) -> Activations:
+        key = (tokens, cols, form)
         if key not in self.inputs:
-            self.inputs[key] = written(self.products, torch.randn(rows, cols, device="cuda"), form)
+            self.inputs[key] = written(self.matmuls, torch.randn(tokens, cols, device="cuda"), form)
         return self.inputs[key]
 
-    def run(self, name: str, layer: int, rows: int, config: ProductConfig) -> None:
+    def run(self, name: str, layer: int, tokens: int, config: MatmulConfig) -> None:
         matrix = self.stacks[name][layer]
-        out = self.partials[: config.splits * rows * matrix.rows].view(config.splits, rows, matrix.rows)
-        self.products.launch(matrix, self.input(rows, matrix.cols, config.format), out, rows, config)
+        out = self.partials[: config.splits * tokens * matrix.out_features].view(
+            config.splits, tokens, matrix.out_features
+        )
+        self.matmuls.launch(matrix, self.input(tokens, matrix.cols, config.format), out, tokens, config)
 
-    def shape_ms(self, name: str, rows: int, config: ProductConfig, repeats: int = 5) -> float:
+    def shape_ms(self, name: str, tokens: int, config: MatmulConfig, repeats: int = 5) -> float:
         """All layers of one shape."""
         count = len(self.stacks[name])
 
         def run() -> None:
             for layer in range(count):
-                self.run(name, layer, rows, config)
+                self.run(name, layer, tokens, config)
 
         return replay_ms(run, repeats)
 
-    def all_ms(self, rows: int, configs: dict[str, ProductConfig]) -> float:
+    def all_ms(self, tokens: int, configs: dict[str, MatmulConfig]) -> float:
         """All layers."""
         count = len(self.stacks["o"])
 
         def run() -> None:
             for layer, name in itertools.product(range(count), SHAPES):
-                self.run(name, layer, rows, configs[name])
+                self.run(name, layer, tokens, configs[name])
 
         return replay_ms(run, 15)
 
@@ -95,95 +99,95 @@ class Bench:
         return sum(matrix.size_bytes for matrix in self.stacks[name])
 
 
-def line(bench: Bench, rows: int, configs: dict[str, ProductConfig], label: str) -> None:
+def line(bench: Bench, tokens: int, configs: dict[str, MatmulConfig], label: str) -> None:
     """Time one number of rows and print it: each shape, then all in one graph."""
-    bench.products.prepare([(bench.stacks[n][0].format, c) for n, c in configs.items()])
-    parts = {n: bench.shape_ms(n, rows, c) for n, c in configs.items()}
-    total = bench.all_ms(rows, configs)
+    bench.matmuls.prepare([(bench.stacks[n][0].format, c) for n, c in configs.items()])
+    parts = {n: bench.shape_ms(n, tokens, c) for n, c in configs.items()}
+    total = bench.all_ms(tokens, configs)
     size = sum(bench.bytes(n) for n in SHAPES)
-    flops = 2 * rows * sum(r * c for r, c in SHAPES.values()) * len(bench.stacks["o"])
+    flops = 2 * tokens * sum(r * c for r, c in SHAPES.values()) * len(bench.stacks["o"])
     each = "  ".join(f"{n} {ms:.3f} ({bench.bytes(n) / ms / 1e6:.0f} GB/s)" for n, ms in parts.items())
     rates = f"{size / total / 1e6:5.0f} GB/s  {flops / total / 1e9:5.0f} TFLOP/s"
-    print(f"{label} rows {rows:5d}  {total:7.3f} ms  {rates} | {each}")
+    print(f"{label} rows {tokens:5d}  {total:7.3f} ms  {rates} | {each}")
     sys.stdout.flush()
 
 
-def time_mixed(products: Products) -> None:
+def time_mixed(matmuls: MatmulKernels) -> None:
     """Q, K and V of one layer where V is of another type, in one grid, against all of one type."""
     stacks = [copies(5120, 4096, LAYERS, Q4_K, False), copies(1024, 4096, LAYERS, Q6_K, False)]
     whole = copies(6144, 4096, LAYERS, Q4_K, False)
     partials = torch.empty((12, 64, 6144), device="cuda")
-    for rows in (1, 8, 64):
-        x = written(products, torch.randn(rows, 4096, device="cuda"), products.activation_format(rows))
-        configs = products.route_merged(rows, [stack[0] for stack in stacks])
-        one = products.route(rows, whole[0])
+    for tokens in (1, 8, 64):
+        x = written(matmuls, torch.randn(tokens, 4096, device="cuda"), matmuls.activation_format(tokens))
+        configs = matmuls.route_merged(tokens, [stack[0] for stack in stacks])
+        one = matmuls.route(tokens, whole[0])
 
         def mixed() -> None:
             for pair in zip(*stacks, strict=True):
-                products.launch_merged(pair, x, partials, rows, configs[0])  # noqa: B023
+                matmuls.launch_merged(pair, x, partials, tokens, configs[0])  # noqa: B023
 
         def alone() -> None:
             for matrix in whole:
-                products.launch(matrix, x, partials, rows, one)  # noqa: B023
+                matmuls.launch(matrix, x, partials, tokens, one)  # noqa: B023
 
         print(
-            f"qkv with V in Q6_K, rows {rows}: {replay_ms(mixed):.3f} ms; all Q4_K {replay_ms(alone):.3f}", flush=True
+            f"qkv with V in Q6_K, rows {tokens}: {replay_ms(mixed):.3f} ms; all Q4_K {replay_ms(alone):.3f}", flush=True
         )
 
 
-def time_gated(products: Products, layout: WeightLayout, compact: bool) -> None:
+def time_gated(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> None:
     """Gate and up, 32 layers, ending with the activation, against partial sums that are not yet read."""
     matrices = [dataclasses.replace(one, interleaved=True) for one in copies(28672, 4096, LAYERS, layout, compact)]
-    for rows in ROWS:
-        gated, plain = route_gated(products, rows, matrices[0], "silu"), products.route(rows, matrices[0])
+    for tokens in TOKENS:
+        gated, plain = route_gated(matmuls, tokens, matrices[0], "silu"), matmuls.route(tokens, matrices[0])
         if gated is None:
             continue
-        products.prepare([(matrices[0].format, config) for config in (gated, plain)])
-        x, target = (written(products, torch.randn(rows, cols, device="cuda"), gated.format) for cols in (4096, 14336))
-        partials = torch.empty((plain.splits, rows, 28672), device="cuda")
+        matmuls.prepare([(matrices[0].format, config) for config in (gated, plain)])
+        x, target = (written(matmuls, torch.randn(tokens, cols, device="cuda"), gated.format) for cols in (4096, 14336))
+        partials = torch.empty((plain.splits, tokens, 28672), device="cuda")
 
-        def all_gated(config: ProductConfig) -> None:
+        def all_gated(config: MatmulConfig) -> None:
             for matrix in matrices:
-                launch_gated(products, matrix, x, target, rows, config)  # noqa: B023
+                launch_gated(matmuls, matrix, x, target, tokens, config)  # noqa: B023
 
         def all_plain() -> None:
             for matrix in matrices:
-                products.launch(matrix, x, partials, rows, plain)  # noqa: B023
+                matmuls.launch(matrix, x, partials, tokens, plain)  # noqa: B023
 
         each = f"{replay_ms(partial(all_gated, gated)):7.3f} ms with silu, {replay_ms(all_plain):7.3f} without"
-        print(f"gate and up, rows {rows:5d}: {each}", flush=True)
+        print(f"gate and up, rows {tokens:5d}: {each}", flush=True)
         for shape in GATED_FEW if gated.format.kind == "int8" else ():
-            gated = dataclasses.replace(gated, tiles=MatvecTiles(rows, 2, *shape))
+            gated = dataclasses.replace(gated, tiles=MatvecTiles(tokens, 2, *shape))
             print(f"  parts, unroll, blocks {shape}: {replay_ms(partial(all_gated, gated)):7.3f} ms", flush=True)
 
 
-def time_all(products: Products, layout: WeightLayout, compact: bool) -> None:
-    bench = Bench(products, layout, compact)
-    for rows in ROWS:
-        configs = {n: products.route(rows, stack[0]) for n, stack in bench.stacks.items()}
-        line(bench, rows, configs, layout.name)
+def time_all(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> None:
+    bench = Bench(matmuls, layout, compact)
+    for tokens in TOKENS:
+        configs = {n: matmuls.route(tokens, stack[0]) for n, stack in bench.stacks.items()}
+        line(bench, tokens, configs, layout.name)
     del bench
-    time_gated(products, layout, compact)
-    time_mixed(products)
+    time_gated(matmuls, layout, compact)
+    time_mixed(matmuls)
     heads = copies(128256, 4096, 2, Q6_K, compact)
     partials = torch.empty((1, 64, 128256), device="cuda")
-    for rows in (1, 8, 64):
-        config = dataclasses.replace(products.route(rows, heads[0]), splits=1)
-        x = written(products, torch.randn(rows, 4096, device="cuda"), config.format)
+    for tokens in (1, 8, 64):
+        config = dataclasses.replace(matmuls.route(tokens, heads[0]), splits=1)
+        x = written(matmuls, torch.randn(tokens, 4096, device="cuda"), config.format)
 
         def run() -> None:
             for head in heads:
-                products.launch(head, x, partials, rows, config)  # noqa: B023
+                matmuls.launch(head, x, partials, tokens, config)  # noqa: B023
 
         ms = replay_ms(run) / 2
-        print(f"head Q6_K rows {rows}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
+        print(f"head Q6_K rows {tokens}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
 
 
-def run_search(products: Products, layout: WeightLayout, row_counts: list[int], out: Path | None) -> None:
+def run_search(matmuls: MatmulKernels, layout: WeightLayout, row_counts: list[int], out: Path | None) -> None:
     """Print the best of each shape and number of rows, and write them."""
     started = time.monotonic()
-    shapes = [Shape(rows, cols, layout) for rows, cols in SHAPES.values()]
-    lines = sweep(products.tuning, shapes, row_counts, DeviceMeter(products))
+    shapes = [Shape(tokens, cols, layout) for tokens, cols in SHAPES.values()]
+    lines = sweep(matmuls.tuning, shapes, row_counts, DeviceMeter(matmuls))
     for best in best_lines(lines):
         print(*best.to_json(), f"{best.cost:.5f}")
     print(f"{len(lines)} candidates in {time.monotonic() - started:.1f} s", flush=True)
@@ -196,20 +200,20 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=("check", "load", "time", "search"))
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--compact", action="store_true")
-    parser.add_argument("--rows", default=",".join(map(str, ROW_COUNTS)))
+    parser.add_argument("--tokens", default=",".join(map(str, TOKEN_COUNTS)))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    products = Products("cuda")
-    print(torch.cuda.get_device_name(), products.arch, flush=True)
+    matmuls = MatmulKernels("cuda")
+    print(torch.cuda.get_device_name(), matmuls.arch, flush=True)
     layout = GGML_LAYOUTS[GGMLType[arguments.type]]
     if "check" in arguments.what and pytest.main(["-q", "-p", "no:cacheprovider", "-m", "gpu", *CHECKS]) != 0:
-        sys.exit("the products are wrong")
+        sys.exit("the matmuls are wrong")
     if "load" in arguments.what:
         time_packing()
     if "time" in arguments.what:
-        time_all(products, layout, arguments.compact)
+        time_all(matmuls, layout, arguments.compact)
     if "search" in arguments.what:
-        run_search(products, layout, [int(rows) for rows in arguments.rows.split(",")], arguments.out)
+        run_search(matmuls, layout, [int(tokens) for tokens in arguments.tokens.split(",")], arguments.out)
 
 
 if __name__ == "__main__":
