@@ -12,9 +12,9 @@ from cyclopts import App, CycloptsError
 from realizar.backends.base import Capacity
 from realizar.cli.commands.serve import _prepare, describe
 from realizar.cli.options.chat_template import read_chat_template
-from realizar.cli.options.loading import EngineOptions
+from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
-from realizar.cli.options.serve import BatchingOptions, ServerOptions, read_keys
+from realizar.cli.options.serve import ServerOptions, read_keys
 from realizar.config import EngineConfig
 from realizar.engine.process.messages import EngineInfo
 from realizar.errors import InvalidRequestError, RealizarError

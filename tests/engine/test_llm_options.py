@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from realizar import LLM
-from realizar.cli.options.loading import EngineOptions
-from realizar.cli.options.serve import BatchingOptions
+from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.config import EngineConfig
 from realizar.engine.llm_options import VLLM_NAMES, with_options
 from realizar.errors import InvalidRequestError

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import DeviceName, Integer, Json, KVCacheType, Model, Threads
+from realizar.cli.options.arguments import Integer, Json, Model
+from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
-from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
 
@@ -28,18 +28,8 @@ def bench_command(
     gen_tokens: Annotated[Integer, Parameter(help="Tokens to decode after them.")] = 64,
     batch: Annotated[str, Parameter(help="Rows at once; several numbers with commas between.")] = "1",
     repeats: Annotated[Integer, Parameter(help="Times that each is measured.")] = 3,
-    threads: Threads = None,
-    kv_cache_dtype: KVCacheType = "auto",
-    device: DeviceName = "auto",
-    batch_invariant: Annotated[
-        bool, Parameter(negative=(), help="On a GPU: quantised products alike in every batch.")
-    ] = False,
-    fp8_copies: Annotated[
-        bool, Parameter(negative=(), help="On a GPU: FP8 from 128 tokens a step on, about 3.7 % error a product.")
-    ] = False,
-    no_graphs: Annotated[bool, Parameter(negative=(), help="On a GPU: launch every kernel by itself.")] = False,
-    instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to force.")] = None,
     as_json: Json = False,
+    backend: BackendOptions | None = None,
 ) -> None:
     """Measure prefill and decode in tokens per second."""
     from realizar.bench.throughput import Work, measure_throughput
@@ -49,10 +39,7 @@ def bench_command(
     _positive("gen-tokens", gen_tokens)
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
-    config = EngineConfig(
-        threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set, device=device,
-        batch_invariant=batch_invariant, fp8_copies=fp8_copies, graphs=not no_graphs,
-    )  # fmt: skip
+    config = (backend or BackendOptions()).config()
     with load_progress() as loading:
         results = measure_throughput(checkpoint, config, work, log=_report, progress=loading)
     if as_json:

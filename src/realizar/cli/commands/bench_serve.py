@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, MaybeInteger, Threads, check_folder
+from realizar.cli.options.arguments import Integer, MaybeInteger, check_folder
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def bench_serve_command(
     llama_server: Annotated[Path | None, Parameter(help="llama.cpp's server, to load in turn.")] = None,
     parallel: Annotated[MaybeInteger, Parameter(help="Requests at a time of started servers; default 16.")] = None,
     context_length: Annotated[Integer, Parameter(help="Tokens per request of started servers.")] = 2048,
-    threads: Threads = None,
+    threads: Annotated[
+        MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
+    ] = None,
     requests: Annotated[Integer, Parameter(help="Requests in a round.")] = 64,
     rate: Annotated[float | None, Parameter(help="Mean arrivals per second, at random times (open loop).")] = None,
     concurrency: Annotated[MaybeInteger, Parameter(help="Requests open at a time (closed loop).")] = None,

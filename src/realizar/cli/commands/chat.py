@@ -15,7 +15,8 @@ from realizar.cli.chat_window import ContextWindow, Message
 from realizar.cli.commands.run import show, statistics
 from realizar.cli.options.arguments import Model, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
-from realizar.cli.options.loading import EngineOptions, ForChat, load_model
+from realizar.cli.options.engine import EngineOptions
+from realizar.cli.options.loading import ForChat, load_model
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.printable import error_line
 from realizar.cli.terminal.terminal import LineHistory, history_path, keys_unseen

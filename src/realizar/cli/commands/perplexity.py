@@ -12,7 +12,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Integer, Json, MaybeInteger, Model
-from realizar.cli.options.loading import EngineOptions, load_model
+from realizar.cli.options.engine import EngineOptions
+from realizar.cli.options.loading import load_model
 from realizar.errors import InvalidRequestError
 
 

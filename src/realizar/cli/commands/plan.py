@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from realizar.cli.commands.inspect import file_bytes
-from realizar.cli.options.arguments import DeviceName, Integer, Json, KVCacheType, MaybeInteger, MaybeSize, Model
+from realizar.cli.options.arguments import Json, MaybeSize, Model
+from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.terminal.progress import download_progress
-from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
 
@@ -23,42 +23,26 @@ def plan_command(
     model: Model,
     /,
     *,
-    context_length: Annotated[MaybeInteger, Parameter(help="Tokens a request may hold; default the model's.")] = None,
-    max_running: Annotated[
-        MaybeInteger, Parameter(help="Requests in one step at most; default 64, or 256 on a GPU.")
-    ] = None,
-    max_step_tokens: Annotated[Integer, Parameter(help="Tokens computed in one step at most.")] = 512,
-    kv_cache_dtype: KVCacheType = "auto",
-    kv_cache_bytes: Annotated[MaybeSize, Parameter(help="Memory of the KV cache, such as 8G.")] = None,
     memory: Annotated[
-        MaybeSize, Parameter(help="Free memory to plan for, such as 32G; default this machine's.")
+        MaybeSize,
+        Parameter(
+            help="Free memory to plan for, such as 32G, here or on a GPU that is not there; default what is free."
+        ),
     ] = None,
-    device: Annotated[
-        DeviceName, Parameter(help="Where it would run; cuda needs no GPU if --memory is given.")
-    ] = "auto",
-    fp8_copies: Annotated[bool, Parameter(negative=(), help="With the FP8 copies of `realizar run`.")] = False,
-    instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to plan for.")] = None,
     as_json: Json = False,
+    batching: BatchingOptions | None = None,
+    engine: EngineOptions | None = None,
 ) -> None:
     """Show the memory that weights, workspace and KV cache take, and how many requests fit.
 
-    Exit status 1 if nothing fits.
+    Options are those of `realizar serve`. Exit status 1 if nothing fits.
     """
     from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
 
-    chosen = choose_planned_device(device, memory_given=memory is not None)
-    config = EngineConfig(
-        device=device,
-        context_length=context_length,
-        max_running=max_running,
-        max_step_tokens=max_step_tokens,
-        kv_cache_dtype=kv_cache_dtype,
-        kv_cache_bytes=kv_cache_bytes,
-        fp8_copies=fp8_copies,
-        instruction_set=instruction_set,
-    )
+    config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
+    chosen = choose_planned_device(config.device, memory_given=memory is not None)
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
     spec, resolved = resolve_model(checkpoint, config, chosen)

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import DeviceName, Integer, Json, KVCacheType, Model, Threads, check_folder
+from realizar.cli.options.arguments import Integer, Json, Model, check_folder
+from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
-from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 
 
@@ -25,19 +25,9 @@ def profile_command(
     tokens: Annotated[Integer, Parameter(help="Tokens of each row; 1 is a decode.")] = 1,
     context: Annotated[Integer, Parameter(help="Tokens of each row before the step.")] = 512,
     repeats: Annotated[Integer, Parameter(help="Times that each part is measured; the best counts.")] = 10,
-    threads: Threads = None,
-    kv_cache_dtype: KVCacheType = "auto",
-    device: DeviceName = "auto",
-    batch_invariant: Annotated[
-        bool, Parameter(negative=(), help="On a GPU: quantised products alike in every batch.")
-    ] = False,
-    fp8_copies: Annotated[
-        bool, Parameter(negative=(), help="On a GPU: FP8 from 128 tokens a step on, about 3.7 % error a product.")
-    ] = False,
-    no_graphs: Annotated[bool, Parameter(negative=(), help="On a GPU: launch every kernel by itself.")] = False,
-    instruction_set: Annotated[str | None, Parameter(help="CPU instruction set to force.")] = None,
     svg: Annotated[Path | None, Parameter(help="Draw the profile into this file.")] = None,
     as_json: Json = False,
+    backend: BackendOptions | None = None,
 ) -> None:
     """Take one step apart: time of each part, and its share of what memory can deliver."""
     from realizar.bench.profile import StepWork, profile_step, profile_table
@@ -48,10 +38,7 @@ def profile_command(
         _at_least(name, value, least)
     work = StepWork(batch, tokens, context, _at_least("repeats", repeats, 1))
     check_folder(svg)
-    config = EngineConfig(
-        threads=threads, kv_cache_dtype=kv_cache_dtype, instruction_set=instruction_set, device=device,
-        batch_invariant=batch_invariant, fp8_copies=fp8_copies, graphs=not no_graphs,
-    )  # fmt: skip
+    config = (backend or BackendOptions()).config()
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     with load_progress() as loading:

@@ -13,7 +13,8 @@ from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Json, Model
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
-from realizar.cli.options.loading import EngineOptions, ForChat, load_model
+from realizar.cli.options.engine import EngineOptions
+from realizar.cli.options.loading import ForChat, load_model
 from realizar.cli.options.prompt import read_prompt
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.structured import StructuredOptions

@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from realizar.cli.json_lines import json_lines_writer, read_json_lines, text_of, tokens_of
 from realizar.cli.options.arguments import InputLines, Integer, Model, OutputLines
-from realizar.cli.options.loading import EngineOptions, load_model
+from realizar.cli.options.engine import EngineOptions
+from realizar.cli.options.loading import load_model
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from realizar.cli.options.arguments import Model
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
-from realizar.cli.options.loading import EngineOptions
+from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
-from realizar.cli.options.serve import BatchingOptions, ServerOptions
+from realizar.cli.options.serve import ServerOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.printable import PrintableFormatter, printable
 from realizar.cli.terminal.progress import download_progress
@@ -38,7 +38,7 @@ def serve_command(
 ) -> int:
     """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
     server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
-    config = batching.config((engine or EngineOptions()).config(max_running=None))
+    config = batching.config((engine or EngineOptions()).config())
     sampling.checked()
     settings = server.settings()
     template = read_chat_template(server.chat_template)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Json, Model
-from realizar.cli.options.loading import EngineOptions
+from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
@@ -30,7 +30,7 @@ def trace_command(
     ] = None,
     tolerance: Annotated[float, Parameter(help="Relative distance from which on two runs count as parted.")] = 0.1,
     as_json: Json = False,
-    engine: EngineOptions | None = None,
+    engine: BackendOptions | None = None,
 ) -> None:
     """Show each layer's residual stream for a prompt: norm, largest value, and how many values are NaN or infinite.
 
@@ -50,7 +50,7 @@ def trace_command(
     if other is not None and other[0] != tokens:
         raise InvalidRequestError(f"{against}: of another prompt or tokenizer: the token ids differ", "against")
     with load_progress() as loading:
-        values = trace_prompt(checkpoint, (engine or EngineOptions()).config(max_running=1), tokens, loading)
+        values = trace_prompt(checkpoint, (engine or BackendOptions()).config(), tokens, loading)
     if as_json:
         print(json.dumps({"tokens": tokens, "values": [asdict(each) for each in values]}))
     else:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from realizar.config import KVCacheDType, is_device
+from realizar.config import is_device
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
 
@@ -79,12 +79,4 @@ def _checked_device(_type: Any, tokens: Sequence[Token]) -> str:
     return tokens[0].value
 
 
-DeviceName = Annotated[
-    str,
-    Parameter(
-        converter=_checked_device,
-        help="Where to run: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.",
-    ),
-]
-Threads = Annotated[MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads; default the physical cores.")]
-KVCacheType = Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype", help="Element type of the KV cache.")]
+DeviceName = Annotated[str, Parameter(converter=_checked_device)]

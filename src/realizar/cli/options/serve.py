@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, MaybeInteger, MaybeSize, Size
+from realizar.cli.options.arguments import Integer, Size
 from realizar.cli.options.chat_template import ChatTemplateFile
-from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sizes import format_bytes
 
@@ -109,49 +108,6 @@ class ServerOptions:
         if not self.allowed_host and not is_loopback(self.host):
             return ()
         return ("localhost", "127.0.0.1", "::1", self.host, *self.allowed_host)
-
-
-@Parameter(name="*", group="Batching", negative=())
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchingOptions:
-    """Options of batching and the queue.
-
-    Attributes:
-        max_running: answers made at once; default 64, or 256 on a GPU.
-        max_queued: answers that may wait; more are refused. Default four times --max-running.
-        max_step_tokens: tokens computed in one step at most.
-        kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, on a GPU what is free.
-        no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
-        speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
-    """
-
-    max_running: Annotated[MaybeInteger, Parameter(name=("--max-running", "--max-num-seqs", "--parallel", "-np"))] = (
-        None
-    )
-    max_queued: MaybeInteger = None
-    max_step_tokens: Annotated[
-        Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
-    ] = 512
-    kv_cache_bytes: MaybeSize = None
-    no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
-    speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = 0
-
-    def config(self, base: EngineConfig) -> EngineConfig:
-        """Apply these options to the configuration `base`.
-
-        Raises:
-            InvalidRequestError: a value is out of range.
-        """
-        if self.max_queued is not None and self.max_queued < 0:
-            raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
-        return replace(
-            base,
-            max_running=self.max_running,
-            max_step_tokens=self.max_step_tokens,
-            kv_cache_bytes=self.kv_cache_bytes,
-            prefix_cache=not self.no_prefix_cache,
-            speculative_tokens=self.speculative_tokens,
-        )
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

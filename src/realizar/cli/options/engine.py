@@ -1,0 +1,118 @@
+"""Options that become an `EngineConfig`. Every command that loads or plans a model takes them from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize
+from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig, KVCacheDType
+from realizar.errors import InvalidRequestError
+
+_DEFAULTS = EngineConfig()
+_MAX_RUNNING = f"answers made at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU."
+_MAX_QUEUED = f"answers that may wait; more are refused. Default {QUEUED_PER_ROW} times --max-running."
+
+
+@Parameter(name="*", group="Engine", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendOptions:
+    """Options of commands whose own work sets the context length and the batch.
+
+    Attributes:
+        device: where to run: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
+        batch_invariant: on a GPU, quantised matmuls and decodes alike in every batch; the CPU always gives same bits.
+        fp8_copies: on a GPU, FP8 from 128 tokens a step on: about 3.7 % error a matmul, a byte a weight more.
+        threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
+        no_graphs: on a GPU, launch every kernel by itself in place of capturing steps as graphs.
+        kv_cache_dtype: element type of the KV cache.
+        instruction_set: CPU instruction set to force; `realizar doctor` lists them.
+    """
+
+    device: DeviceName = _DEFAULTS.device
+    batch_invariant: bool = False
+    fp8_copies: bool = False
+    threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
+    no_graphs: bool = False
+    kv_cache_dtype: Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype")] = _DEFAULTS.kv_cache_dtype
+    instruction_set: str | None = None
+
+    def config(self, *, max_running: int | None = None) -> EngineConfig:
+        """The configuration of an engine that runs so many requests at once; None takes what suits the device.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        return EngineConfig(
+            device=self.device,
+            batch_invariant=self.batch_invariant,
+            fp8_copies=self.fp8_copies,
+            graphs=not self.no_graphs,
+            threads=self.threads,
+            kv_cache_dtype=self.kv_cache_dtype,
+            instruction_set=self.instruction_set,
+            max_running=max_running,
+        )
+
+
+@Parameter(name="*", group="Engine", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(BackendOptions):
+    """Options of commands that run requests.
+
+    Attributes:
+        context_length: tokens that prompt and answer may take together; default the model's.
+    """
+
+    context_length: Annotated[
+        MaybeInteger, Parameter(name=("--context-length", "--ctx-size", "--max-model-len", "-c"))
+    ] = None
+
+    def config(self, *, max_running: int | None = None) -> EngineConfig:
+        return replace(BackendOptions.config(self, max_running=max_running), context_length=self.context_length)
+
+
+@Parameter(name="*", group="Batching", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingOptions:
+    """Options of batching and the queue. Defaults that depend on the device are part of the parameters' help.
+
+    Attributes:
+        max_step_tokens: tokens computed in one step at most.
+        kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, on a GPU what is free.
+        no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
+        speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
+    """
+
+    max_running: Annotated[
+        MaybeInteger,
+        Parameter(name=("--max-running", "--max-num-seqs", "--parallel", "-np"), help=_MAX_RUNNING),
+    ] = None
+    max_queued: Annotated[MaybeInteger, Parameter(help=_MAX_QUEUED)] = None
+    max_step_tokens: Annotated[
+        Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
+    ] = _DEFAULTS.max_step_tokens
+    kv_cache_bytes: MaybeSize = None
+    no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
+    speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = (
+        _DEFAULTS.speculative_tokens
+    )
+
+    def config(self, base: EngineConfig) -> EngineConfig:
+        """Apply these options to the configuration `base`.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        if self.max_queued is not None and self.max_queued < 0:
+            raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
+        return replace(
+            base,
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            kv_cache_bytes=self.kv_cache_bytes,
+            prefix_cache=not self.no_prefix_cache,
+            speculative_tokens=self.speculative_tokens,
+        )

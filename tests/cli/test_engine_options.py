@@ -1,0 +1,96 @@
+"""The engine's options are the same, with the same help, in every command that loads or plans a model."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from realizar.cli.options.engine import BackendOptions, BatchingOptions, EngineOptions
+from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig
+from realizar.errors import InvalidRequestError
+
+ENGINE = ["device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "kv-cache-dtype", "instruction-set"]
+BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache", "speculative-tokens"]
+COMMANDS = {
+    "bench": ENGINE, "profile": ENGINE, "trace": ENGINE,
+    "run": [*ENGINE, "context-length"], "chat": [*ENGINE, "context-length"],
+    "score": [*ENGINE, "context-length"], "perplexity": [*ENGINE, "context-length"],
+    "plan": [*ENGINE, *BATCHING, "context-length"], "serve": [*ENGINE, *BATCHING, "context-length"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """The help of every command, on lines that nothing wraps."""
+    from realizar.cli.main import app
+
+    found = {}
+    for command in COMMANDS:
+        console = Console(width=1000, record=True, file=io.StringIO())
+        app.help_print([command], console=console)
+        found[command] = console.export_text()
+    return found
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_the_options_with_the_help_of_serve(command: str, helps: dict[str, str]) -> None:
+    def line(of: str, option: str) -> list[str]:
+        lines = (" ".join(text.split()) for text in helps[of].splitlines())
+        return [text for text in lines if text.startswith(f"│ --{option} ")]
+
+    for option in COMMANDS[command]:
+        assert line(command, option) == line("serve", option) != [], option
+        assert len(line(command, option)) == 1
+    for option in {"context-length", "max-running"} - set(COMMANDS[command]):
+        assert not line(command, option), "the command's own work decides"
+
+
+def test_every_field_of_the_options_reaches_the_configuration() -> None:
+    """With a value that is not the default; what an option is called may differ."""
+    given: dict[str, Any] = {
+        "device": "cuda:1", "batch_invariant": True, "threads": 3, "no_graphs": True, "kv_cache_dtype": "int8",
+        "instruction_set": "portable", "context_length": 77,
+    }  # fmt: skip
+    batching: dict[str, Any] = {
+        "max_running": 5, "max_queued": 6, "max_step_tokens": 40, "kv_cache_bytes": 9, "no_prefix_cache": True,
+        "speculative_tokens": 2,
+    }  # fmt: skip
+    assert {field.name for field in fields(EngineOptions)} == {*given, "fp8_copies"}
+    assert {field.name for field in fields(BatchingOptions)} == {*batching}
+    config = BatchingOptions(**batching).config(EngineOptions(**given).config())
+    assert config == EngineConfig(
+        device="cuda:1", batch_invariant=True, threads=3, graphs=False, kv_cache_dtype="int8",
+        instruction_set="portable", context_length=77, max_running=5, max_step_tokens=40, kv_cache_bytes=9,
+        prefix_cache=False, speculative_tokens=2,
+    )  # fmt: skip
+    assert BackendOptions(fp8_copies=True).config(max_running=4) == EngineConfig(fp8_copies=True, max_running=4)
+    assert BatchingOptions().config(EngineOptions().config()) == EngineConfig()
+
+
+def test_defaults_that_depend_on_the_device_are_those_of_the_configuration(helps: dict[str, str]) -> None:
+    rows = f"default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU"
+    for command in ("serve", "plan"):
+        assert rows in helps[command]
+        assert f"Default {QUEUED_PER_ROW} times --max-running" in helps[command]
+
+
+def test_plan_takes_what_serve_takes(realizar: Callable[..., Any], smollm2_path: Path) -> None:
+    words = ["plan", smollm2_path, "--device", "cpu", "--memory", "1G", "--json"]
+    small = json.loads(realizar(*words, "--threads", "1", "-np", "3", "-b", "32", "-c", "600").stdout)
+    assert [each["context_length"] for each in small["contexts"]] == [512, 600]
+    assert small["workspace_bytes"] < json.loads(realizar(*words).stdout)["workspace_bytes"]
+    refused = realizar(*words, "--speculative-tokens", "17")
+    assert refused.status == 1
+    assert "speculative_tokens must be at most 16, not 17" in refused.stderr
+
+
+def test_a_queue_below_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="max_queued must be at least 0, not -1"):
+        BatchingOptions(max_queued=-1).config(EngineConfig())
