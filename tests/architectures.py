@@ -50,6 +50,7 @@ class Case:
         num_tokens: of the sequence, past every window and every original context.
         context_length: what the model is opened with; None for its own.
         forms: the checkpoints that can say it.
+        is_run: whether backends run it; they refuse the others by name.
     """
 
     family: str
@@ -57,6 +58,7 @@ class Case:
     num_tokens: int = 48
     context_length: int | None = None
     forms: tuple[Form, ...] = FORMS
+    is_run: bool = field(default=True, repr=False)  # says nothing of the comparison, which `parity_rows` notes
 
 
 CASES: dict[str, Case] = {
@@ -93,6 +95,45 @@ CASES: dict[str, Case] = {
     "mistral": Case("Mistral", {"sliding_window": 8, "head_dim": 24}),
     "qwen2": Case("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
     "qwen3": Case("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3moe": Case(
+        "Qwen3Moe",
+        {
+            "head_dim": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+        },
+        is_run=False,
+    ),
+    "qwen3moe-dense-layers": Case(
+        "Qwen3Moe",
+        {
+            "num_hidden_layers": 5,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        forms=("safetensors",),
+        is_run=False,
+    ),
+    "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}, is_run=False),
+    "lfm2-biases": Case(
+        "Lfm2",
+        {
+            "full_attn_idxs": [2],
+            "conv_L_cache": 4,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+        forms=("safetensors",),
+        is_run=False,
+    ),
     "gemma2": Case(
         "Gemma2",
         {
@@ -160,6 +201,7 @@ CASES: dict[str, Case] = {
     ),
 }
 ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
+ROWS_THAT_RUN = [(name, form) for name, form in ROWS if CASES[name].is_run]
 
 
 class BuiltCase(NamedTuple):
@@ -207,8 +249,8 @@ def make_model(name: str) -> Any:
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 2:
-                width = 1.0 if "embed_tokens" in path else parameter.shape[1] ** 0.5
+            if parameter.ndim >= 2:
+                width = 1.0 if "embed_tokens" in path else parameter.shape[-1] ** 0.5
                 parameter.copy_(noise / width)
             else:
                 centre = 0.0 if path.endswith("bias") or case.family.startswith("Gemma") else 1.0

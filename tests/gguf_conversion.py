@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 _PERMUTED = ("llama", "granite", "smollm3")
 
 
@@ -30,16 +30,29 @@ def convert_to_gguf(model: Any, path: Path) -> None:
     _add_rope(writer, config, name)
     _add_window(writer, config, name)
     _add_multipliers(writer, config, name)
-    for hf_name, tensor in model.state_dict().items():
+    for hf_name, tensor in _split_experts(model.state_dict()).items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, hf_name
-        writer.add_tensor(stored, _converted(hf_name, tensor.detach().numpy(), config, name))
+        writer.add_tensor(stored, _converted(hf_name, tensor, config, name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _split_experts(tensors: dict[str, Any]) -> dict[str, Array]:
+    """Tensors by name; experts' gate and up, which transformers 5 holds as one tensor, apart."""
+    split: dict[str, Array] = {}
+    for hf_name, tensor in tensors.items():
+        values = tensor.detach().numpy()
+        if hf_name.endswith(".experts.gate_up_proj"):
+            base = hf_name.removesuffix("gate_up_proj")
+            split[f"{base}gate_proj.weight"], split[f"{base}up_proj.weight"] = np.split(values, 2, axis=1)
+        else:
+            split[f"{hf_name}.weight" if hf_name.endswith(".experts.down_proj") else hf_name] = values
+    return split
 
 
 def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
@@ -47,6 +60,8 @@ def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
         return _permuted(values, config.num_attention_heads)
     if name in _PERMUTED and ".k_proj." in hf_name:
         return _permuted(values, config.num_key_value_heads)
+    if hf_name.endswith(".conv.conv.weight"):
+        return np.ascontiguousarray(values[:, 0])
     if name.startswith("gemma") and hf_name.endswith("norm.weight"):
         return values + np.float32(1)
     return np.ascontiguousarray(values)
@@ -62,17 +77,34 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if name == "lfm2":
+        writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
+        writer.add_feed_forward_length(_lfm2_feed_forward_length(config))
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_feed_forward_length(config.intermediate_size)
+    if name == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_vocab_size(config.vocab_size)
     if name == "starcoder2":
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if name == "lfm2" else config.rms_norm_eps)
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+
+
+def _lfm2_feed_forward_length(config: Any) -> int:
+    length = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        length = int(config.block_ffn_dim_multiplier * int(2 * length / 3))
+        length = config.block_multiple_of * math.ceil(length / config.block_multiple_of)
+    return int(length)
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:

@@ -1,7 +1,7 @@
 """The specification's twin: a `ModelSpec` run in plain numpy, one sentence per sentence of `models/spec.py`.
 
-No cache, no batching, no fusion: whole sequences, one operation after the other, in float32 or float64. Every backend
-is tested against it, and it is tested against transformers.
+No batching, no fusion: one sequence, one operation after the other, in float32 or float64. A sequence may come in
+chunks, with a `State` between them. Every backend is tested against it, and it is tested against transformers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from realizar.models.spec import AnyFeedForward, Attention, FeedForward, Layer, Linear, Mixer, ModelSpec, Norm, Rope
+from realizar.models.spec import (
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Linear,
+    Mixer,
+    ModelSpec,
+    Norm,
+    Rope,
+    ShortConvolution,
+)
 
 Array = NDArray[Any]
+State = dict[int, tuple[Array, ...]]
+"""What layers keep of a sequence's earlier chunks, by layer index: keys and values, or a convolution's last inputs."""
 
 
 class ReferenceModel:
@@ -33,16 +46,20 @@ class ReferenceModel:
         self.dtype = np.dtype(dtype)
         self._tensors = {name: np.asarray(tensors[name], self.dtype) for name in spec.tensors}
 
-    def logits(self, token_ids: Sequence[int]) -> Array:
-        """[tokens, vocab_size]: what follows each token, given those before it."""
-        return self.head(self.hidden(token_ids))
+    def logits(self, token_ids: Sequence[int], state: State | None = None) -> Array:
+        """[tokens, vocab_size]: what follows each token, given those before it.
 
-    def hidden(self, token_ids: Sequence[int]) -> Array:
-        """[tokens, hidden_size]: after the final norm."""
-        spec = self.spec
+        Args:
+            state: of the chunks before these tokens, empty before the first; the tokens are added to it.
+        """
+        return self.head(self.hidden(token_ids, state))
+
+    def hidden(self, token_ids: Sequence[int], state: State | None = None) -> Array:
+        """[tokens, hidden_size]: after the final norm; `state` as in `logits`."""
+        spec, state = self.spec, {} if state is None else state
         x = self._tensors[spec.embedding][np.asarray(token_ids)] * self.dtype.type(spec.embedding_scale)
-        for layer in spec.layers:
-            x = self._layer(layer, x)
+        for index, layer in enumerate(spec.layers):
+            x = self._layer(layer, x, index, state)
         return self._norm(spec.final_norm, x)
 
     def head(self, hidden: Array) -> Array:
@@ -51,25 +68,21 @@ class ReferenceModel:
         cap = self.spec.logit_soft_cap
         return logits if cap is None else np.tanh(logits / self.dtype.type(cap)) * self.dtype.type(cap)
 
-    def _layer(self, layer: Layer, x: Array) -> Array:
+    def _layer(self, layer: Layer, x: Array, index: int, state: State) -> Array:
         scale = self.dtype.type(layer.residual_scale)
         if layer.mixer is not None:
-            mixed = self._mixer(layer.mixer, self._norm(layer.input_norm, x))
+            mixed, state[index] = self._mixer(layer.mixer, self._norm(layer.input_norm, x), state.get(index))
             x = x + scale * self._norm(layer.post_mixer_norm, mixed)
         if layer.feed_forward is not None:
-            fed = self._any_feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
+            fed = self._feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
             x = x + scale * self._norm(layer.post_feedforward_norm, fed)
         return x
 
-    def _mixer(self, part: Mixer, x: Array) -> Array:
-        if isinstance(part, Attention):
-            return self._attention(part, x)
-        raise NotImplementedError(type(part).__name__)
-
-    def _any_feed_forward(self, part: AnyFeedForward, x: Array) -> Array:
-        if isinstance(part, FeedForward):
-            return self._feed_forward(part, x)
-        raise NotImplementedError(type(part).__name__)
+    def _mixer(self, part: Mixer, x: Array, kept: tuple[Array, ...] | None) -> tuple[Array, tuple[Array, ...]]:
+        """The mixer's output for a chunk, and what is kept for the next one."""
+        if isinstance(part, ShortConvolution):
+            return self._short_convolution(part, x, kept)
+        return self._attention(part, x, kept)
 
     def _norm(self, norm: Norm | None, x: Array) -> Array:
         if norm is None:
@@ -84,57 +97,98 @@ class ReferenceModel:
         y = x @ self._tensors[linear.weight].T
         return y if linear.bias is None else y + self._tensors[linear.bias]
 
-    def _attention(self, part: Attention, x: Array) -> Array:
+    def _attention(self, part: Attention, x: Array, kept: tuple[Array, ...] | None) -> tuple[Array, tuple[Array, ...]]:
         q, k, v = (self._linear(matrix, x) for matrix in (part.q, part.k, part.v))
         if part.qk_norm_axis == "row":
             q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
         q, k, v = (a.reshape(len(x), -1, part.head_size) for a in (q, k, v))  # [tokens, heads, head_size]
         if part.qk_norm_axis == "head":
             q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
+        first = 0 if kept is None else len(kept[0])  # position of the chunk's first token
         if part.rope is not None:
-            q, k = self._rotate(part.rope, q), self._rotate(part.rope, k)
+            q, k = self._rotate(part.rope, q, first), self._rotate(part.rope, k, first)
+        if kept is not None:
+            k, v = np.concatenate([kept[0], k]), np.concatenate([kept[1], v])
+        attended = self._attend(part, q, k, v, first)
+        return self._linear(part.o, attended.reshape(len(x), -1)), (k, v)
+
+    def _attend(self, part: Attention, q: Array, k: Array, v: Array, first: int) -> Array:
+        """[tokens, heads, head_size] from queries of the chunk, and keys and values of all tokens so far."""
         group = part.num_heads // part.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * self.dtype.type(part.scale)
         if part.soft_cap is not None:
             scores = np.tanh(scores / self.dtype.type(part.soft_cap)) * self.dtype.type(part.soft_cap)
-        scores = np.where(_visible(len(x), part.window), scores, self.dtype.type(-np.inf))
+        scores = np.where(_visible(first, len(q), part.window), scores, self.dtype.type(-np.inf))
         if part.sinks is not None:
-            sinks = np.broadcast_to(self._tensors[part.sinks][:, None, None], (part.num_heads, len(x), 1))
+            sinks = np.broadcast_to(self._tensors[part.sinks][:, None, None], (part.num_heads, len(q), 1))
             scores = np.concatenate([scores, sinks], axis=-1)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights = (weights / weights.sum(axis=-1, keepdims=True))[..., : len(x)]
-        attended = np.einsum("hqk,khd->qhd", weights, v)
-        return self._linear(part.o, attended.reshape(len(x), -1))
+        return np.einsum("hqk,khd->qhd", _softmax(scores)[..., : len(k)], v)
 
-    def _rotate(self, rope: Rope, x: Array) -> Array:  # [tokens, heads, head_size]
-        positions = np.arange(len(x), dtype=np.float32)
+    def _rotate(self, rope: Rope, x: Array, first: int) -> Array:  # [tokens, heads, head_size]
+        positions = np.arange(first, first + len(x), dtype=np.float32)
         angles = (positions[:, None] * np.asarray(rope.inverse_frequencies, np.float32)).astype(self.dtype)
         cos = (np.cos(angles) * self.dtype.type(rope.magnitude))[:, None]
         sin = (np.sin(angles) * self.dtype.type(rope.magnitude))[:, None]
         half = rope.size // 2
-        first, second = (
+        a_dims, b_dims = (
             (slice(0, half), slice(half, rope.size))
             if rope.pairing == "neox"
             else (slice(0, rope.size, 2), slice(1, rope.size, 2))
         )
-        a, b = x[..., first], x[..., second]
+        a, b = x[..., a_dims], x[..., b_dims]
         rotated = x.copy()
-        rotated[..., first] = a * cos - b * sin
-        rotated[..., second] = b * cos + a * sin
+        rotated[..., a_dims] = a * cos - b * sin
+        rotated[..., b_dims] = b * cos + a * sin
         return rotated
 
-    def _feed_forward(self, part: FeedForward, x: Array) -> Array:
+    def _short_convolution(
+        self, part: ShortConvolution, x: Array, kept: tuple[Array, ...] | None
+    ) -> tuple[Array, tuple[Array, ...]]:
+        b, c, values = np.split(self._linear(part.in_proj, x), 3, axis=-1)  # [tokens, channels]
+        before = np.zeros((part.length - 1, part.channels), self.dtype) if kept is None else kept[0]
+        gated = np.concatenate([before, b * values])
+        kernel = self._tensors[part.kernel]
+        mixed = sum(gated[j : j + len(x)] * kernel[:, j] for j in range(part.length))
+        if part.bias is not None:
+            mixed = mixed + self._tensors[part.bias]
+        return self._linear(part.out_proj, c * mixed), (gated[len(x) :],)
+
+    def _feed_forward(self, part: FeedForward | Experts, x: Array) -> Array:
+        if isinstance(part, Experts):
+            return self._experts(part, x)
         up = self._linear(part.up, x)
         if part.gate is None:
             return self._linear(part.down, _activate(part.activation, up))
         return self._linear(part.down, _activate(part.activation, self._linear(part.gate, x)) * up)
 
+    def _experts(self, part: Experts, x: Array) -> Array:
+        scores = _softmax(self._linear(part.router, x))
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : part.experts_per_token]  # of equals the lower index
+        weights = np.take_along_axis(scores, chosen, axis=-1)
+        if part.normalized:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        weights = weights * self.dtype.type(part.scale)
+        output = np.zeros_like(x)
+        for expert in range(part.num_experts):
+            tokens, slots = np.nonzero(chosen == expert)
+            gate, up, down = (self._tensors[stack.weight][expert] for stack in (part.gate, part.up, part.down))
+            activated = _activate(part.activation, x[tokens] @ gate.T) * (x[tokens] @ up.T)
+            output[tokens] += weights[tokens, slots, None] * (activated @ down.T)
+        return output
 
-def _visible(tokens: int, window: int | None) -> NDArray[np.bool_]:
-    """[tokens, tokens]: whether the row's token sees the column's."""
-    distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
-    return (distance >= 0) & (distance < (tokens if window is None else window))
+
+def _visible(first: int, tokens: int, window: int | None) -> NDArray[np.bool_]:
+    """[tokens, first + tokens]: whether the row's token sees the column's; the first row is at position `first`."""
+    distance = np.arange(first, first + tokens)[:, None] - np.arange(first + tokens)[None, :]
+    return (distance >= 0) & (distance < (first + tokens if window is None else window))
+
+
+def _softmax(scores: Array) -> Array:
+    """Over the last dimension."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: Array = weights.sum(axis=-1, keepdims=True)
+    return weights / total
 
 
 def _activate(name: str, x: Array) -> Array:

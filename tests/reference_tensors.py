@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.models.spec import ModelSpec, TensorSource
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.models.spec import ModelSpec, TensorSource, row_axis
 from realizar.quantization.convert import dequantize
 
 
@@ -18,11 +18,19 @@ def load_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[n
 
 
 def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.float32]:
-    """One canonical tensor: the rows of a checkpoint tensor that the source describes."""
-    stored = checkpoint.tensors[source.name]
-    # A vector is one row of values, so rows of a fused bias are columns here.
-    rows, cols = (math.prod(stored.shape[:-1]), stored.shape[-1])
-    values = dequantize(stored.ggml_type, stored.data, rows, cols).reshape(stored.shape)
-    part = values[source.first_row : source.first_row + source.shape[0]]
+    """One canonical tensor: the rows of a checkpoint tensor that the source describes, or a stack of several."""
+    if source.stack:
+        return np.stack([_values(checkpoint.tensors[name]) for name in source.stack])
+    values = _values(checkpoint.tensors[source.name])
+    if source.stored_shape is not None:
+        return values.reshape(source.shape)
+    axis = row_axis(source.shape)
+    part = values.take(range(source.first_row, source.first_row + source.shape[axis]), axis)
     assert part.shape == source.shape
     return part
+
+
+def _values(stored: StoredTensor) -> NDArray[np.float32]:
+    # A vector is one row of values.
+    rows, cols = (math.prod(stored.shape[:-1]), stored.shape[-1])
+    return dequantize(stored.ggml_type, stored.data, rows, cols).reshape(stored.shape)

@@ -26,7 +26,10 @@ from tiny_model import byte_symbols
 FILE = "model.gguf"
 _HIDDEN, _WIDTH, _HEADS, _LAYERS = 32, 64, 2, 2
 _TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
-_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "odd")
+_ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "smollm3"),
+    *("qwen3moe", "lfm2", "odd"),
+)
 _LONG = ("a" * 300, "a" * 2000, "x\0y", "\x1b[31m", "<s>", "s", "▁", "")
 _NUMBERS = (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\1\0\0\0", b"\t\0\0\0")
 _LAYER = {

@@ -13,7 +13,10 @@ from realizar.errors import RealizarError
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "smollm3")
+ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "smollm3"),
+    "lfm2",
+)
 GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswith("llama.")] + [
     "attention.key_length",
     "attention.value_length",
@@ -29,6 +32,10 @@ GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswi
     "rope.scaling.original_context_length",
     "rope.scaling.yarn_beta_fast",
     "logit_scale",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "shortconv.l_cache",
 ]
 CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
     "head_dim",
@@ -42,6 +49,18 @@ CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
     "use_sliding_window",
     "query_pre_attn_scalar",
     "norm_epsilon",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "mlp_only_layers",
+    "decoder_sparse_step",
+    "conv_L_cache",
+    "full_attn_idxs",
+    "block_ff_dim",
+    "block_multiple_of",
+    "block_ffn_dim_multiplier",
+    "theta",
     "no_rope_layers",
     "no_rope_layer_interval",
     "text_config",
@@ -66,7 +85,8 @@ def _build(checkpoint: Any) -> None:
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from(ARCHITECTURES), st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds), max_size=4)
+    st.sampled_from((*ARCHITECTURES, "qwen3moe")),
+    st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds), max_size=4),
 )
 def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
     keys = {f"{architecture}.{key}": value for key, value in changes.items()}
@@ -75,7 +95,7 @@ def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from((*ARCHITECTURES, "mistral", "gemma3_text")),
+    st.sampled_from((*ARCHITECTURES, "mistral", "gemma3_text", "qwen3_moe")),
     st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=4),
 )
 def test_config_json(model_type: str, changes: dict[str, Any]) -> None:

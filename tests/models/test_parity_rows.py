@@ -11,7 +11,7 @@ from realizar.models import registry
 FORMS_OF_FAMILIES = [
     (registry._MODEL_TYPE_BY_CLASS[f"{case.family}ForCausalLM"], case.forms) for case in CASES.values()
 ]
-IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3"}
+IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
 WRAPPERS = {"gemma3": "gemma3_text"}  # a multi-modal configuration around the other's
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import require_weights
-from realizar.models.spec import ModelSpec, TensorSource
+from realizar.models.spec import ModelSpec, TensorSource, row_axis
 
 _MAX_LISTED = 8
 
@@ -23,9 +22,8 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     require_weights(checkpoint)
     sources: dict[str, list[TensorSource]] = {}
     for source in spec.tensors.values():
-        shape = source.shape[1:] if source.stack else source.shape
         for name in source.names:
-            sources.setdefault(name, []).append(replace(source, name=name, shape=shape, stack=()))
+            sources.setdefault(name, []).append(source)
     for name, element_type in checkpoint.unsupported.items():
         if name in sources:
             raise UnsupportedModelError(f"{checkpoint.path}: tensor '{name}': unsupported element type {element_type}")
@@ -48,9 +46,14 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
     """The shape of the checkpoint tensor that holds these parts, stacked by rows."""
-    if not any(part.fused for part in parts):
-        return parts[0].shape
-    return (max(part.first_row + part.shape[0] for part in parts), *parts[0].shape[1:])
+    first = parts[0]
+    if first.stack:
+        return first.shape[1:]
+    if first.stored_shape is not None or not first.fused:
+        return first.stored_shape or first.shape
+    axis = row_axis(first.shape)
+    rows = max(part.first_row + part.shape[axis] for part in parts)
+    return (*first.shape[:axis], rows, *first.shape[axis + 1 :])
 
 
 def _list(names: Sequence[str]) -> str:

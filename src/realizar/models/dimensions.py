@@ -46,12 +46,14 @@ def read_dimensions(
     *,
     eps_keys: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     defaults: Mapping[str, Any] | None = None,
+    some_without_attention: bool = False,
 ) -> Dimensions:
     """Read and check the sizes.
 
     Args:
         eps_keys: GGUF and `config.json` key of the norms' epsilon.
         defaults: by `config.json` key, where that architecture's configurations leave keys out.
+        some_without_attention: True if a GGUF file may give some layers 0 KV heads.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
@@ -61,7 +63,7 @@ def read_dimensions(
     hidden = hparams.integer(
         "embedding_length", "hidden_size", high=MAX_WIDTH, default=known.get("hidden_size", REQUIRED)
     )
-    heads, kv_heads = _read_heads(hparams, known)
+    heads, kv_heads = _read_heads(hparams, known, 0 if some_without_attention else None)
     layers = hparams.integer(
         "block_count", "num_hidden_layers", high=MAX_LAYERS, default=known.get("num_hidden_layers", REQUIRED)
     )
@@ -90,8 +92,8 @@ def read_dimensions(
     )
 
 
-def _read_heads(hparams: HyperParameters, known: Mapping[str, Any]) -> tuple[int, int]:
-    """Heads of queries, and of keys and values, whose number divides the first."""
+def _read_heads(hparams: HyperParameters, known: Mapping[str, Any], absent: int | None) -> tuple[int, int]:
+    """Heads of queries, and of keys and values, whose number divides the first; layers with `absent` do not count."""
     heads = hparams.integer(
         "attention.head_count",
         "num_attention_heads",
@@ -103,6 +105,7 @@ def _read_heads(hparams: HyperParameters, known: Mapping[str, Any]) -> tuple[int
         "num_key_value_heads",
         high=MAX_HEADS,
         default=known.get("num_key_value_heads", heads),
+        absent=absent,
     )
     if heads % kv_heads:
         raise hparams.malformed(

@@ -100,10 +100,20 @@ class HyperParameters:
         return UnsupportedModelError(f"{self.path}: key '{key}': unsupported value {_shorten(value)}")
 
     def integer(
-        self, gguf: str | None, hf: str | None, *, high: int, low: int = 1, default: int | _Required = REQUIRED
+        self,
+        gguf: str | None,
+        hf: str | None,
+        *,
+        high: int,
+        low: int = 1,
+        default: int | _Required = REQUIRED,
+        absent: int | None = None,
     ) -> int:
-        """A whole number from `low` to `high`. A GGUF array with one value per layer is accepted if all are equal."""
-        value = self._uniform(gguf, hf, self.raw(gguf, hf))
+        """A whole number from `low` to `high`.
+
+        A GGUF array with one value per layer is accepted if all are equal, other than those that are `absent`.
+        """
+        value = self._uniform(gguf, hf, self.raw(gguf, hf), absent)
         if value is None:
             return self._default(gguf, hf, default)
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -198,14 +208,15 @@ class HyperParameters:
             raise self.malformed(gguf, hf, "missing")
         return default
 
-    def _uniform(self, gguf: str | None, hf: str | None, value: Any) -> Any:
+    def _uniform(self, gguf: str | None, hf: str | None, value: Any, absent: int | None) -> Any:
         if not self.is_gguf or isinstance(value, str | bytes) or not _is_sequence(value):
             return value
-        if len(value) == 0:
-            raise self.malformed(gguf, hf, "empty array")
-        if any(item != value[0] for item in value):
+        items = [item for item in value if absent is None or item != absent]
+        if not items:
+            raise self.malformed(gguf, hf, "empty array" if len(value) == 0 else f"{absent} for every layer")
+        if any(item != items[0] for item in items):
             raise self.unsupported(gguf, hf, value)
-        return value[0]
+        return items[0]
 
 
 def config_path(checkpoint: Checkpoint) -> Path:

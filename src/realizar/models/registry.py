@@ -8,16 +8,28 @@ from typing import Any
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.models.architectures import gemma, granite, llama, olmo2, phi3, qwen, smollm3, starcoder2
+from realizar.models.architectures import (
+    gemma,
+    granite,
+    lfm2,
+    llama,
+    olmo2,
+    phi3,
+    qwen,
+    qwen_moe,
+    smollm3,
+    starcoder2,
+)
 from realizar.models.hyper_parameters import HyperParameters, config_path
 from realizar.models.spec import ModelSpec
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
 
-_BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
+_BY_EITHER_NAME: Mapping[str, BuildSpec] = {
     "llama": llama.build,
     "qwen2": qwen.build_qwen2,
     "qwen3": qwen.build_qwen3,
+    "lfm2": lfm2.build,
     "gemma2": gemma.build_gemma2,
     "gemma3": gemma.build_gemma3,
     "phi3": phi3.build,
@@ -26,8 +38,10 @@ _BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
     "starcoder2": starcoder2.build,
     "smollm3": smollm3.build,
 }
+_BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {**_BY_EITHER_NAME, "qwen3moe": qwen_moe.build_qwen3}
 _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
-    **_BY_GGUF_ARCHITECTURE,
+    **_BY_EITHER_NAME,
+    "qwen3_moe": qwen_moe.build_qwen3,
     "mistral": llama.build,
     "gemma3_text": gemma.build_gemma3,
 }
@@ -36,6 +50,8 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Lfm2ForCausalLM": "lfm2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma3ForConditionalGeneration": "gemma3",

@@ -23,10 +23,11 @@ class TensorSource:
     Attributes:
         name: in the checkpoint; the first of `stack` where there is one.
         shape: expected shape of the canonical tensor, slowest dimension first.
-        first_row: row of the checkpoint tensor at which it starts.
+        first_row: row of the checkpoint tensor at which it starts; of each of its matrices where it is a stack of them.
         fused: whether the checkpoint tensor holds more rows than these.
         stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
             keeps experts apart; empty where one tensor holds all.
+        stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
     """
 
     name: str
@@ -34,11 +35,17 @@ class TensorSource:
     first_row: int = 0
     fused: bool = False
     stack: tuple[str, ...] = ()
+    stored_shape: tuple[int, ...] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """All checkpoint tensors that this one is read from."""
         return self.stack or (self.name,)
+
+
+def row_axis(shape: tuple[int, ...]) -> int:
+    """The dimension that counts rows: the second last of matrices and of stacks of them, the only one of vectors."""
+    return max(len(shape) - 2, 0)
 
 
 @dataclass(frozen=True, slots=True)

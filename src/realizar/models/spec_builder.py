@@ -5,7 +5,7 @@ Each method returns a part of the spec and notes where its tensors lie. Standard
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Literal
 
@@ -22,7 +22,7 @@ from realizar.models.spec import (
     TensorName,
     TensorSource,
 )
-from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded
+from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 _ACTIVATIONS: dict[str, Activation] = {
@@ -45,6 +45,7 @@ class SpecBuilder:
         norm_bias: True if norms have a bias.
         norm_after_attention: True if `post_attention_layernorm` is applied to attention's output (GGUF names differ).
         prefix: prefixes that a safetensors checkpoint has instead of `model.`, and before `lm_head`.
+        names: names of this checkpoint that differ from the usual ones, by canonical name; see `tensor_names`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SpecBuilder:
         norm_bias: bool = False,
         norm_after_attention: bool = False,
         prefix: tuple[str, str] = ("model.", ""),
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.hparams = hparams
         self.sizes = sizes
@@ -65,15 +67,17 @@ class SpecBuilder:
         self._norm_bias = norm_bias
         self._norm_after_attention = norm_after_attention
         self._prefix = prefix
+        self._names = names or {}
         self._tensors: dict[TensorName, TensorSource] = {}
 
     def stored_name(self, canonical: TensorName) -> str:
         """The name of a canonical tensor in this checkpoint."""
         if self.hparams.is_gguf:
-            return gguf_name(canonical, norm_after_attention=self._norm_after_attention)
-        if canonical.startswith("model."):
-            return self._prefix[0] + canonical.removeprefix("model.")
-        return self._prefix[1] + canonical
+            return gguf_name(canonical, norm_after_attention=self._norm_after_attention, names=self._names)
+        name = renamed(canonical, self._names)
+        if name.startswith("model."):
+            return self._prefix[0] + name.removeprefix("model.")
+        return self._prefix[1] + name
 
     def has(self, canonical: TensorName) -> bool:
         """True if the checkpoint has a tensor of this canonical name."""
@@ -112,6 +116,10 @@ class SpecBuilder:
         weight = self._note(f"{base}.weight", (out_features, in_features))
         bias_name = self._note(f"{base}.bias", (out_features,)) if bias else None
         return Linear(weight, out_features, in_features, bias_name)
+
+    def vector(self, name: TensorName, size: int) -> TensorName:
+        """The vector of that full name, for what belongs to no norm and no matrix."""
+        return self._note(name, (size,))
 
     def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
         """Matrices that are stacked by rows in the checkpoint tensor `base`.
@@ -276,9 +284,13 @@ class SpecBuilder:
             return is_double and not self.has(f"{base}.gate_proj.weight")
         return self.has(f"{base}.gate_up_proj.weight")
 
+    def note(self, canonical: TensorName, source: TensorSource) -> TensorName:
+        """Say where a tensor lies that no other method describes; gives its name back."""
+        self._tensors[canonical] = source
+        return canonical
+
     def _note(
         self, canonical: TensorName, shape: tuple[int, ...], fused_in: TensorName | None = None, first_row: int = 0
     ) -> TensorName:
         stored = self.stored_name(fused_in or canonical)
-        self._tensors[canonical] = TensorSource(stored, shape, first_row, fused_in is not None)
-        return canonical
+        return self.note(canonical, TensorSource(stored, shape, first_row, fused_in is not None))

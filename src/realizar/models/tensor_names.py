@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm"
@@ -23,6 +24,13 @@ _IN_LAYER = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -36,19 +44,34 @@ _UNNEEDED_GGUF = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "ro
 _UNNEEDED = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?|(.+\.)?rotary_emb\.inv_freq|.+\.masked_bias")
 
 
-def gguf_name(canonical: str, *, norm_after_attention: bool) -> str:
+def gguf_name(canonical: str, *, norm_after_attention: bool, names: Mapping[str, str]) -> str:
     """The GGUF name of a canonical tensor.
 
     Args:
         norm_after_attention: True if `post_attention_layernorm` is applied to attention's output.
+        names: GGUF names of this architecture that differ from the usual ones, by canonical name without `.weight`.
     """
     layer = _LAYER.fullmatch(canonical)
     if layer is None:
         base, _, kind = canonical.rpartition(".")
-        return f"{_GLOBAL[base]}.{kind}"
+        return f"{names.get(base) or _GLOBAL[base]}.{kind}"
     index, base, kind = layer.groups()
     name = _POST_ATTENTION_NORM if norm_after_attention and base == "post_attention_layernorm" else _IN_LAYER[base]
     return f"blk.{index}.{name}.{kind}"
+
+
+def renamed(canonical: str, names: Mapping[str, str]) -> str:
+    """The name that a safetensors checkpoint has in place of a canonical one.
+
+    Args:
+        names: by canonical name without `.weight`, and within a layer without `model.layers.0.` too.
+    """
+    layer = _LAYER.fullmatch(canonical)
+    if layer is None:
+        base, _, kind = canonical.rpartition(".")
+        return f"{names.get(base, base)}.{kind}"
+    index, base, kind = layer.groups()
+    return f"model.layers.{index}.{names.get(base, base)}.{kind}"
 
 
 def is_unneeded(name: str) -> bool:

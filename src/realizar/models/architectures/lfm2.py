@@ -1,0 +1,153 @@
+"""LFM2: most layers are a gated short convolution, the others attention. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_WIDTH, Dimensions, read_dimensions
+from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.rope_settings import plain_rope, read_rope
+from realizar.models.spec import Layer, ModelSpec, Rope, ShortConvolution, TensorSource
+from realizar.models.spec_builder import SpecBuilder
+
+MAX_CONVOLUTION = 64
+
+_CONFIG_NAMES = {
+    "model.norm": "model.embedding_norm",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_GGUF_NAMES = {"model.norm": "token_embd_norm"}  # although it is the last norm
+
+
+def build(hparams: HyperParameters) -> ModelSpec:
+    """LFM2 and LFM2.5, dense."""
+    sizes = read_dimensions(
+        hparams,
+        eps_keys=("attention.layer_norm_rms_epsilon", "norm_eps"),
+        defaults={"intermediate_size": 12288, "norm_eps": 1e-5},
+        some_without_attention=True,
+    )
+    sizes = dataclasses.replace(sizes, feed_forward_size=_read_feed_forward_size(hparams, sizes.feed_forward_size))
+    builder = SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _CONFIG_NAMES)
+    rope = read_rope(hparams, sizes, default_base=10000.0 if hparams.is_gguf else 1e6)
+    _check_repeated_keys(hparams, sizes, rope)
+    is_attention = _read_attention_layers(hparams, sizes)
+    length = hparams.integer("shortconv.l_cache", "conv_L_cache", low=2, high=MAX_CONVOLUTION)
+    bias = hparams.boolean(None, "conv_bias", default=False)
+    layers = [
+        Layer(
+            mixer=builder.attention(index, rope=rope, qk_norm="head")
+            if is_attention[index]
+            else _convolution(builder, index, length, bias=bias),
+            feed_forward=builder.feed_forward(index, "silu"),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+        )
+        for index in range(sizes.num_layers)
+    ]
+    return builder.spec(layers, tied_by_default=_read_tied(hparams))
+
+
+def _convolution(builder: SpecBuilder, index: int, length: int, *, bias: bool) -> ShortConvolution:
+    channels, base = builder.sizes.hidden_size, f"model.layers.{index}.conv"
+    kernel = f"{base}.conv.weight"
+    stored_shape = None if builder.hparams.is_gguf else (channels, 1, length)
+    builder.note(kernel, TensorSource(builder.stored_name(kernel), (channels, length), stored_shape=stored_shape))
+    return ShortConvolution(
+        channels=channels,
+        length=length,
+        in_proj=builder.linear(f"{base}.in_proj", 3 * channels, channels, bias=bias),
+        kernel=kernel,
+        out_proj=builder.linear(f"{base}.out_proj", channels, channels, bias=bias),
+        bias=builder.vector(f"{base}.conv.bias", channels) if bias else None,
+    )
+
+
+def _read_feed_forward_size(hparams: HyperParameters, stated: int) -> int:
+    """`block_ff_dim` where it is there; two thirds of it, rounded up, unless `block_auto_adjust_ff_dim` is false.
+
+    A GGUF file has the result.
+    """
+    if hparams.is_gguf:
+        return stated
+    size = hparams.integer(None, "block_ff_dim", high=MAX_FEED_FORWARD, default=stated)
+    multiple = hparams.integer(None, "block_multiple_of", high=MAX_WIDTH, default=256)
+    factor = hparams.optional_number(None, "block_ffn_dim_multiplier")
+    if not hparams.is_present(None, "block_ffn_dim_multiplier"):
+        factor = 1.0
+    if not hparams.boolean(None, "block_auto_adjust_ff_dim", default=True):
+        return size
+    size = int(2 * size / 3)
+    if factor is not None:
+        size = -(-int(factor * size) // multiple) * multiple
+    if not 1 <= size <= MAX_FEED_FORWARD:
+        raise hparams.malformed(None, "block_ffn_dim_multiplier", f"a feed-forward of {size}")
+    return size
+
+
+def _read_attention_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
+    """`layer_types` says which layers are attention, or else `full_attn_idxs`; in a GGUF file those with KV heads."""
+    count = sizes.num_layers
+    if hparams.is_gguf:
+        return _read_layers_with_heads(hparams, count)
+    indices = hparams.raw(None, "full_attn_idxs")
+    if indices is not None and (
+        not isinstance(indices, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in indices)
+    ):
+        raise hparams.malformed(None, "full_attn_idxs", "expected a list of layers")
+    by_index = [indices is None or index in indices for index in range(count)]
+    kinds = hparams.raw(None, "layer_types")
+    if kinds is None:
+        return by_index
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise hparams.malformed(None, "layer_types", f"expected a list of {count}, one per layer")
+    for kind in kinds:
+        if kind not in ("conv", "full_attention"):
+            raise hparams.unsupported(None, "layer_types", kind)
+    by_kind = [kind == "full_attention" for kind in kinds]
+    if indices is not None and by_index != by_kind:
+        raise hparams.malformed(None, "full_attn_idxs", "layer_types says otherwise")
+    return by_kind
+
+
+def _read_layers_with_heads(hparams: HyperParameters, count: int) -> list[bool]:
+    heads = hparams.raw("attention.head_count_kv", None)
+    if not hasattr(heads, "__len__"):
+        return [True] * count
+    if len(heads) != count:
+        raise hparams.malformed("attention.head_count_kv", None, f"expected a list of {count}, one per layer")
+    return [number != 0 for number in heads]
+
+
+def _read_tied(hparams: HyperParameters) -> bool:
+    """`tie_embedding` is an older name of `tie_word_embeddings`."""
+    tied = hparams.boolean(None, "tie_embedding", default=True)
+    if hparams.boolean(None, "tie_word_embeddings", default=tied) != tied and hparams.is_present(None, "tie_embedding"):
+        raise hparams.malformed(None, "tie_embedding", "tie_word_embeddings says otherwise")
+    return tied
+
+
+def _check_repeated_keys(hparams: HyperParameters, sizes: Dimensions, rope: Rope) -> None:
+    """Published configurations repeat some values under a second name, which transformers does not read."""
+    for key, expected in (
+        ("block_dim", sizes.hidden_size),
+        ("conv_dim", sizes.hidden_size),
+        ("conv_dim_out", sizes.hidden_size),
+        ("num_heads", sizes.num_heads),
+        ("block_norm_eps", sizes.norm_eps),
+        ("block_use_swiglu", True),
+        ("use_pos_enc", True),
+    ):
+        found = hparams.raw(None, key)
+        if found is not None and found != expected:
+            raise hparams.unsupported(None, key, found)
+    base = hparams.optional_number(None, "theta")
+    if base is not None and (base <= 1 or plain_rope(base, rope.size) != rope):
+        raise hparams.unsupported(None, "theta", base)

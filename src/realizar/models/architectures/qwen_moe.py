@@ -1,0 +1,69 @@
+"""Qwen3 with experts in place of most layers' feed-forward. Standard library only."""
+
+from __future__ import annotations
+
+from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_LAYERS, Dimensions, read_dimensions
+from realizar.models.experts import build_experts
+from realizar.models.hyper_parameters import REQUIRED, HyperParameters
+from realizar.models.rope_settings import read_rope
+from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec_builder import SpecBuilder
+
+MAX_EXPERTS = 1024
+
+
+def build_qwen3(hparams: HyperParameters) -> ModelSpec:
+    """Qwen3 with experts."""
+    sizes = read_dimensions(hparams)
+    builder = SpecBuilder(hparams, sizes)
+    rope = read_rope(hparams, sizes)
+    if hparams.boolean(None, "use_sliding_window", default=False):
+        raise hparams.unsupported(None, "use_sliding_window", True)
+    count = _read_count(hparams)
+    per_token = hparams.integer("expert_used_count", "num_experts_per_tok", high=count)
+    width = hparams.integer(
+        "expert_feed_forward_length",
+        "moe_intermediate_size",
+        high=MAX_FEED_FORWARD,
+        # As llama.cpp has it.
+        default=max(sizes.feed_forward_size // per_token, 1) if hparams.is_gguf else REQUIRED,
+    )
+    # A GGUF file can't say that weights are not divided by their sum, nor that some layers are dense.
+    normalized = hparams.boolean(None, "norm_topk_prob", default=hparams.is_gguf)
+    is_dense = _read_dense_layers(hparams, sizes)
+    activation = builder.activation()
+    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
+    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
+    layers = [
+        Layer(
+            mixer=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="head"),
+            feed_forward=builder.feed_forward(index, activation)
+            if is_dense[index]
+            else build_experts(
+                builder, index, activation, count=count, per_token=per_token, width=width, normalized=normalized
+            ),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+        )
+        for index in range(sizes.num_layers)
+    ]
+    return builder.spec(layers, tied_by_default=False)
+
+
+def _read_count(hparams: HyperParameters) -> int:
+    """`num_experts` of published configurations is `num_local_experts` where transformers 5 wrote them."""
+    if not hparams.is_present(None, "num_local_experts"):
+        return hparams.integer("expert_count", "num_experts", high=MAX_EXPERTS)
+    count = hparams.integer(None, "num_local_experts", high=MAX_EXPERTS)
+    if hparams.integer(None, "num_experts", high=MAX_EXPERTS, default=count) != count:
+        raise hparams.malformed(None, "num_experts", f"num_local_experts says {count}")
+    return count
+
+
+def _read_dense_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
+    """Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th."""
+    step = hparams.integer(None, "decoder_sparse_step", high=MAX_LAYERS, default=1)
+    dense = hparams.raw(None, "mlp_only_layers") or []
+    if not isinstance(dense, list) or any(isinstance(index, bool) or not isinstance(index, int) for index in dense):
+        raise hparams.malformed(None, "mlp_only_layers", "expected a list of layers")
+    return [index in dense or (index + 1) % step != 0 for index in range(sizes.num_layers)]

@@ -1,0 +1,66 @@
+"""A mixture of experts as checkpoints hold it: one tensor for all experts, or one for each. Standard library only."""
+
+from __future__ import annotations
+
+from realizar.models.spec import ExpertLinear, Experts, TensorSource
+from realizar.models.spec_builder import Activation, SpecBuilder
+
+
+def build_experts(
+    builder: SpecBuilder,
+    index: int,
+    activation: Activation,
+    *,
+    count: int,
+    per_token: int,
+    width: int,
+    normalized: bool,
+) -> Experts:
+    """The mixture of layer `index`.
+
+    A GGUF file holds three tensors, [experts, rows, columns] each. A safetensors checkpoint holds three matrices for
+    each expert, or two tensors: `gate_up_proj`, with the rows of gate above those of up, and `down_proj`.
+
+    Args:
+        count: experts of the layer.
+        per_token: experts that a token goes through.
+        width: between an expert's up and down projection.
+        normalized: True if the weights of the chosen ones are divided by their sum.
+    """
+    hidden, base = builder.sizes.hidden_size, f"model.layers.{index}.mlp"
+    router = builder.linear(f"{base}.gate", count, hidden, bias=False)
+    stack = _fused_stack if _is_fused(builder, base) else _stack
+
+    def matrices(name: str, rows: int, cols: int) -> ExpertLinear:
+        source = stack(builder, base, name, (count, rows, cols))
+        return ExpertLinear(builder.note(f"{base}.experts.{name}.weight", source), count, rows, cols)
+
+    return Experts(
+        router=router,
+        experts_per_token=per_token,
+        activation=activation,
+        gate=matrices("gate_proj", width, hidden),
+        up=matrices("up_proj", width, hidden),
+        down=matrices("down_proj", hidden, width),
+        normalized=normalized,
+    )
+
+
+def _is_fused(builder: SpecBuilder, base: str) -> bool:
+    """True if a safetensors checkpoint holds one tensor for all experts, as transformers 5 has them in memory."""
+    hparams = builder.hparams
+    return not hparams.is_gguf and builder.stored_name(f"{base}.experts.gate_up_proj") in hparams.checkpoint.tensors
+
+
+def _fused_stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, int, int]) -> TensorSource:
+    if name == "down_proj":
+        return TensorSource(builder.stored_name(f"{base}.experts.{name}"), shape)
+    first_row = shape[1] if name == "up_proj" else 0
+    return TensorSource(builder.stored_name(f"{base}.experts.gate_up_proj"), shape, first_row, fused=True)
+
+
+def _stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, int, int]) -> TensorSource:
+    if builder.hparams.is_gguf:
+        return TensorSource(builder.stored_name(f"{base}.experts.{name}.weight"), shape)
+    names = tuple(builder.stored_name(f"{base}.experts.{expert}.{name}.weight") for expert in range(shape[0]))
+    return TensorSource(names[0], shape, stack=names)
