@@ -165,6 +165,22 @@ def _reporting_compilation(progress: Callable[[str, float], None] | None) -> Abs
     )
 
 
+def refusals(spec: ModelSpec) -> list[str]:
+    """The reasons for which backends refuse a model, one for each; empty if one of them runs it."""
+    from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
+    from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
+
+    reasons = []
+    for supported in (ON_CPU, ON_CUDA):
+        try:
+            supported.check(spec)
+        except UnsupportedModelError as error:
+            reasons.append(str(error))
+        else:
+            return []
+    return reasons
+
+
 def plan_memory(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
 ) -> MemoryPlan:

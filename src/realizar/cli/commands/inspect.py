@@ -43,6 +43,7 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
         CheckpointError: the checkpoint is malformed: a tensor is missing or has a wrong shape, or a parameter is
             absurd.
     """
+    from realizar.backends.select import refusals
     from realizar.errors import TokenizerError, UnsupportedModelError
     from realizar.models.check_tensors import check_tensors
     from realizar.models.registry import build_spec
@@ -53,7 +54,9 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
         reasons.append("it holds no weights")
     else:
         try:
-            check_tensors(build_spec(checkpoint, None), checkpoint)
+            spec = build_spec(checkpoint, None)
+            check_tensors(spec, checkpoint)
+            reasons += refusals(spec)
         except UnsupportedModelError as error:
             reasons.append(str(error))
     try:

@@ -1,0 +1,116 @@
+"""Models with parts that no backend runs: every command says so in one plain line, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import UnsupportedModelError
+from realizar.models.registry import build_spec
+from resolving import resolved
+from tiny_model import byte_symbols
+
+HIDDEN, VOCABULARY = 64, 257
+
+_KEYS: dict[str, dict[str, Any]] = {
+    "qwen3moe": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    "lfm2": {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
+}
+REASONS = {
+    "qwen3moe": "qwen3moe: layers 0, 1, 2 have a mixture of experts, which the {} backend does not run",
+    "lfm2": "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run",
+}
+
+
+def _write_model(path: Path, architecture: str) -> None:
+    """Three layers of zeros, and a vocabulary of bytes."""
+    keys = {
+        "block_count": 3,
+        "context_length": 64,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": VOCABULARY,
+        **_KEYS[architecture],
+    }
+    metadata = {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in keys.items()},
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*byte_symbols(), "<|end|>"],
+        "tokenizer.ggml.token_type": [1] * 256 + [3],
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": 256,
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }
+    some = StoredTensor("token_embd.weight", GGMLType.F32, (VOCABULARY, HIDDEN), np.zeros(0, np.uint8), path, 0)
+    spec = build_spec(Checkpoint(path, "gguf", metadata, {some.name: some}))
+    sources = spec.tensors.values()
+    write_gguf(
+        path, metadata, [NewTensor(one.name, GGMLType.F32, one.shape, np.zeros(one.shape, "<f4")) for one in sources]
+    )
+
+
+@pytest.fixture(params=_KEYS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """A file, and why it does not run, with a place for the backend's name."""
+    path = tmp_path / f"{request.param}.gguf"
+    _write_model(path, request.param)
+    return path, REASONS[request.param]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "MODEL", "hello", "--device", "cpu"),
+        ("plan", "MODEL", "--device", "cpu"),
+        ("serve", "MODEL", "--device", "cpu", "--port", "0"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_for_the_cpu(realizar: Callable[..., Any], model: tuple[Path, str], words: tuple[str, ...]) -> None:
+    path, reason = model
+    result = realizar(*(path if word == "MODEL" else word for word in words))
+    assert (result.status, result.stdout) == (1, "")
+    assert result.error_lines == [f"realizar: {reason.format('CPU')}"]
+
+
+def test_a_plan_for_a_gpu(realizar: Callable[..., Any], model: tuple[Path, str]) -> None:
+    pytest.importorskip("torch", reason="a plan for a GPU needs torch")
+    result = realizar("plan", model[0], "--device", "cuda", "--memory", "32G")
+    assert (result.status, result.stdout) == (1, "")
+    assert result.error_lines == [f"realizar: {model[1].format('CUDA')}"]
+
+
+def test_the_cuda_backend(model: tuple[Path, str]) -> None:
+    pytest.importorskip("torch", reason="the GPU backend needs torch")
+    pytest.importorskip("triton", reason="the GPU backend needs triton")
+    from realizar.backends.cuda.device import interpreter_device
+    from realizar.backends.cuda.runner import CUDABackend
+
+    checkpoint = open_checkpoint(model[0])
+    spec = build_spec(checkpoint)
+    with pytest.raises(UnsupportedModelError, match=f"^{model[1].format('CUDA')}$"):
+        CUDABackend(device=interpreter_device()).load(spec, checkpoint, resolved(spec, None, EngineConfig(), "cuda"))
+
+
+def test_inspect(realizar: Callable[..., Any], model: tuple[Path, str]) -> None:
+    result = realizar("inspect", model[0])
+    assert result.status == 0
+    reason = f"{model[1].format('CPU')}; {model[1].format('CUDA')}"
+    assert f"will run      no: {reason}" in result.stdout.splitlines()
+    found = json.loads(realizar("inspect", model[0], "--json").stdout)
+    assert (found["runs"], found["reason"]) == (False, reason)
