@@ -16,6 +16,15 @@ WHOLE = {
     ("Summary", "total_tokens_per_s"): "`bench-serve --json` writes every field",
     ("BlockCounts", "cached"): "an audit compares two counts",
 }
+# Parts that the reference model computes and no backend yet: experts and short convolutions.
+NOT_RUN_YET = {
+    ("Experts", "normalized"),
+    ("Experts", "experts_per_token"),
+    ("ExpertLinear", "num_experts"),
+    ("ExpertsBlock", "experts"),
+    ("ShortConvolution", "channels"),
+    ("ShortConvolutionBlock", "convolution"),
+}
 _BUILTIN = {name for kind in (str, bytes, list, dict, set, tuple, int, Path) for name in dir(kind)}
 
 
@@ -65,7 +74,7 @@ def test_every_field_is_read() -> None:
         if PACKAGE in path.parents and WIRE not in path.parents:
             fields |= set(_fields(tree))
     assert len(fields) > 800
-    assert {field for field in fields if field[1] not in read} == set(WHOLE)
+    assert {field for field in fields if field[1] not in read} == set(WHOLE) | NOT_RUN_YET
 
 
 def test_what_is_only_written_is_not_read() -> None:
