@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError
-from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _SHORTEST_CONTEXT = 512
@@ -104,8 +102,3 @@ def planned_lengths(context_length: int) -> list[int]:
     """Lengths that a plan shows."""
     powers = [_SHORTEST_CONTEXT << power for power in range(40) if _SHORTEST_CONTEXT << power < context_length]
     return [*powers, context_length]
-
-
-def embedding_bytes(spec: ModelSpec, checkpoint: Checkpoint) -> int:
-    """The embedding's size as stored."""
-    return checkpoint.tensors[spec.tensors[spec.embedding].name].size_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import Linear, ModelSpec, TensorName
-from realizar.quantization import MatrixSource, WeightLayout, tensor_layout, tensor_source
+from realizar.quantization import MatrixSource, WeightLayout, expert_source, tensor_layout, tensor_source
 
 
 class WeightTensors:
@@ -26,6 +27,15 @@ class WeightTensors:
         """
         return tensor_layout(self._checkpoint, self._spec.tensors[name].name)
 
+    def size_bytes(self, name: TensorName) -> int:
+        """Bytes of a tensor as stored, from the checkpoint's header alone.
+
+        Raises:
+            UnsupportedModelError: weights can't have its type.
+        """
+        *outer, columns = self._spec.tensors[name].shape
+        return math.prod(outer) * self.layout(name).row_bytes(columns)
+
     def are_float32(self, linears: Iterable[Linear]) -> bool:
         """Whether every matrix is stored in float32."""
         return all(self.layout(linear.weight).float_type == "f32" for linear in linears)
@@ -39,6 +49,20 @@ class WeightTensors:
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
         return whole.rows(place.first_row, place.first_row + place.shape[0]) if place.fused else whole
+
+    def expert(self, name: TensorName, expert: int) -> MatrixSource:
+        """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.
+
+        Raises:
+            UnsupportedModelError: weights can't have its type.
+            ValueError: the stack has no such expert.
+        """
+        place = self._spec.tensors[name]
+        if not place.stack:
+            return expert_source(self._checkpoint, place.name, expert)
+        if not 0 <= expert < len(place.stack):
+            raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
+        return tensor_source(self._checkpoint, place.stack[expert])
 
     def vector(self, name: TensorName) -> NDArray[np.float32]:
         """The values of a norm, a bias or sinks: float32 [size]."""

@@ -11,7 +11,7 @@ from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
-from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -46,7 +46,7 @@ def plan_memory(
     return MemoryPlan(
         device="cpu",
         weight_bytes=sum(_matrix_bytes(tensors, linear, instructions.lanes) for linear in linears),
-        embedding_bytes=embedding_bytes(spec, checkpoint),
+        embedding_bytes=tensors.size_bytes(spec.embedding),
         workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS,
         kv_dtype=sizes[0].dtype,
         kv_bytes_per_token=sum(sizes[0].block_bytes) / config.block_size,

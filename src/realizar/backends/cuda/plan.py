@@ -22,7 +22,7 @@ from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.memory_plan import ContextPlan, MemoryPlan, embedding_bytes, planned_lengths
+from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
@@ -51,7 +51,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     program, linears, tensors = build_program(spec), spec.linears(), WeightTensors(spec, checkpoint)
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in linears}
     weight_bytes = sum(matrix_bytes(layouts[one.weight], one.out_features, one.in_features) for one in linears)
-    embedding = embedding_bytes(spec, checkpoint)
+    embedding = tensors.size_bytes(spec.embedding)
     kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
