@@ -12,16 +12,18 @@ from realizar.backends.cpu.runner import CPUBackend
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
+from resolving import resolved
 
 EMPTY = Checkpoint(Path("hybrid.gguf"), "gguf", {}, {})
 REASON = "^hybrid: layers 1, 4 have a mixture of experts, which the {} backend does not run$"
 
 
 def test_the_cpu_backend() -> None:
+    config = resolved(hybrid_spec(), None, EngineConfig(), "cpu")
     with pytest.raises(UnsupportedModelError, match=REASON.format("CPU")):
-        CPUBackend().load(hybrid_spec(), EMPTY, EngineConfig())
+        CPUBackend().load(hybrid_spec(), EMPTY, config)
     with pytest.raises(UnsupportedModelError, match=REASON.format("CPU")):
-        plan_cpu_memory(hybrid_spec(), EMPTY, EngineConfig())
+        plan_cpu_memory(hybrid_spec(), EMPTY, config)
 
 
 def test_the_cuda_backend() -> None:
@@ -31,7 +33,8 @@ def test_the_cuda_backend() -> None:
     from realizar.backends.cuda.plan import plan_memory
     from realizar.backends.cuda.runner import CUDABackend
 
+    config = resolved(hybrid_spec(), None, EngineConfig(), "cuda")
     with pytest.raises(UnsupportedModelError, match=REASON.format("CUDA")):
-        CUDABackend(device=interpreter_device()).load(hybrid_spec(), EMPTY, EngineConfig())
+        CUDABackend(device=interpreter_device()).load(hybrid_spec(), EMPTY, config)
     with pytest.raises(UnsupportedModelError, match=REASON.format("CUDA")):
-        plan_memory(hybrid_spec(), EMPTY, EngineConfig(), 1 << 40)
+        plan_memory(hybrid_spec(), EMPTY, config, 1 << 40)

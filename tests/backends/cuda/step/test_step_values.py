@@ -35,8 +35,8 @@ CONFIG = EngineConfig(threads=1, max_running=1, max_step_tokens=16, context_leng
 IDS = random_tokens(RECIPE, 6, 1)
 
 
-def values_on_gpu() -> list[StageValues]:
-    runner = GPURunner(*random_model(RECIPE), CONFIG)
+def values_on_gpu(recipe: Recipe = RECIPE) -> list[StageValues]:
+    runner = GPURunner(*random_model(recipe), CONFIG)
     step = dataclasses.replace(one_step(runner.capacity, StepWork(1, 6, 0)), token_ids=np.array(IDS, np.int32))
     found = on_gpu.read_values(runner.backend, runner.spec, step)
     runner.close()
@@ -45,7 +45,11 @@ def values_on_gpu() -> list[StageValues]:
 
 @pytest.fixture(scope="module")
 def values_on_cpu() -> list[StageValues]:
-    spec, checkpoint = random_model(RECIPE)
+    return read_on_cpu(RECIPE)
+
+
+def read_on_cpu(recipe: Recipe) -> list[StageValues]:
+    spec, checkpoint = random_model(recipe)
     runner = Runner(spec, checkpoint, CONFIG)
     step = dataclasses.replace(
         one_step(runner.backend.capacity(), StepWork(1, 6, 0)), token_ids=np.array(IDS, np.int32)
@@ -68,6 +72,14 @@ def test_both_backends_see_the_same(values_on_cpu: list[StageValues]) -> None:
     logits = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(IDS)[-1:]
     assert distance(found[-1], describe_values("logits", logits.astype(np.float32))) <= 0.05
     assert report(found, values_on_cpu, 0.1)[-1] == "the two runs agree within 10%"
+
+
+def test_stages_of_layers_that_lack_a_mixer_or_a_feed_forward() -> None:
+    recipe = dataclasses.replace(RECIPE, lacking=("mixer", "feed_forward"))
+    found, on_the_cpu = values_on_gpu(recipe), read_on_cpu(recipe)
+    stages = ["layer 0 feed-forward input", "layer 1 attention input", "last layer output", "logits"]
+    assert [each.stage for each in found] == [each.stage for each in on_the_cpu] == stages
+    assert max(distance(*pair) for pair in zip(found, on_the_cpu, strict=True)) <= 0.05
 
 
 def test_the_stage_at_which_two_runs_part(values_on_cpu: list[StageValues], monkeypatch: pytest.MonkeyPatch) -> None:
