@@ -1,4 +1,4 @@
-"""What a layer keeps of a sequence from step to step: the kinds of cache. Standard library only."""
+"""The kinds of cache: a layer keeps something of each sequence from step to step. Standard library only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NAMES: dict[type[CacheKind], str] = {
 
 
 def kind_name(kind: CacheKind) -> str:
-    """What a cache of this kind keeps of each sequence, for messages."""
+    """The contents of a cache of this kind, for messages."""
     return _NAMES[type(kind)]
 
 

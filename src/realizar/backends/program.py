@@ -1,12 +1,12 @@
-"""A model as blocks: what a step computes, in order, and what of it a backend may fuse. Standard library and the spec.
+"""A model as blocks, in the order in which a step computes them. Standard library and the spec.
 
 A block is one branch of the residual stream `hidden`, float32 [tokens, hidden_size]:
 
     hidden += scale * norm(output(part(inputs(norm(hidden)))))
 
-`Inputs` is where it leaves the stream, its part is what the class adds (attention, a feed-forward, ...), and `Join` is
-where it returns. Backends bind the parts of a block to kernels of their own; what may run as one kernel is said here:
-matrices that share an input, an activation after them, the addition to the stream, and the norm that follows it.
+It leaves the stream with `Inputs`, passes its part (attention, a feed-forward, ...), and returns with a `Join`. Each
+backend binds these to kernels of its own. The blocks say which of them may be fused into one kernel: matrices that
+share an input, the activation after them, the addition to the stream, and the norm that follows it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Join:
 
     @property
     def adds_directly(self) -> bool:
-        """Whether the matmul's epilogue may add to the stream: no norm lies between."""
+        """The matmul's epilogue may add to the stream, as no norm lies between."""
         return self.linear is not None and self.norm is None
 
     @property
     def folds_next_norm(self) -> bool:
-        """Whether the next norm's root, one factor for each token, may be left to the matmuls that read that norm."""
+        """The next norm's root, one factor for each token, may be left to the matmul that reads that norm."""
         norm = None if self.next is None else self.next.norm
         return self.adds_directly and norm is not None and norm.kind == "rms" and norm.bias is None
 

@@ -1,4 +1,4 @@
-"""Which parts of a model a backend runs: anything else is refused by name before a weight is read. Standard library."""
+"""Each backend names the kinds of layers and caches that it runs, and refuses others. Standard library."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Attention:
         return self.q, self.k, self.v, self.o
 
     def vectors(self) -> Iterator[TensorName]:
-        """What it has beside matrices and their biases."""
+        """Its tensors other than matrices and the biases of matrices."""
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
                 yield from norm.vectors()
@@ -153,7 +153,7 @@ class ShortConvolution:
     y[t] = c[t] * (sum over j < length of kernel[:, j] * (b * x)[t - (length - 1) + j]  + bias)
     output = out_proj(y)
 
-    Tokens before the first count as zeros. What a sequence keeps is the last `length - 1` columns of b * x.
+    Tokens before the first count as zeros. A sequence keeps the last `length - 1` columns of b * x from step to step.
 
     Attributes:
         in_proj: to 3 * channels features.
@@ -178,7 +178,7 @@ class ShortConvolution:
         return self.in_proj, self.out_proj
 
     def vectors(self) -> Iterator[TensorName]:
-        """What it has beside matrices and their biases."""
+        """Its tensors other than matrices and the biases of matrices."""
         yield self.kernel
         if self.bias is not None:
             yield self.bias
@@ -237,15 +237,15 @@ class Experts:
         return self.router.out_features
 
     def linears(self) -> tuple[Linear, ...]:
-        """Its matrices that every token is multiplied with."""
+        """The matrix that every token is multiplied with."""
         return (self.router,)
 
 
 Mixer = Attention | ShortConvolution
-"""What a layer does across tokens."""
+"""The part of a layer that lets tokens see those before them."""
 
 AnyFeedForward = FeedForward | Experts
-"""What a layer does to each token by itself."""
+"""The part of a layer that takes each token by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class Layer:
         )
 
     def vectors(self) -> Iterator[TensorName]:
-        """Norms, sinks and convolutions, in no order; biases of matrices are not among them."""
+        """Norms, sinks and convolution kernels, but no biases of matrices."""
         for norm in (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm):
             if norm is not None:
                 yield from norm.vectors()
@@ -337,7 +337,7 @@ class ModelSpec:
         return (*(linear for layer in self.layers for linear in layer.linears()), self.head)
 
     def vectors(self) -> tuple[TensorName, ...]:
-        """Norms, sinks and convolutions of all layers, and the final norm; biases of matrices are not among them."""
+        """Norms, sinks and convolution kernels of all layers, and the final norm, but no biases of matrices."""
         return (*(name for layer in self.layers for name in layer.vectors()), *self.final_norm.vectors())
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:

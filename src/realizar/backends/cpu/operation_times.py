@@ -27,7 +27,7 @@ _EMPTY_WALKS = 50
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def _nothing(arguments: int, thread: int, threads: int) -> None:
-    """What a walk costs besides its kernels."""
+    """A kernel that does nothing: a walk of it costs what every walk costs."""
 
 
 def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
@@ -68,7 +68,7 @@ def _token_bytes(backend: CPUBackend, attention: Attention) -> int:
 
 
 def _calling_s(backend: CPUBackend) -> float:
-    """What walking an operation takes that does nothing."""
+    """Seconds that a walk takes whose operation does nothing."""
     table = aligned_zeros(OPERATION_FIELDS, np.int64).reshape(1, OPERATION_FIELDS)
     table[0] = _nothing.address, 0, 1
     empty = BoundProgram(table, ())  # type: ignore[arg-type]
