@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from realizar.backends.base import Capacity, ForwardInput, RowInput, StepOutput
+from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
+from realizar.batch import OpenedRow, ScheduledRow, StepOutput
 from realizar.bench import generate
 from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
@@ -71,7 +72,8 @@ def decodes(capacity: Capacity, rows: int, context: int) -> ForwardInput:
         positions=np.full(rows, context - 1, np.int32),
         slot_mapping=(slots.astype(np.int32),),
         block_tables=(tables,),
-        rows=tuple(RowInput(row, row, 1, context - 1, True) for row in range(rows)),
+        rows=tuple(ScheduledRow(row, row, (5 + row,), context - 1, True) for row in range(rows)),
+        query_starts=tuple(range(rows + 1)),
     )
 
 
@@ -80,7 +82,7 @@ def check_graph(backend: CUDABackend, rows: int) -> None:
     found = []
     for replay in (True, False):
         for row in range(rows):
-            backend.open(row, SamplingParams(temperature=0), [1], 1, 0)
+            backend.open(OpenedRow(row, row, SamplingParams(temperature=0), (1,), 1, 0))
         graphs = backend._graphs._graphs
         if not replay:
             backend._graphs._graphs = {}

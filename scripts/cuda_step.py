@@ -15,6 +15,7 @@ from cuda_bench import decodes, random_checkpoint
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.tuning.measure import median_ms
 from realizar.backends.select import resolve_model
+from realizar.batch import OpenedRow
 from realizar.bench import generate
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
@@ -26,7 +27,7 @@ def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
     """Median of rounds of replays."""
     step = decodes(backend.capacity(), rows, context)
     for row in range(rows):
-        backend.open(row, SamplingParams(temperature=0.0), [1], 1, 0)
+        backend.open(OpenedRow(row, row, SamplingParams(temperature=0.0), (1,), 1, 0))
     backend.submit(step).result()
     shape = backend._shape(step)
     if not backend._graphs.replay(shape):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 import torch
 from cuda_bench import random_checkpoint
@@ -22,12 +21,12 @@ from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_deco
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
+from realizar.batch import OpenedRow
 from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.models.spec import ModelSpec
-from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 
 PROMPT, STEPS, TILE = 128, 128, 64
@@ -56,9 +55,7 @@ class AtOnce:
             kv_cache_dtype="bf16", load_s=0.0,
         )  # fmt: skip
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
+    def open(self, opened: OpenedRow) -> None:
         pass
 
     def close(self, row: int) -> None:

@@ -12,19 +12,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import (
-    FROM_PREVIOUS_STEP,
-    Capacity,
-    DeviceMemory,
-    ForwardInput,
-    RowInput,
-    RowOutput,
-    StepOutput,
-    TokenLogprobs,
-)
+from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm
+from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 
@@ -119,7 +112,7 @@ def expected_tokens(
 class ScriptedStep:
     """A step whose rows are sampled when its result, or the step after it, needs them."""
 
-    def __init__(self, backend: ScriptedBackend, rows: Sequence[tuple[RowInput, list[int]]]) -> None:
+    def __init__(self, backend: ScriptedBackend, rows: Sequence[tuple[ScheduledRow, list[int]]]) -> None:
         self._backend, self._rows = backend, rows
         self._masks: dict[int, NDArray[np.bool_]] = {}
         self._output: StepOutput | None = None
@@ -135,7 +128,7 @@ class ScriptedStep:
             self._output = StepOutput(tuple(self._row_output(row, states) for row, states in self._rows))
         return self._output
 
-    def _row_output(self, row: RowInput, states: list[int]) -> RowOutput:
+    def _row_output(self, row: ScheduledRow, states: list[int]) -> RowOutput:
         open_row = self._backend.rows[row.row]
         queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
         pooled = None if row.pooling is None else pooled_of(open_row.states or states, row.pooling)
@@ -143,7 +136,7 @@ class ScriptedStep:
             return RowOutput(row.row, (), queried=queried, pooled=pooled)
         stops = open_row.sampling.stop_token_ids
         chosen: list[int] = []
-        for state, draft in zip(states[-len(row.draft_ids) - 1 :], (*row.draft_ids, None), strict=True):
+        for state, draft in zip(states[-row.num_drafts - 1 :], (*row.draft_ids, None), strict=True):
             masks = self._masks.get(row.row)
             allowed = np.ones(VOCAB_SIZE, np.bool_) if masks is None else masks[len(chosen)].copy()
             require(bool(allowed.any()), "no token is allowed")
@@ -157,7 +150,7 @@ class ScriptedStep:
         wanted = open_row.sampling.logprobs
         if wanted is None:
             return RowOutput(row.row, tuple(chosen), queried=queried)
-        states = states[len(states) - len(row.draft_ids) - 1 :]
+        states = states[len(states) - row.num_drafts - 1 :]
         logprobs = tuple(logprobs_of(state, token_id, wanted) for state, token_id in zip(states, chosen, strict=False))
         return RowOutput(row.row, tuple(chosen), logprobs, queried)
 
@@ -165,9 +158,9 @@ class ScriptedStep:
 class OpenRow:
     """A row's history, and for a mean its states so far."""
 
-    def __init__(self, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int) -> None:
-        self.sampling, self.tokens, self.choice = sampling, list(history), choice
-        self.num_prompt_tokens = num_prompt_tokens
+    def __init__(self, opened: OpenedRow) -> None:
+        self.sampling, self.tokens, self.choice = opened.sampling, list(opened.history), opened.choice
+        self.num_prompt_tokens = opened.num_prompt_tokens
         self.states: list[int] = []
 
 
@@ -210,13 +203,12 @@ class ScriptedBackend:
     def capacity(self) -> Capacity:
         return self.limits
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
+    def open(self, opened: OpenedRow) -> None:
+        row = opened.row
         require(row not in self.rows, f"row {row} is open already")
         require(0 <= row < self.limits.max_rows, f"there is no row {row}")
-        require(0 < num_prompt_tokens <= len(history), "the history is shorter than the prompt")
-        self.rows[row] = OpenRow(sampling, history, num_prompt_tokens, choice)
+        require(0 < opened.num_prompt_tokens <= len(opened.history), "the history is shorter than the prompt")
+        self.rows[row] = OpenRow(opened)
 
     def close(self, row: int) -> None:
         del self.rows[row]
@@ -245,18 +237,18 @@ class ScriptedBackend:
         for slots in step.slot_mapping:
             require(len(set(slots.tolist())) == tokens, "two tokens share a slot")
 
-    def _run_row(self, place: int, row: RowInput, step: ForwardInput) -> list[int]:
+    def _run_row(self, place: int, row: ScheduledRow, step: ForwardInput) -> list[int]:
         open_row = self.rows[row.row]
-        require(row.num_computed_tokens + row.num_tokens <= self.limits.context_length, "past the context")
+        require(row.num_context_tokens <= self.limits.context_length, "past the context")
         states = []
         for index in range(row.num_tokens):
-            at, position = row.query_start + index, row.num_computed_tokens + index
+            at, position = step.query_starts[place] + index, row.num_computed_tokens + index
             require(int(step.positions[at]) == position, "a position is wrong")
             token_id = int(step.token_ids[at])
             if token_id == FROM_PREVIOUS_STEP:
                 token_id = open_row.tokens[-1]
                 require(position == len(open_row.tokens) - 1, "the choice before is not the token here")
-            draft = index - (row.num_tokens - len(row.draft_ids))
+            draft = index - (row.num_tokens - row.num_drafts)
             known = open_row.tokens[position] if draft < 0 else row.draft_ids[draft]
             require(token_id == known, "a token is not that of the row's history")
             require(draft < 0 or position >= len(open_row.tokens), "a draft of what is known")

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, TokenLogprobs
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, index_of, supported
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.batch import LogprobQuery
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
+from realizar.outputs import TokenLogprobs
 from resolving import resolved
+from step_inputs import scheduled_row, step_input
 
 LOGITS_AT_ONCE = 32
 
@@ -60,25 +62,24 @@ class Runner:
 
     def step(self, parts: Sequence[tuple[Request, int]], keep: bool = True) -> None:
         """Take the next so many tokens of every request in one step, and keep their logits."""
-        size, ids, positions, rows = self.config.block_size, [], [], []
+        size, rows = self.config.block_size, []
         tables = [np.zeros((len(parts), max(len(r.blocks[g]) for r, _ in parts)), np.int32) for g in range(self.groups)]
         slots: list[list[NDArray[np.int32]]] = [[] for _ in range(self.groups)]
         for index, (request, count) in enumerate(parts):
             places = np.arange(request.computed, request.computed + count, dtype=np.int32)
-            rows.append(RowInput(request.row, sum(map(len, ids)), count, request.computed, False))
-            ids.append(np.asarray(request.token_ids[request.computed : request.computed + count], np.int32))
-            positions.append(places)
+            tokens = request.token_ids[request.computed : request.computed + count]
+            rows.append(scheduled_row(request.row, tokens, request.computed))
             for group, table in enumerate(tables):
                 blocks = request.blocks[group]
                 table[index, : len(blocks)] = blocks
                 slots[group].append(blocks[places // size] * size + places % size)
         joined = [np.concatenate(part).astype(np.int32) for part in slots]
-        step = ForwardInput(np.concatenate(ids), np.concatenate(positions), tuple(joined), tuple(tables), tuple(rows))
+        step = step_input(rows, joined, tables)
         self.backend.submit(step).result()
-        for row, (request, count) in zip(rows, parts, strict=True):
+        for start, (request, count) in zip(step.query_starts, parts, strict=False):
             request.computed += count
             if keep:
-                request.logits.append(self._logits(row.query_start, count))
+                request.logits.append(self._logits(start, count))
 
     @property
     def groups(self) -> int:
@@ -93,9 +94,8 @@ class Runner:
         """What the backend's seam answers to `queries` on all tokens in one step."""
         positions = np.arange(len(token_ids), dtype=np.int32)
         table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
-        row = RowInput(0, 0, len(token_ids), 0, False, queries)
-        slots, tables = (positions,) * self.groups, (table,) * self.groups
-        step = ForwardInput(np.asarray(token_ids, np.int32), positions, slots, tables, (row,))
+        row = scheduled_row(0, token_ids, logprob_queries=queries)
+        step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
         return self.backend.submit(step).result().rows[0].queried
 
     def logits(self, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:

@@ -22,6 +22,7 @@ from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 from resolving import resolved
+from step_inputs import opened_row
 
 SVG = "{http://www.w3.org/2000/svg}"
 RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("row_norm",))
@@ -33,10 +34,9 @@ def capacity(*num_blocks: int) -> Capacity:
 
 def test_rows_of_a_step_lie_side_by_side() -> None:
     step = one_step(capacity(100, 5), StepWork(batch=2, tokens=40, context=50))
-    assert [(row.query_start, row.num_tokens, row.num_computed_tokens) for row in step.rows] == [
-        (0, 40, 50),
-        (40, 40, 50),
-    ]
+    assert [(row.num_tokens, row.num_computed_tokens) for row in step.rows] == [(40, 50)] * 2
+    assert step.query_starts == (0, 40, 80)
+    assert step.token_ids.tolist() == [token_id for row in step.rows for token_id in row.token_ids]
     assert step.positions.tolist() == [*range(50, 90)] * 2
     assert step.slot_mapping[0].tolist() == [*range(50, 90), *range(3 * 32 + 50, 3 * 32 + 90)]
     assert step.block_tables[1].tolist() == [[0, 1, 2], [3, 4, 0]]
@@ -89,7 +89,7 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     config = EngineConfig(threads=2, context_length=64, max_running=2, max_step_tokens=32)
     backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
     for row in range(2):
-        backend.open(row, SamplingParams(temperature=0), [0] * 61, 61, 0)
+        backend.open(opened_row(row, SamplingParams(temperature=0), [0] * 61))
     times = time_operations(backend, spec, one_step(backend.capacity(), work), 2)
     layers = len(spec.layers)
     calls = Counter(each.part for each in times)

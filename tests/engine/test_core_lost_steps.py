@@ -10,7 +10,8 @@ import pytest
 from engine.core_runs import run, tokens
 from grammar_services import LastingService
 from number_text import NumberText
-from realizar.backends.base import ForwardInput, StepOutput
+from realizar.backends.base import ForwardInput
+from realizar.batch import StepOutput
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import ThreadLink

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from number_text import NumberText
-from realizar.backends.base import RowInput, RowOutput
+from realizar.batch import OpenedRow, RowOutput, ScheduledRow
 from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient
 from realizar.engine.clients.prepare import prepare_request
@@ -46,18 +45,16 @@ class RowsFail(ScriptedBackend):
         self.opening, self.at, self.error = opening, at, error
         self.results = 0
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
-        super().open(row, sampling, history, num_prompt_tokens, choice)
-        if self.opening is not None and BAD in history:
+    def open(self, opened: OpenedRow) -> None:
+        super().open(opened)
+        if self.opening is not None and BAD in opened.history:
             raise self.opening
 
     def submit(self, forward_input: Any) -> ScriptedStep:
         step = super().submit(forward_input)
         honest = step._row_output
 
-        def row_output(row: RowInput, states: list[int]) -> RowOutput:
+        def row_output(row: ScheduledRow, states: list[int]) -> RowOutput:
             output = honest(row, states)
             if row.sample and self.error is not None and BAD in self.rows[row.row].tokens:
                 self.results += 1

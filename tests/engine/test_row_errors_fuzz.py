@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from realizar.backends.base import RowInput, RowOutput
+from realizar.batch import OpenedRow, RowOutput, ScheduledRow
 from realizar.config import EngineConfig
 from realizar.errors import StepError
 from realizar.outputs import RowError
@@ -29,11 +28,9 @@ class RandomFaults(ScriptedBackend):
         super().__init__(num_blocks=(20,), block_size=4, max_rows=4, num_ids=NUM_IDS)
         self.rng = rng
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
-        super().open(row, sampling, history, num_prompt_tokens, choice)
-        if history[0] == FAILS and self.rng.random() < 0.5:
+    def open(self, opened: OpenedRow) -> None:
+        super().open(opened)
+        if opened.history[0] == FAILS and self.rng.random() < 0.5:
             raise ValueError("a bug")
 
     def close(self, row: int) -> None:
@@ -45,7 +42,7 @@ class RandomFaults(ScriptedBackend):
         step = super().submit(forward_input)
         honest = step._row_output
 
-        def row_output(row: RowInput, states: list[int]) -> RowOutput:
+        def row_output(row: ScheduledRow, states: list[int]) -> RowOutput:
             output = honest(row, states)
             fails = row.sample and self.rows[row.row].tokens[0] == FAILS and self.rng.random() < 0.3
             return RowOutput(row.row, (), error=RowError("failed")) if fails else output

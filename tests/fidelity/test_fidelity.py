@@ -18,7 +18,7 @@ import pytest
 
 from backends.cpu_runs import Runner, load_runner
 from fidelity.fidelity_rows import KEYS, TOP, Row, divergence, mean
-from realizar.backends.base import LogprobQuery
+from realizar.batch import LogprobQuery
 from realizar.config import EngineConfig
 
 _DATA = Path(__file__).parents[1] / "data" / "fidelity_logprobs.json.xz"

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-from realizar.batch import ScheduledBatch
+from realizar.batch import RowOutput, ScheduledBatch
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
 from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
-
-
-@dataclass(frozen=True)
-class Result:
-    """A row's output, without a backend."""
-
-    row: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    queried: tuple[TokenLogprobs, ...] = ()
-    pooled: NDArray[np.float32] | None = None
-    error: RowError | None = None
 
 
 class Clock:
@@ -91,12 +74,12 @@ def request(
 
 def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
     """Per row: its number, tokens before, tokens now, whether it is sampled."""
-    return [(row.row, row.num_computed_tokens, row.num_scheduled_tokens, row.sample) for row in batch.rows]
+    return [(row.row, row.num_computed_tokens, row.num_tokens, row.sample) for row in batch.rows]
 
 
 def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
     """Every row that is sampled chooses `token_id`."""
-    return scheduler.update(batch, [Result(row.row, (token_id,) if row.sample else ()) for row in batch.rows])
+    return scheduler.update(batch, [RowOutput(row.row, (token_id,) if row.sample else ()) for row in batch.rows])
 
 
 def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:

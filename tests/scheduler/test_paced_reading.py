@@ -7,21 +7,20 @@ import statistics
 
 import pytest
 
-from realizar.batch import ScheduledBatch, ScheduledRow
+from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow
 from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
-from scheduler.scheduler_runs import Result
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 def step_s(batch: ScheduledBatch) -> float:
     """As long as SmolLM2's take: a share for the step, and for each token, which grows with its position."""
-    return 2.8e-3 + sum(row.num_scheduled_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
+    return 2.8e-3 + sum(row.num_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
 
 
 class Run:
@@ -55,7 +54,9 @@ class Run:
     def step(self) -> tuple[ScheduledRow, ...]:
         batch = self.scheduler.schedule()
         self.now_s += step_s(batch)
-        for output in self.scheduler.update(batch, [Result(row.row, (7,) if row.sample else ()) for row in batch.rows]):
+        for output in self.scheduler.update(
+            batch, [RowOutput(row.row, (7,) if row.sample else ()) for row in batch.rows]
+        ):
             self.tokens_s[output.request_id].append(self.now_s)
         self.scheduler.take_closed_rows()
         return batch.rows
@@ -135,5 +136,5 @@ def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:
     row = ScheduledRow(0, 0, (5,), 100, sample=False)
     decode = ScheduledRow(1, 1, (6,), 40, sample=True)
     batch = ScheduledBatch((decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)))
-    assert (batch.num_decode_tokens, batch.num_scheduled_tokens, batch.prompt_position) == (1, 5, 175)
+    assert (batch.num_decode_tokens, batch.num_tokens, batch.prompt_position) == (1, 5, 175)
     assert ScheduledBatch((decode,)).prompt_position == 0

@@ -1,12 +1,13 @@
-"""The seam between engine and device: `Backend`, `ForwardInput`, `Step`, `StepOutput`. numpy only.
+"""The seam between engine and device: `Backend`, `ForwardInput`, `Step`. numpy only.
 
 Scheduler and cache decide with integers; a backend owns weights, KV memory and sampler state. Rows are numbered by the
-engine; a row is opened with its sampling parameters before its first step and closed when its request ends.
+engine; a row is opened with its sampling parameters before its first step and closed when its request ends. What is
+wanted of a row and what it got are the records of `realizar.batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,46 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import FROM_PREVIOUS_STEP as FROM_PREVIOUS_STEP
-from realizar.batch import LogprobQuery as LogprobQuery
+from realizar.batch import OpenedRow, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
-from realizar.outputs import RowError as RowError
-from realizar.outputs import TokenLogprobs as TokenLogprobs
-from realizar.request import Pooling as Pooling
-from realizar.sampling_params import SamplingParams
-
-
-@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
-class RowInput:
-    """One row of a step.
-
-    Attributes:
-        row: number given to `open`.
-        query_start: index of its first token in the flat arrays.
-        num_tokens: its tokens in this step; 0 for a dead or padded row.
-        num_computed_tokens: its tokens already in the KV cache.
-        sample: whether the last token's logits give a choice, with drafts those of the tokens before them too.
-        logprob_queries: positions at which log-probabilities are wanted (prompt scoring).
-        draft_ids: speculated tokens, which are the last of the row's tokens. A choice is made before each of them and
-            after the last, as long as each is what was chosen; the choices are the same as without drafts.
-        pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
-            on. For a mean, all steps of the row must name it; each gives the mean so far.
-    """
-
-    row: int
-    query_start: int
-    num_tokens: int
-    num_computed_tokens: int
-    sample: bool
-    logprob_queries: tuple[LogprobQuery, ...] = ()
-    draft_ids: tuple[int, ...] = ()
-    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """One step's work.
+    """One step's work: the scheduled rows, and arrays over all their tokens.
 
     Attributes:
         token_ids: int32 [tokens]; FROM_PREVIOUS_STEP where only the device knows.
@@ -62,44 +31,15 @@ class ForwardInput:
         block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on; entries of
             blocks that left a window are never read.
         rows: in the order of their tokens.
+        query_starts: index of each row's first token, and the number of tokens at the end: rows + 1 numbers.
     """
 
     token_ids: NDArray[np.int32]
     positions: NDArray[np.int32]
     slot_mapping: tuple[NDArray[np.int32], ...]
     block_tables: tuple[NDArray[np.int32], ...]
-    rows: tuple[RowInput, ...]
-
-
-@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
-class RowOutput:
-    """What one row got.
-
-    Attributes:
-        row: its number.
-        token_ids: choices of this step: one, more with accepted drafts, none when not sampling. None follows one of
-            the row's `stop_token_ids`.
-        logprobs: per choice, where the row's sampling parameters ask for them: those of the model's own distribution,
-            before bias, penalties and temperature.
-        queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
-        pooled: float32 [hidden_size], after the model's final norm and not normalised further; or None.
-        error: why this row gets nothing more: its request is to be ended. All else is then empty, and what later steps
-            on their way give the row means nothing; other rows are what they would have been without it.
-    """
-
-    row: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    queried: tuple[TokenLogprobs, ...] = ()
-    pooled: NDArray[np.float32] | None = None
-    error: RowError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """Rows in the order of the input."""
-
-    rows: tuple[RowOutput, ...]
+    rows: tuple[ScheduledRow, ...]
+    query_starts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +108,8 @@ class Backend(Protocol):
     def device_memory(self) -> DeviceMemory | None:
         """Of the device that the model is on; None where that is the processor."""
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
-        """Start a row. `history` is prompt and any output so far (after preemption); `choice` its index among n.
+    def open(self, opened: OpenedRow) -> None:
+        """Start a row.
 
         Raises:
             DeviceLostError: the backend can't go on. Any other exception is this row's alone: it may be in steps that
@@ -182,7 +120,7 @@ class Backend(Protocol):
         """End a row, also one that could not be opened, and forget its sampler state."""
 
     def submit(self, forward_input: ForwardInput) -> Step:
-        """Start a step. Two may be in flight.
+        """Start a step. Two may be in flight; a row with drafts is in no later step before this one's result was read.
 
         Raises:
             CapacityError: memory does not suffice, here or in a step's `result`. All steps in flight are given up by

@@ -56,7 +56,7 @@ def cached_tokens_read(attention: Attention, step: ForwardInput) -> int:
     """Tokens whose keys and values a layer's attention reads at least once, over all rows of a step."""
     total = 0
     for row in step.rows:
-        seen = row.num_computed_tokens + row.num_tokens
+        seen = row.num_context_tokens
         if attention.window is not None:
             seen = min(seen, attention.window + row.num_tokens - 1)
         total += seen if row.num_tokens else 0

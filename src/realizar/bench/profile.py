@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from realizar.backends.base import Backend, Capacity, ForwardInput, RowInput, Step
+from realizar.backends.base import Backend, Capacity, ForwardInput, Step
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
 from realizar.backends.select import make_inspected_backend, resolve_model
+from realizar.batch import OpenedRow, ScheduledRow
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.sampling_params import SamplingParams
@@ -130,9 +131,13 @@ def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
         table = (np.arange(work.batch * per_row, dtype=np.int32) % count).reshape(work.batch, per_row)
         tables.append(table)
         slots.append((table[of_row, places // size] * size + places % size).astype(np.int32))
-    rows = tuple(RowInput(row, row * work.tokens, work.tokens, work.context, sample=True) for row in range(work.batch))
     ids = np.arange(len(places), dtype=np.int32) % 100
-    return ForwardInput(ids, places, tuple(slots), tuple(tables), rows)
+    starts = tuple(range(0, len(places) + 1, work.tokens))
+    rows = tuple(
+        ScheduledRow(row, row, tuple(ids[start : start + work.tokens].tolist()), work.context, sample=True)
+        for row, start in zip(range(work.batch), starts, strict=False)
+    )
+    return ForwardInput(ids, places, tuple(slots), tuple(tables), rows, starts)
 
 
 def summarise(
@@ -194,8 +199,8 @@ def open_rows(backend: Backend, step: ForwardInput) -> None:
     """Start the step's rows anew: none has chosen anything."""
     for row in step.rows:
         backend.close(row.row)
-        history = [0] * (row.num_computed_tokens + row.num_tokens)
-        backend.open(row.row, _GREEDY, history, len(history), 0)
+        history = (0,) * row.num_context_tokens
+        backend.open(OpenedRow(row.sequence_id, row.row, _GREEDY, history, len(history), 0))
 
 
 def time_steps(backend: Backend, step: ForwardInput, work: StepWork, in_flight: int) -> float:

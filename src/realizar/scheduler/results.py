@@ -1,34 +1,13 @@
-"""What the scheduler reads of a backend's answer, and what it makes of it."""
+"""The output of a request, made of what the backend gave its row."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
-
-from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.batch import RowOutput
+from realizar.outputs import RowError, TokenOutput
 from realizar.scheduler.sequence import Gain, Sequence
 
 
-class RowResult(Protocol):
-    """What a step gave a row; `backends.base.RowOutput` is one."""
-
-    @property
-    def row(self) -> int: ...
-    @property
-    def token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def logprobs(self) -> tuple[TokenLogprobs, ...]: ...
-    @property
-    def queried(self) -> tuple[TokenLogprobs, ...]: ...
-    @property
-    def pooled(self) -> NDArray[np.float32] | None: ...
-    @property
-    def error(self) -> RowError | None: ...
-
-
-def token_output(sequence: Sequence, gain: Gain, result: RowResult, now_s: float) -> TokenOutput | None:
+def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float) -> TokenOutput | None:
     """What a step brought whoever waits for the sequence; None for a chunk of prompt that brought nothing."""
     finish = gain.finish_reason
     if not gain.token_ids and not result.queried and finish is None:

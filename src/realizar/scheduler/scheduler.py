@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from realizar.batch import ScheduledBatch, ScheduledRow
+from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow
 from realizar.errors import QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError, TokenOutput
@@ -26,7 +26,7 @@ from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.policy import Policy
-from realizar.scheduler.results import RowResult, failed_output, token_output
+from realizar.scheduler.results import failed_output, token_output
 from realizar.scheduler.rows import RowPool
 from realizar.scheduler.sequence import Gain, Sequence
 from realizar.scheduler.step_limit import StepLimit
@@ -147,8 +147,8 @@ class Scheduler:
         that was alone in a step which can't be smaller ends with the error.
         """
         rows = [row for step in steps for row in step.rows]
-        largest = max(steps, key=lambda step: step.num_scheduled_tokens, default=None)
-        if largest is None or not self._limit.failed(len(steps), len(largest.rows), largest.num_scheduled_tokens):
+        largest = max(steps, key=lambda step: step.num_tokens, default=None)
+        if largest is None or not self._limit.failed(len(steps), len(largest.rows), largest.num_tokens):
             return self.lose(rows, error)
         for row in rows:
             sequence = self._open.get(row.sequence_id)
@@ -195,13 +195,13 @@ class Scheduler:
             self._pace.submitted(self._clock())
         return batch
 
-    def update(self, batch: ScheduledBatch, results: Iterable[RowResult]) -> list[TokenOutput]:
+    def update(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> list[TokenOutput]:
         """Take in what a step gave: `results` are in the order of the batch's rows. Steps come back in order."""
         now = self._clock()
         self._limit.fitted()
         if self._pace is not None:
             decodes = batch.num_decode_tokens
-            self._pace.ended(decodes, batch.num_scheduled_tokens - decodes, now, batch.prompt_position)
+            self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
         outputs: list[TokenOutput] = []
         for scheduled, result in zip(batch.rows, results, strict=True):
             if scheduled.row != result.row:
@@ -318,7 +318,7 @@ class Scheduler:
             num_computed_tokens=sequence.num_computed_tokens,
             sample=sample,
             logprob_queries=sequence.take_queries(count),
-            draft_ids=drafts,
+            num_drafts=len(drafts),
             pooling=request.pooling if last or request.pooling == "mean" else None,
         )
         sequence.num_computed_tokens += count
@@ -329,7 +329,7 @@ class Scheduler:
         return scheduled
 
     def _settle(
-        self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult, now_s: float
+        self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput, now_s: float
     ) -> TokenOutput | None:  # fmt: skip
         """What a step's answer for one row means for its request; whatever that raises ends this request alone."""
         if result.error is not None:
@@ -345,16 +345,16 @@ class Scheduler:
             self._departures.note(now_s)
         return output
 
-    def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowResult) -> Gain:
+    def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput) -> Gain:
         if scheduled.sample:
             return self._take_in_choices(sequence, scheduled, result.token_ids)
-        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        end = scheduled.num_computed_tokens + scheduled.num_tokens
         ended = sequence.request.max_tokens == 0 and end == sequence.num_prompt_tokens
         return Gain((), "length" if ended else None)
 
     def _take_in_choices(self, sequence: Sequence, scheduled: ScheduledRow, token_ids: tuple[int, ...]) -> Gain:
         """Choices of a step: drafts that were wrong are computed no more."""
-        num_drafts, num_accepted = len(scheduled.draft_ids), len(token_ids) - 1
+        num_drafts, num_accepted = scheduled.num_drafts, len(token_ids) - 1
         sequence.num_pending -= 1
         if num_drafts:
             sequence.num_drafts = 0

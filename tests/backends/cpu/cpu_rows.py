@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.cpu_runs import Runner
-from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, RowOutput, TokenLogprobs
+from realizar.backends.base import ForwardInput
+from realizar.batch import LogprobQuery, RowOutput
+from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row, scheduled_row, step_input
 
 
 @dataclass(frozen=True)
@@ -30,26 +33,18 @@ class Part:
 def forward_input(runner: Runner, parts: Sequence[Part], blocks: int) -> ForwardInput:
     """A step over rows that own blocks `blocks * row` and on, so many each, of every group."""
     assert blocks * (1 + max(part.row for part in parts)) <= min(runner.capacity.num_blocks)
-    ids: list[int] = []
-    positions: list[int] = []
     slots: list[int] = []
     rows = []
     tables = np.stack([np.arange(blocks, dtype=np.int32) + blocks * part.row for part in parts])
     for part in parts:
-        tokens = [*part.tokens, *part.drafts]
-        places = range(part.computed, part.computed + len(tokens))
-        rows.append(
-            RowInput(
-                part.row, len(ids), len(tokens), part.computed, part.sample, part.queries, tuple(part.drafts),
-                part.pooling,
-            )
+        row = scheduled_row(
+            part.row, part.tokens, part.computed, part.sample, drafts=part.drafts,
+            logprob_queries=part.queries, pooling=part.pooling,
         )  # fmt: skip
-        ids.extend(tokens)
-        positions.extend(places)
+        rows.append(row)
+        places = range(part.computed, row.num_context_tokens)
         slots.extend(blocks * runner.config.block_size * part.row + place for place in places)
-    arrays = [np.array(values, np.int32) for values in (ids, positions, slots)]
-    groups = runner.groups
-    return ForwardInput(arrays[0], arrays[1], (arrays[2],) * groups, (tables,) * groups, tuple(rows))
+    return step_input(rows, (np.array(slots, np.int32),) * runner.groups, (tables,) * runner.groups)
 
 
 def run_step(
@@ -74,7 +69,7 @@ def plain_decode(
     runner: Runner, row: int, prompt: Sequence[int], sampling: SamplingParams, count: int
 ) -> tuple[list[int], list[TokenLogprobs]]:
     """Output of one row alone, a token a step."""
-    runner.backend.open(row, sampling, prompt, len(prompt), 0)
+    runner.backend.open(opened_row(row, sampling, prompt))
     found: list[int] = []
     logprobs: list[TokenLogprobs] = []
     tokens, computed = list(prompt), 0

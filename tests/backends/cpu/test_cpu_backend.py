@@ -10,12 +10,14 @@ import pytest
 
 from backends.cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, LogprobQuery, RowInput
+from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError
 from realizar.sampling_params import SamplingParams
 from resolving import resolved
+from step_inputs import opened_row, scheduled_row, step_input
 
 RECIPE = Recipe()
 CONFIG = EngineConfig(threads=2, max_running=4, max_step_tokens=256, kv_cache_bytes=32 << 20)
@@ -35,17 +37,13 @@ def runner() -> Iterator[Runner]:
 
 def forward(runner: Runner, *parts: Part) -> ForwardInput:
     """A step over rows that own blocks 8 row .. 8 row + 7 of every group."""
-    ids, positions, slots, rows = [], [], [], []
+    slots, rows = [], []
     tables = np.stack([np.arange(BLOCKS, dtype=np.int32) + BLOCKS * row for row, *_ in parts])
     for row, tokens, computed, sample, queries in parts:
-        rows.append(RowInput(row, len(ids), len(tokens), computed, sample, queries))
-        ids.extend(tokens)
+        rows.append(scheduled_row(row, tokens, computed, sample, logprob_queries=queries))
         places = range(computed, computed + len(tokens))
-        positions.extend(places)
         slots.extend(BLOCKS * CONFIG.block_size * row + place for place in places)
-    arrays = [np.array(values, np.int32) for values in (ids, positions, slots)]
-    groups = runner.groups
-    return ForwardInput(arrays[0], arrays[1], (arrays[2],) * groups, (tables,) * groups, tuple(rows))
+    return step_input(rows, (np.array(slots, np.int32),) * runner.groups, (tables,) * runner.groups)
 
 
 def step(runner: Runner, *parts: Part) -> list[tuple[int, ...]]:
@@ -67,7 +65,7 @@ def test_rows_decode_greedily_side_by_side(runner: Runner) -> None:
     found: dict[int, list[int]] = {row: [] for row in prompts}
     lengths = dict.fromkeys(prompts, 0)
     for row, prompt in prompts.items():
-        runner.backend.open(row, GREEDY, prompt, len(prompt), 0)
+        runner.backend.open(opened_row(row, GREEDY, prompt))
     for rows, dead in [((1, 0), None), ((0, 1, 2), None), ((0, 1, 2), 1), ((2, 0, 1), None)]:
         tokens = {row: prompts[row] if not found[row] else [FROM_PREVIOUS_STEP] for row in rows}
         if dead is not None:
@@ -86,8 +84,8 @@ def test_queries_beyond_one_run_of_logits(runner: Runner) -> None:
     """More positions than rows of logits that exist at once, beside a sample and another row's queries."""
     ids, others = random_tokens(RECIPE, 75, 1), random_tokens(RECIPE, 9, 2)
     logits, other_logits = (runner.logits(part).astype(np.float64) for part in (ids, others))
-    runner.backend.open(0, GREEDY, ids, len(ids), 0)
-    runner.backend.open(3, GREEDY, others, len(others), 0)
+    runner.backend.open(opened_row(0, GREEDY, ids))
+    runner.backend.open(opened_row(3, GREEDY, others))
     queries = tuple(LogprobQuery(index, ids[index + 1], 3) for index in range(74))
     other_queries = (LogprobQuery(4, None, 0), LogprobQuery(8, 7, 2))
     taken = forward(runner, (0, ids, 0, True, queries), (3, others, 0, False, other_queries))
@@ -115,7 +113,7 @@ def test_queries_beyond_one_run_of_logits(runner: Runner) -> None:
 def test_a_mask_that_comes_after_launch_is_kept(runner: Runner) -> None:
     ids = random_tokens(RECIPE, 6, 3)
     ranked = np.argsort(-runner.logits(ids)[-1])
-    runner.backend.open(0, GREEDY, ids, len(ids), 0)
+    runner.backend.open(opened_row(0, GREEDY, ids))
     pending = runner.backend.submit(forward(runner, (0, ids, 0, True, ())))
     mask = np.zeros(-(-RECIPE.vocab_size // 32), np.uint32)
     for allowed in ranked[[5, 9]]:
@@ -128,7 +126,7 @@ def test_a_mask_that_comes_after_launch_is_kept(runner: Runner) -> None:
 def test_a_result_is_the_same_however_late_and_often_it_is_asked_for(runner: Runner) -> None:
     ids = random_tokens(RECIPE, 6, 4)
     expected = greedy(runner, ids, 2)
-    runner.backend.open(0, GREEDY, ids, len(ids), 0)
+    runner.backend.open(opened_row(0, GREEDY, ids))
     first = runner.backend.submit(forward(runner, (0, ids, 0, True, ())))
     second = runner.backend.submit(forward(runner, (0, [FROM_PREVIOUS_STEP], len(ids), True, ())))
     assert second.result().rows[0].token_ids == (expected[1],)

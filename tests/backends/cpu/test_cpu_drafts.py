@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from backends.cpu.cpu_rows import Part, plain_decode, run_step
 from backends.cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import LogprobQuery
+from realizar.batch import LogprobQuery
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row
 
 RECIPE = Recipe(vocab_size=96)
 COUNT = 60  # with the prompt, past the window of 40
@@ -46,8 +47,8 @@ def test_same_text_with_any_drafts(runner: Runner, name: str, data: st.DataObjec
     sampling = SAMPLINGS[name]
     expected, logprobs = plain_decode(runner, 0, PROMPT, sampling, COUNT)
     other, _ = plain_decode(runner, 0, PROMPT[::-1], SAMPLINGS["greedy"], COUNT)
-    runner.backend.open(2, sampling, PROMPT, len(PROMPT), 0)
-    runner.backend.open(1, SAMPLINGS["greedy"], PROMPT[::-1], len(PROMPT), 0)
+    runner.backend.open(opened_row(2, sampling, PROMPT))
+    runner.backend.open(opened_row(1, SAMPLINGS["greedy"], PROMPT[::-1]))
     found: list[int] = []
     found_logprobs = []
     tokens, computed = list(PROMPT), 0
@@ -84,7 +85,7 @@ def test_nothing_is_chosen_after_the_end(runner: Runner) -> None:
     place, end = next((i, t) for i, t in enumerate(expected[1:6], 1) if t not in expected[:i])
     for min_tokens, count in ((0, place + 1), (place, place + 1)):
         sampling = SamplingParams(temperature=0, stop_token_ids=(end,), min_tokens=min_tokens)
-        runner.backend.open(3, sampling, PROMPT, len(PROMPT), 0)
+        runner.backend.open(opened_row(3, sampling, PROMPT))
         (output,) = run_step(runner, [Part(3, PROMPT, drafts=expected[:7])])
         runner.backend.close(3)
         assert list(output.token_ids) == expected[:count]
@@ -93,10 +94,10 @@ def test_nothing_is_chosen_after_the_end(runner: Runner) -> None:
 def test_queries_come_with_drafts(runner: Runner) -> None:
     expected, _ = plain_decode(runner, 0, PROMPT, SAMPLINGS["greedy"], 4)
     queries = tuple(LogprobQuery(index, PROMPT[index + 1], 1) for index in range(len(PROMPT) - 1))
-    runner.backend.open(0, SAMPLINGS["greedy"], PROMPT, len(PROMPT), 0)
+    runner.backend.open(opened_row(0, SAMPLINGS["greedy"], PROMPT))
     (alone,) = run_step(runner, [Part(0, PROMPT, queries=queries)])
     runner.backend.close(0)
-    runner.backend.open(0, SAMPLINGS["greedy"], PROMPT, len(PROMPT), 0)
+    runner.backend.open(opened_row(0, SAMPLINGS["greedy"], PROMPT))
     (output,) = run_step(runner, [Part(0, PROMPT, drafts=expected[:3], queries=queries)])
     runner.backend.close(0)
     assert output.queried == alone.queried
@@ -108,7 +109,7 @@ def test_all_rows_of_logits_are_used(runner: Runner) -> None:
     prompts = {row: random_tokens(RECIPE, 4, row) for row in range(4)}
     texts = {row: plain_decode(runner, 0, prompt, SAMPLINGS["sampled"], 10)[0] for row, prompt in prompts.items()}
     for row, prompt in prompts.items():
-        runner.backend.open(row, SAMPLINGS["sampled"], prompt, len(prompt), 0)
+        runner.backend.open(opened_row(row, SAMPLINGS["sampled"], prompt))
     outputs = run_step(runner, [Part(row, prompt, drafts=texts[row][:9]) for row, prompt in prompts.items()])
     for row, output in zip(prompts, outputs, strict=True):
         assert list(output.token_ids) == texts[row]

@@ -18,6 +18,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core, resolved
+from step_inputs import opened_row
 
 RECIPE = Recipe(vocab_size=90)  # no multiple of 32
 PROMPT = random_tokens(RECIPE, 12, 8)
@@ -37,7 +38,7 @@ def test_neighbours_are_the_same_bits_as_alone(runner: Runner) -> None:
     allowed = [3, 31, 32, 64, 89]
     prompts = {0: PROMPT, 1: PROMPT[::-1], 2: PROMPT}
     for row, prompt in prompts.items():
-        runner.backend.open(row, GREEDY, prompt, len(prompt), 0)
+        runner.backend.open(opened_row(row, GREEDY, prompt))
     tokens, computed = dict(prompts), dict.fromkeys(prompts, 0)
     texts: dict[int, list[int]] = {row: [] for row in prompts}
     found = []
@@ -71,7 +72,7 @@ def test_a_mask_acts_before_the_truncations(runner: Runner, sampling: SamplingPa
     logits = runner.logits(PROMPT)[-1].astype(np.float64)
     ranked = np.argsort(-logits)
     allowed = [int(token_id) for token_id in ranked[-4:] if token_id != 7]
-    runner.backend.open(0, sampling, PROMPT, len(PROMPT), 0)
+    runner.backend.open(opened_row(0, sampling, PROMPT))
     (output,) = run_step(runner, [Part(0, PROMPT)], masks={0: mask_of(allowed, 90)})
     runner.backend.close(0)
     assert output.token_ids[0] in allowed
@@ -86,14 +87,14 @@ def test_each_choice_of_a_row_with_drafts_has_its_own_mask(runner: Runner) -> No
     expected, _ = plain_decode(runner, 0, PROMPT, GREEDY, 3)
     other = (expected[1] + 1) % 90
     masks = np.stack([mask_of(range(90), 90), mask_of([other], 90), mask_of([], 90), mask_of([], 90)])
-    runner.backend.open(0, GREEDY, PROMPT, len(PROMPT), 0)
+    runner.backend.open(opened_row(0, GREEDY, PROMPT))
     (output,) = run_step(runner, [Part(0, PROMPT, drafts=expected)], masks={0: masks})
     runner.backend.close(0)
     assert list(output.token_ids) == [expected[0], other]
 
 
 def test_masks_that_come_too_late_are_refused(runner: Runner) -> None:
-    runner.backend.open(0, GREEDY, PROMPT, len(PROMPT), 0)
+    runner.backend.open(opened_row(0, GREEDY, PROMPT))
     step = runner.backend.submit(forward_input(runner, [Part(0, PROMPT)], 6))
     step.result()
     with pytest.raises(RuntimeError, match="after the step"):

@@ -11,11 +11,12 @@ import pytest
 from backends.cpu.cpu_rows import Part, plain_decode, run_step
 from backends.cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import RowError
 from realizar.config import EngineConfig
+from realizar.outputs import RowError
 from realizar.sampling_params import SamplingParams
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
+from step_inputs import opened_row
 
 RECIPE = Recipe(weights="F32", parts=("post_norms",))
 IDS = random_tokens(RECIPE, 77, 2)  # past the window, and past the rows of logits that exist at once
@@ -40,7 +41,7 @@ def hidden() -> np.ndarray:
 def pooled(
     runner: Runner, pooling: Literal["last", "mean"], chunks: list[int], *beside: Part, row: int = 0
 ) -> np.ndarray:
-    runner.backend.open(row, NOTHING, IDS, len(IDS), 0)
+    runner.backend.open(opened_row(row, NOTHING, IDS))
     computed, vector = 0, None
     for chunk in chunks:
         part = Part(row, IDS[computed : computed + chunk], computed, sample=False, pooling=pooling)
@@ -64,7 +65,7 @@ def test_mean(runner: Runner, hidden: np.ndarray) -> None:
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_chunks_and_neighbours_change_no_bit(runner: Runner, pooling: Literal["last", "mean"]) -> None:
     whole = pooled(runner, pooling, [77])
-    runner.backend.open(1, GREEDY, IDS[:20], 20, 0)
+    runner.backend.open(opened_row(1, GREEDY, IDS[:20]))
     for chunks in ([1, 76], [33, 33, 11], [5] * 15 + [2]):
         found = pooled(runner, pooling, chunks, Part(1, IDS[:20]), row=2)
         assert (found.view(np.uint32) == whole.view(np.uint32)).all()
@@ -73,7 +74,7 @@ def test_chunks_and_neighbours_change_no_bit(runner: Runner, pooling: Literal["l
 
 def test_a_mean_starts_again_after_preemption_and_in_a_new_row(runner: Runner) -> None:
     whole = pooled(runner, "mean", [77], row=3)
-    runner.backend.open(3, NOTHING, IDS, len(IDS), 0)
+    runner.backend.open(opened_row(3, NOTHING, IDS))
     run_step(runner, [Part(3, IDS[:30], 0, sample=False, pooling="mean")])
     (again,) = run_step(runner, [Part(3, IDS, 0, sample=False, pooling="mean")])
     runner.backend.close(3)
@@ -84,7 +85,7 @@ def test_a_mean_starts_again_after_preemption_and_in_a_new_row(runner: Runner) -
 def test_a_mean_of_tokens_that_were_not_seen_is_refused() -> None:
     config = EngineConfig(threads=1, max_running=4, max_step_tokens=128, kv_cache_bytes=32 << 20)
     runner = Runner(*random_model(RECIPE), config)
-    runner.backend.open(3, NOTHING, IDS, len(IDS), 0)
+    runner.backend.open(opened_row(3, NOTHING, IDS))
     (refused,) = run_step(runner, [Part(3, IDS[32:], 32, sample=False, pooling="mean")])
     assert refused.pooled is None
     assert refused.error == RowError("the request's pooling failed: RuntimeError")
@@ -93,8 +94,8 @@ def test_a_mean_of_tokens_that_were_not_seen_is_refused() -> None:
 
 def test_rows_beside_a_pooled_one_generate_as_alone(runner: Runner) -> None:
     expected, _ = plain_decode(runner, 0, IDS[:20], GREEDY, 1)
-    runner.backend.open(0, GREEDY, IDS[:20], 20, 0)
-    runner.backend.open(1, NOTHING, IDS, len(IDS), 0)
+    runner.backend.open(opened_row(0, GREEDY, IDS[:20]))
+    runner.backend.open(opened_row(1, NOTHING, IDS))
     first, second = run_step(runner, [Part(0, IDS[:20]), Part(1, IDS[:40], sample=False, pooling="mean")])
     runner.backend.close(0)
     runner.backend.close(1)

@@ -11,12 +11,14 @@ import pytest
 from backends.cpu.cpu_rows import Part, mask_of, run_step
 from backends.cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import LogprobQuery, RowError, RowOutput
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.sampling import logit_reader
 from realizar.backends.cpu.sampling.sampler import RowSampler
+from realizar.batch import LogprobQuery, OpenedRow, RowOutput
 from realizar.config import EngineConfig
+from realizar.outputs import RowError
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row
 
 RECIPE = Recipe(vocab_size=96)
 PROMPTS = {row: random_tokens(RECIPE, 9 + row, row) for row in range(3)}
@@ -39,7 +41,7 @@ def runner() -> Iterator[Runner]:
 def run(runner: Runner, samplings: dict[int, SamplingParams], **middle: Any) -> tuple[RowOutput, ...]:
     """One step of rows that read their prompts and choose; `middle` is what row 1's part has besides."""
     for row, sampling in samplings.items():
-        runner.backend.open(row, sampling, PROMPTS[row], len(PROMPTS[row]), 0)
+        runner.backend.open(opened_row(row, sampling, PROMPTS[row]))
     masks = middle.pop("masks", None)
     try:
         parts = [Part(row, PROMPTS[row], **(middle if row == 1 else {})) for row in samplings]
@@ -87,9 +89,9 @@ def test_any_exception_of_a_part_of_the_sampler(
     """Raised by the one row whose parameters ask for a bias; what nobody foresaw is told by its class alone."""
     honest = RowSampler.__init__
 
-    def made(self: RowSampler, sampling: SamplingParams, *arguments: Any) -> None:
-        honest(self, sampling, *arguments)
-        if sampling.logit_bias:
+    def made(self: RowSampler, opened: OpenedRow, vocab_size: int) -> None:
+        honest(self, opened, vocab_size)
+        if opened.sampling.logit_bias:
             getattr(self, part).active = True
             monkeypatch.setattr(getattr(self, part), "apply", failing(IndexError("/secret/path")))
 
@@ -151,11 +153,11 @@ def test_a_hidden_state_that_is_not_finite(runner: Runner, monkeypatch: pytest.M
 def test_a_step_that_follows_a_row_without_a_choice(runner: Runner) -> None:
     """With two steps in flight the next one is submitted before anybody knows; its other rows are unharmed."""
     from backends.cpu.cpu_rows import forward_input
-    from realizar.backends.base import FROM_PREVIOUS_STEP
+    from realizar.batch import FROM_PREVIOUS_STEP
 
     def two_steps(samplings: dict[int, SamplingParams]) -> list[tuple[RowOutput, ...]]:
         for row, sampling in samplings.items():
-            runner.backend.open(row, sampling, PROMPTS[row], len(PROMPTS[row]), 0)
+            runner.backend.open(opened_row(row, sampling, PROMPTS[row]))
         first = runner.backend.submit(forward_input(runner, [Part(row, PROMPTS[row]) for row in samplings], 6))
         parts = [Part(row, [FROM_PREVIOUS_STEP], len(PROMPTS[row])) for row in samplings]
         second = runner.backend.submit(forward_input(runner, parts, 6))

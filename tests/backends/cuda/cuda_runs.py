@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, LogprobQuery, RowInput, TokenLogprobs
 from realizar.backends.cuda.device import interpreter_device, open_device
 from realizar.backends.cuda.runner import CUDABackend
+from realizar.batch import LogprobQuery
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
+from realizar.outputs import TokenLogprobs
 from resolving import resolved
+from step_inputs import scheduled_row, step_input
 
 LOGITS_AT_ONCE = 32
 
@@ -62,26 +64,23 @@ class GPURunner:
         Returns what is chosen after each request's last token, if `sample`: its row is open, and it need not be used.
         """
         size, rows = self.config.block_size, []
-        ids, positions, slots = [], [], []
+        slots = []
         table = np.zeros((len(parts), max(len(request.blocks) for request, _ in parts)), np.int32)
         for index, (request, count) in enumerate(parts):
             left = len(request.token_ids) - request.computed
             if count > left:
                 raise ValueError(f"{count} tokens of row {request.row}, which has {left} left")
             places = np.arange(request.computed, request.computed + count, dtype=np.int32)
-            rows.append(RowInput(request.row, sum(map(len, ids)), count, request.computed, sample))
-            ids.append(np.asarray(request.token_ids[request.computed : request.computed + count], np.int32))
-            positions.append(places)
+            tokens = request.token_ids[request.computed : request.computed + count]
+            rows.append(scheduled_row(request.row, tokens, request.computed, sample))
             table[index, : len(request.blocks)] = request.blocks
             slots.append(request.blocks[places // size] * size + places % size)
         joined = np.concatenate(slots).astype(np.int32)
-        step = ForwardInput(
-            np.concatenate(ids), np.concatenate(positions), (joined,) * self.groups, (table,) * self.groups, tuple(rows)
-        )
+        step = step_input(rows, (joined,) * self.groups, (table,) * self.groups)
         found = self.backend.submit(step).result()
-        for row, (request, count) in zip(rows, parts, strict=True):
+        for start, (request, count) in zip(step.query_starts, parts, strict=False):
             request.computed += count
-            request.logits.append(self._logits(row.query_start, count))
+            request.logits.append(self._logits(start, count))
         return [token_id for each in found.rows for token_id in each.token_ids]
 
     def _logits(self, first: int, count: int) -> NDArray[np.float32]:
@@ -93,9 +92,8 @@ class GPURunner:
         """What the backend's seam answers to `queries` on all tokens in one step."""
         positions = np.arange(len(token_ids), dtype=np.int32)
         table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
-        row = RowInput(0, 0, len(token_ids), 0, False, queries)
-        slots, tables = (positions,) * self.groups, (table,) * self.groups
-        step = ForwardInput(np.asarray(token_ids, np.int32), positions, slots, tables, (row,))
+        row = scheduled_row(0, token_ids, logprob_queries=queries)
+        step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
         return self.backend.submit(step).result().rows[0].queried
 
     def logits(self, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from number_text import NumberText  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
+from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda import runner as runner_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
@@ -27,6 +27,7 @@ from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # n
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
+from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
 CONFIG = EngineConfig(max_running=2, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
@@ -114,8 +115,7 @@ def runner() -> Iterator[GPURunner]:
 
 def step_of(row: int, ids: list[int]) -> ForwardInput:
     places = np.arange(len(ids), dtype=np.int32)
-    rows = (RowInput(row, 0, len(ids), 0, True),)
-    return ForwardInput(np.array(ids, np.int32), places, (places,), (np.zeros((1, 1), np.int32),), rows)
+    return step_input([scheduled_row(row, ids, sample=True)], (places,), (np.zeros((1, 1), np.int32),))
 
 
 def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
@@ -127,7 +127,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
     def no_memory(_step: object) -> None:
         raise OUT_OF_MEMORY
 
-    backend.open(0, GREEDY, ids, 3, 0)
+    backend.open(opened_row(0, GREEDY, ids))
     with monkeypatch.context() as patched:
         patched.setattr(backend._finisher, "finish", no_memory)
         lost = backend.submit(step_of(0, ids))
@@ -136,7 +136,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
     with pytest.raises(CapacityError, match="could not be sampled"):
         lost.result()
     backend.close(0)
-    backend.open(1, GREEDY, ids, 3, 0)
+    backend.open(opened_row(1, GREEDY, ids))
     assert len(backend.submit(step_of(1, ids)).result().rows[0].token_ids) == 1
     backend.close(1)
 
@@ -206,4 +206,4 @@ def test_tables_of_a_row_may_not_fit(
 
     monkeypatch.setattr(runner.backend._sampler, "open", fails)
     with pytest.raises(ours, match="the GPU"):
-        runner.backend.open(0, GREEDY, [1], 1, 0)
+        runner.backend.open(opened_row(0, GREEDY, [1]))

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, RowInput  # noqa: E402
+
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
@@ -22,6 +22,8 @@ from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
+from realizar.batch import FROM_PREVIOUS_STEP  # noqa: E402
+from step_inputs import scheduled_row, step_input  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -89,14 +91,14 @@ def test_padded_sizes_cover_everything() -> None:
 def test_arrays_of_a_step() -> None:
     """Two decodes, one dead row and a chunk: what padding holds, tables with their stride, tiles by context."""
     arrays = StepArrays(StepSizes(64, 4, 8, 8, 2, 40, 8), interpreter_device())
-    rows = (
-        RowInput(3, 0, 1, 70, True), RowInput(0, 1, 0, 9, False), RowInput(2, 1, 1, 5, True),
-        RowInput(1, 2, 20, 100, True),
-    )  # fmt: skip
     ids = np.array([FROM_PREVIOUS_STEP, 8, *range(20)], np.int32)
+    rows = (
+        scheduled_row(3, ids[:1], 70, True), scheduled_row(0, (), 9), scheduled_row(2, ids[1:2], 5, True),
+        scheduled_row(1, ids[2:], 100, True),
+    )  # fmt: skip
     slots = tuple(np.arange(22, dtype=np.int32) + 100 * group for group in range(2))
     tables = tuple(np.arange(20, dtype=np.int32).reshape(4, 5) + 50 * group for group in range(2))
-    step = ForwardInput(ids, np.arange(22, dtype=np.int32), slots, tables, rows)
+    step = step_input(rows, slots, tables)
     tiles = tiles_of(step, 8)
     assert tiles == [(3, 16), (3, 8), (3, 0)]
     arrays.clear()
@@ -104,7 +106,7 @@ def test_arrays_of_a_step() -> None:
     assert arrays["ids"][:32].tolist() == [*ids.tolist(), *[0] * 10]
     assert arrays["token_rows"][:3].tolist() == [3, 0, 0]
     assert arrays.slots(1)[:32].tolist() == [*slots[1].tolist(), *[-1] * 10]
-    assert arrays["decodes"].reshape(4, 4).tolist() == [[0, 0, 71, 0], [2, 1, 6, 1], [-1] * 4, [-1] * 4]
+    assert arrays["decodes"].reshape(4, 4).tolist() == [[0, 0, 71, 70], [2, 1, 6, 5], [-1] * 4, [-1] * 4]
     assert arrays["contexts"].tolist() == [71, 9, 6, 120]
     assert arrays["selected"][:3].tolist() == [0, 1, 21]
     assert arrays["selected_rows"].tolist() == [3, 2, 1, *[-1] * 5]

@@ -17,19 +17,15 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.base import (  # noqa: E402
-    FROM_PREVIOUS_STEP,
-    ForwardInput,
-    LogprobQuery,
-    RowError,
-    RowInput,
-    RowOutput,
-)
+from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.sampling.penalties import PenaltyTable  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
+from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, RowOutput  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError  # noqa: E402
+from realizar.outputs import RowError  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
 CONFIG = EngineConfig(max_running=4, max_step_tokens=48, context_length=64, kv_cache_dtype="f16")
@@ -52,18 +48,13 @@ def runner() -> Iterator[GPURunner]:
 
 def step_of(rows: list[int], **middle: Any) -> ForwardInput:
     """Rows that read their prompts, in blocks of their own; `middle` is what row 1 wants."""
-    inputs, ids, places, slots = [], [], [], []
+    inputs, slots = [], []
     for row in rows:
         wants = {"sample": True} | (middle if row == 1 else {})
-        drafts = wants.get("draft_ids", ())
-        tokens = [*PROMPTS[row], *drafts]
-        inputs.append(RowInput(row, len(ids), len(tokens), 0, **wants))
-        ids.extend(tokens)
-        places.extend(range(len(tokens)))
-        slots.extend(row * CONFIG.block_size + place for place in range(len(tokens)))
-    arrays = [np.array(values, np.int32) for values in (ids, places, slots)]
+        inputs.append(scheduled_row(row, PROMPTS[row], **wants))
+        slots.extend(row * CONFIG.block_size + place for place in range(inputs[-1].num_tokens))
     tables = np.array([[row] for row in rows], np.int32)
-    return ForwardInput(arrays[0], arrays[1], (arrays[2],), (tables,), tuple(inputs))
+    return step_input(inputs, (np.array(slots, np.int32),), (tables,))
 
 
 def run(
@@ -71,7 +62,7 @@ def run(
 ) -> tuple[RowOutput, ...]:
     backend = runner.backend
     for row, sampling in samplings.items():
-        backend.open(row, sampling, PROMPTS[row], len(PROMPTS[row]), 0)
+        backend.open(opened_row(row, sampling, PROMPTS[row]))
     try:
         step = backend.submit(step_of(list(samplings), **middle))
         step.set_masks(masks or {})
@@ -115,7 +106,7 @@ def expect(
 def test_every_id_forbidden(runner: GPURunner, alone: tuple[RowOutput, ...], drafts: tuple[int, ...]) -> None:
     sampling = SamplingParams(temperature=0.0, min_tokens=1, stop_token_ids=ALL, logprobs=1)
     reason = "no token can be sampled: every one ends the output, before min_tokens"
-    expect(runner, alone, RowError(reason, "request", "min_tokens"), sampling, draft_ids=drafts)
+    expect(runner, alone, RowError(reason, "request", "min_tokens"), sampling, drafts=drafts)
 
 
 def test_a_mask_that_allows_nothing(runner: GPURunner, alone: tuple[RowOutput, ...]) -> None:
@@ -186,8 +177,8 @@ def test_a_row_before_the_one_that_raises_is_counted_once(
 
     def choices(rows: list[int]) -> tuple[list[int], Any]:
         sampler = DeviceSampler(2, RECIPE.vocab_size, 64, torch.device("cpu"), scratch_bytes=1)
-        sampler.open(0, SamplingParams(**options), [1, 2, 7, 7], 3, 0)
-        sampler.open(1, SamplingParams(temperature=0.0), [1, 2], 2, 0)
+        sampler.open(opened_row(0, SamplingParams(**options), [1, 2, 7, 7], 3))
+        sampler.open(opened_row(1, SamplingParams(temperature=0.0), [1, 2]))
         logits = torch.tensor(np.random.default_rng(5).standard_normal((4, RECIPE.vocab_size)), dtype=torch.float32)
         logits[:, 7] += 4.0
         found = []
@@ -258,14 +249,13 @@ def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[R
     """What the second step gives the rows other than row 1."""
     backend, rows = runner.backend, list(samplings)
     for row, sampling in samplings.items():
-        backend.open(row, sampling, PROMPTS[row], LENGTHS[row], 0)
+        backend.open(opened_row(row, sampling, PROMPTS[row]))
     backend.submit(step_of(rows))
     places = np.array([LENGTHS[row] for row in rows], np.int32)
-    inputs = tuple(RowInput(row, index, 1, LENGTHS[row], True) for index, row in enumerate(rows))
+    inputs = [scheduled_row(row, (FROM_PREVIOUS_STEP,), LENGTHS[row], True) for row in rows]
     slots = np.array(rows, np.int32) * CONFIG.block_size + places
     tables = np.array([[row] for row in rows], np.int32)
-    ids = np.full(len(rows), FROM_PREVIOUS_STEP, np.int32)
-    found = backend.submit(ForwardInput(ids, places, (slots,), (tables,), inputs)).result().rows
+    found = backend.submit(step_input(inputs, (slots,), (tables,))).result().rows
     for row in rows:
         backend.close(row)
     return [output for output in found if output.row != 1]

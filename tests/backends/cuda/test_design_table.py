@@ -47,6 +47,7 @@ from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
+from step_inputs import opened_row  # noqa: E402
 
 CPU = torch.device("cpu")
 DEVICE = open_device() if torch.cuda.is_available() else interpreter_device()
@@ -162,7 +163,7 @@ def rows_are_sampled_each_by_its_own_parameters(_runner: GPURunner) -> None:
     sampler, logits = DeviceSampler(3, 48, 64, CPU), torch.arange(48.0).repeat(3, 1)
     biased = SamplingParams(temperature=0, logit_bias={5: 100.0})
     for row, sampling in enumerate((SamplingParams(temperature=0), biased, SamplingParams(top_k=1, seed=3))):
-        sampler.open(row, sampling, [1], 1, 0)
+        sampler.open(opened_row(row, sampling, [1]))
     assert sampler.sample(logits, [0, 1, 2], [1, 1, 1], {}).tolist() == [47, 5, 47]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cpu_runs import Runner
 from backends.cuda.cuda_runs import GPURunner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput, LogprobQuery, RowInput
+from realizar.backends.base import ForwardInput
+from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
+from step_inputs import opened_row, scheduled_row, step_input
 
 SMALL = {
     "head_size": 32,
@@ -82,12 +85,11 @@ def runner() -> Iterator[GPURunner]:
     made.close()
 
 
-def one_row(tokens: Sequence[int], computed: int, **wanted: object) -> ForwardInput:
+def one_row(tokens: Sequence[int], computed: int, **wanted: Any) -> ForwardInput:
     """A step of row 0, whose tokens lie in blocks 0 and 1."""
-    positions = np.arange(computed, computed + len(tokens), dtype=np.int32)
-    row = RowInput(0, 0, len(tokens), computed, bool(wanted.pop("sample", False)), **wanted)  # type: ignore[arg-type]
-    table = np.array([[0, 1]], np.int32)
-    return ForwardInput(np.array(tokens, np.int32), positions, (positions,), (table,), (row,))
+    row = scheduled_row(0, tokens, computed, **wanted)
+    slots = np.arange(computed, row.num_context_tokens, dtype=np.int32)
+    return step_input([row], (slots,), (np.array([[0, 1]], np.int32),))
 
 
 def best(runner: GPURunner) -> list[int]:
@@ -97,7 +99,7 @@ def best(runner: GPURunner) -> list[int]:
 def test_two_steps_in_flight(runner: GPURunner) -> None:
     """The second step takes the first one's choice on the device; results come late and more than once."""
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 5)
-    runner.backend.open(0, GREEDY, ids, 4, 0)
+    runner.backend.open(opened_row(0, GREEDY, ids))
     first = runner.backend.submit(one_row(ids, 0, sample=True))
     second = runner.backend.submit(one_row([FROM_PREVIOUS_STEP], 4, sample=True))
     (token,) = second.result().rows[0].token_ids
@@ -112,14 +114,14 @@ def test_two_steps_in_flight(runner: GPURunner) -> None:
 def test_drafts_give_what_steps_give(runner: GPURunner) -> None:
     """Of three drafts, the first two right: three choices, and the next step continues from the last."""
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 6)
-    runner.backend.open(0, GREEDY, ids, 4, 0)
+    runner.backend.open(opened_row(0, GREEDY, ids))
     plain = list(runner.backend.submit(one_row(ids, 0, sample=True)).result().rows[0].token_ids)
     for computed in (4, 5, 6):
         plain += runner.backend.submit(one_row(plain[-1:], computed, sample=True)).result().rows[0].token_ids
     runner.backend.close(0)
-    runner.backend.open(0, GREEDY, [*ids, plain[0]], 4, 0)
+    runner.backend.open(opened_row(0, GREEDY, [*ids, plain[0]], 4))
     drafts = (plain[1], plain[2], (plain[3] + 1) % 48)
-    step = runner.backend.submit(one_row([plain[0], *drafts], 4, sample=True, draft_ids=drafts))
+    step = runner.backend.submit(one_row(plain[:1], 4, sample=True, drafts=drafts))
     assert list(step.result().rows[0].token_ids) == plain[1:]
     runner.backend.close(0)
 
@@ -127,7 +129,7 @@ def test_drafts_give_what_steps_give(runner: GPURunner) -> None:
 def test_masks_queries_and_pooling(runner: GPURunner) -> None:
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 5, 7)
     sampling = SamplingParams(temperature=0, logprobs=2)
-    runner.backend.open(0, sampling, ids, 5, 0)
+    runner.backend.open(opened_row(0, sampling, ids))
     queries = (LogprobQuery(1, ids[2], 2), LogprobQuery(3, None, 0))
     step = runner.backend.submit(one_row(ids, 0, sample=True, logprob_queries=queries, pooling="mean"))
     mask = np.zeros(2, np.uint32)

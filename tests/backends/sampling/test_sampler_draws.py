@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row
 
 VOCAB = 30
 DRAWS = 4_000
@@ -61,7 +62,7 @@ def test_draws_fit_the_twins_distribution(options: dict[str, Any], twin: Any) ->
     row = logits(3)
     sampling = SamplingParams(seed=11, **options)
     distribution = twin().distribution(sampling, row.tolist(), sampling.xtc_probability == 1.0)
-    counts = tally(RowSampler(sampling, [], 0, 0, VOCAB), row)
+    counts = tally(RowSampler(opened_row(0, sampling, [], 0), VOCAB), row)
     assert counts.keys() <= distribution.keys()
     assert abs(normal_deviate_of_chi_square(counts, {i: DRAWS * p for i, p in distribution.items()})) < 3.3
 
@@ -76,7 +77,7 @@ def test_draws_fit_after_bias_penalties_and_mask(twin: Any) -> None:
     allowed = set(range(0, VOCAB, 2)) | {4, 9, 11}
     mask = np.array([sum(1 << i for i in allowed)], np.uint32)
     distribution = twin().distribution(sampling, twin().adjust(sampling, row.tolist(), prompt, output, allowed), False)
-    sampler = RowSampler(sampling, prompt + output, len(prompt), 0, VOCAB)
+    sampler = RowSampler(opened_row(0, sampling, prompt + output, len(prompt)), VOCAB)
     counts: dict[int, int] = {}
     for position in range(DRAWS):
         token_id = sampler.sample(row, position, mask).token_id
@@ -91,7 +92,7 @@ def test_xtc_acts_with_its_probability(twin: Any) -> None:
     distributions = [twin().distribution(sampling, row.tolist(), acts) for acts in (False, True)]
     assert len(distributions[1]) < len(distributions[0])
     expected = {i: DRAWS * (0.7 * p + 0.3 * distributions[1].get(i, 0.0)) for i, p in distributions[0].items()}
-    counts = tally(RowSampler(sampling, [], 0, 0, VOCAB), row)
+    counts = tally(RowSampler(opened_row(0, sampling, [], 0), VOCAB), row)
     assert abs(normal_deviate_of_chi_square(counts, expected)) < 3.3
 
 
@@ -103,7 +104,9 @@ def test_draws_of_a_large_vocabulary_fit(twin: Any) -> None:
     for token_id, probability in distribution.items():
         expected[groups[token_id]] += 3_000 * probability
     counts: dict[int, int] = {}
-    for token_id, count in tally(RowSampler(SamplingParams(seed=2), [], 0, 0, row.size), row, 3_000).items():
+    for token_id, count in tally(
+        RowSampler(opened_row(0, SamplingParams(seed=2), [], 0), row.size), row, 3_000
+    ).items():
         counts[groups[token_id]] = counts.get(groups[token_id], 0) + count
     assert abs(normal_deviate_of_chi_square(counts, expected)) < 3.3
 
@@ -124,21 +127,24 @@ ALL = SamplingParams(
 
 
 def test_same_seed_same_tokens_whatever_other_rows_do() -> None:
-    alone = run(RowSampler(ALL, [0], 1, 0, VOCAB), 0, 60)
-    samplers = [RowSampler(ALL, [0], 1, 0, VOCAB), RowSampler(SamplingParams(), [5], 1, 0, VOCAB)]
+    alone = run(RowSampler(opened_row(0, ALL, [0], 1), VOCAB), 0, 60)
+    samplers = [
+        RowSampler(opened_row(0, ALL, [0], 1), VOCAB),
+        RowSampler(opened_row(0, SamplingParams(), [5], 1), VOCAB),
+    ]
     tokens = [[0], [5]]
     for position in range(1, 61):
         for sampler, row in zip(samplers, tokens, strict=True):
             row.append(sampler.sample(logits(100 + row[-1]), position).token_id)
             sampler.accept(row[-1])
     assert tokens[0][1:] == alone
-    assert run(RowSampler(ALL, [0], 1, 1, VOCAB), 0, 60) != alone  # another choice of the same request
+    assert run(RowSampler(opened_row(0, ALL, [0], 1, 1), VOCAB), 0, 60) != alone  # another choice of the same request
 
 
 def test_a_row_rebuilt_from_its_history_continues_as_it_was() -> None:
-    whole = run(RowSampler(ALL, [3, 0], 2, 0, VOCAB), 0, 60)
+    whole = run(RowSampler(opened_row(0, ALL, [3, 0], 2), VOCAB), 0, 60)
     for cut in (1, 17, 40):
-        rebuilt = RowSampler(ALL, [3, 0, *whole[:cut]], 2, 0, VOCAB)
+        rebuilt = RowSampler(opened_row(0, ALL, [3, 0, *whole[:cut]], 2), VOCAB)
         tokens = whole[:cut]
         for position in range(cut + 1, 61):
             tokens.append(rebuilt.sample(logits(100 + tokens[-1]), position).token_id)
@@ -148,16 +154,16 @@ def test_a_row_rebuilt_from_its_history_continues_as_it_was() -> None:
 
 def test_without_a_seed_every_row_draws_its_own() -> None:
     row = logits(1)
-    first, second = (RowSampler(SamplingParams(), [], 0, 0, VOCAB) for _ in range(2))
+    first, second = (RowSampler(opened_row(0, SamplingParams(), [], 0), VOCAB) for _ in range(2))
     assert first.seed != second.seed
     assert tally(first, row, 40) != tally(second, row, 40)
-    again = RowSampler(SamplingParams(seed=first.seed), [], 0, 0, VOCAB)
+    again = RowSampler(opened_row(0, SamplingParams(seed=first.seed), [], 0), VOCAB)
     assert tally(again, row, 40) == tally(first, row, 40)
 
 
 def test_mirostat_equals_its_definition(twin: Any) -> None:
     sampling = SamplingParams(seed=31, temperature=1.1, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.3, top_k=1)
-    sampler = RowSampler(sampling, [], 0, 0, VOCAB)
+    sampler = RowSampler(opened_row(0, sampling, [], 0), VOCAB)
     limit = 4.0
     for position in range(300):
         row = logits(position)
@@ -176,7 +182,7 @@ def test_mirostat_equals_its_definition(twin: Any) -> None:
 def test_mirostat_settles_at_its_target_surprise(tau: float) -> None:
     size = 400
     sampling = SamplingParams(seed=32, mirostat=2, mirostat_tau=tau, mirostat_eta=0.1)
-    sampler = RowSampler(sampling, [], 0, 0, size)
+    sampler = RowSampler(opened_row(0, sampling, [], 0), size)
     surprises = []
     for position in range(3_000):
         row = logits(position % 50, size)
@@ -187,7 +193,7 @@ def test_mirostat_settles_at_its_target_surprise(tau: float) -> None:
 
 
 def test_mirostat_learns_nothing_from_a_token_it_did_not_choose() -> None:
-    sampler = RowSampler(SamplingParams(seed=33, mirostat=2, mirostat_tau=2.0), [0], 1, 0, VOCAB)
+    sampler = RowSampler(opened_row(0, SamplingParams(seed=33, mirostat=2, mirostat_tau=2.0), [0], 1), VOCAB)
     row = logits(5)
     sampler.accept(sampler.sample(row, 1).token_id + 1)
     assert sampler.mirostat_mu == 4.0

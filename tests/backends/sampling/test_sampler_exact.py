@@ -17,6 +17,7 @@ from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.backends.cpu.sampling.select import largest, largest_ordered, shortest_prefix
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row
 
 PLAIN = st.floats(-20, 20, width=32)
 COARSE = st.integers(-3, 3).map(float)  # many ties
@@ -56,7 +57,7 @@ def test_choice_equals_twin(name: str, twin: Any) -> None:
         distribution = reference.distribution(sampling, row, acts)
         expected = reference.pick(distribution, philox.uniform(seed, 1, position, philox.DRAW_TOKEN))
         assume(not reference.doubtful)
-        sampler = RowSampler(sampling, [0], 1, 1, len(row))
+        sampler = RowSampler(opened_row(0, sampling, [0], 1, 1), len(row))
         assert sampler.sample(np.array(row, np.float32), position).token_id == expected
 
     check()
@@ -147,7 +148,7 @@ def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) ->
 @settings(max_examples=100)
 @given(logit_rows())
 def test_greedy_takes_the_largest_and_lowest(row: list[float]) -> None:
-    sampler = RowSampler(SamplingParams(temperature=0, top_k=3, mirostat=2), [], 0, 0, len(row))
+    sampler = RowSampler(opened_row(0, SamplingParams(temperature=0, top_k=3, mirostat=2), [], 0), len(row))
     logits = np.array(row, np.float32)
     assert sampler.sample(logits, 0).token_id == min(range(len(row)), key=lambda i: (-logits[i], i))
 
@@ -156,22 +157,26 @@ def test_extreme_values_do_not_overflow() -> None:
     row = np.array([3e38, -3e38, 3.1e38, -np.inf], np.float32)
     for temperature in (5e-324, 1e-6, 1.0, 100.0):
         sampling = SamplingParams(temperature=temperature, typical_p=0.9, top_p=0.9, top_n_sigma=1, seed=0)
-        assert RowSampler(sampling, [], 0, 0, 4).sample(row, 0).token_id == 2
+        assert RowSampler(opened_row(0, sampling, [], 0), 4).sample(row, 0).token_id == 2
     sampling = SamplingParams(temperature=0, repetition_penalty=1e-6, logit_bias={0: 100.0})
-    assert RowSampler(sampling, [0, 1, 2, 3], 4, 0, 4).sample(row, 0).token_id == 0  # both at the bound: the lower id
+    assert (
+        RowSampler(opened_row(0, sampling, [0, 1, 2, 3], 4), 4).sample(row, 0).token_id == 0
+    )  # both at the bound: the lower id
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [0.0, math.inf], [-math.inf, -math.inf]])
 def test_unusable_logits_are_an_error(row: list[float], temperature: float) -> None:
     with pytest.raises(RealizarError, match="no token can be sampled"):
-        RowSampler(SamplingParams(temperature=temperature), [], 0, 0, len(row)).sample(np.array(row, np.float32), 0)
+        RowSampler(opened_row(0, SamplingParams(temperature=temperature), [], 0), len(row)).sample(
+            np.array(row, np.float32), 0
+        )
 
 
 def test_bias_beyond_the_vocabulary_is_refused() -> None:
     for token_id in (-1, 10):
         with pytest.raises(InvalidRequestError, match="logit_bias") as caught:
-            RowSampler(SamplingParams(logit_bias={token_id: 1.0}), [], 0, 0, 10)
+            RowSampler(opened_row(0, SamplingParams(logit_bias={token_id: 1.0}), [], 0), 10)
         assert caught.value.param == "logit_bias"
 
 

@@ -13,6 +13,7 @@ from realizar.backends.cpu.sampling.logprobs import token_logprobs
 from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row
 
 VALUES = st.one_of(
     st.floats(-50, 50, width=32), st.integers(-2, 2).map(float), st.sampled_from([-math.inf, -3e38, 1e30])
@@ -53,12 +54,12 @@ def test_samples_report_the_models_own_distribution() -> None:
     sampling = SamplingParams(
         seed=3, temperature=0.3, top_k=5, logprobs=4, repetition_penalty=2.0, logit_bias={7: 50.0}
     )
-    sampled = RowSampler(sampling, [7], 1, 0, 100).sample(logits, 1)
+    sampled = RowSampler(opened_row(0, sampling, [7], 1), 100).sample(logits, 1)
     assert sampled.token_id == 7
     assert sampled.logprobs == token_logprobs(logits, 7, 4)
-    chosen_alone = RowSampler(SamplingParams(temperature=0, logprobs=0), [], 0, 0, 100).sample(logits, 0)
+    chosen_alone = RowSampler(opened_row(0, SamplingParams(temperature=0, logprobs=0), [], 0), 100).sample(logits, 0)
     assert chosen_alone.logprobs == token_logprobs(logits, int(logits.argmax()), 0)
-    assert RowSampler(SamplingParams(temperature=0), [], 0, 0, 100).sample(logits, 0).logprobs is None
+    assert RowSampler(opened_row(0, SamplingParams(temperature=0), [], 0), 100).sample(logits, 0).logprobs is None
 
 
 @pytest.mark.parametrize("row", [[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf]])

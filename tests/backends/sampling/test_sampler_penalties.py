@@ -15,6 +15,7 @@ from realizar.backends.cpu.sampling.dry import Dry
 from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
+from step_inputs import opened_row
 
 VOCAB = 40
 LOGITS = st.lists(
@@ -70,9 +71,9 @@ def test_adjusted_logits_equal_twin(
     sampling = SamplingParams(**options)
     expected = twin().adjust(sampling, logits, prompt, output, allowed)
     mask = None if allowed is None else packed(allowed, VOCAB)
-    result = adjusted(RowSampler(sampling, [*prompt, *output], len(prompt), 0, VOCAB), logits, mask)
+    result = adjusted(RowSampler(opened_row(0, sampling, [*prompt, *output], len(prompt)), VOCAB), logits, mask)
     np.testing.assert_allclose(result, np.array(expected), rtol=2e-7, atol=1e-30)
-    continued = RowSampler(sampling, prompt, len(prompt), 0, VOCAB)
+    continued = RowSampler(opened_row(0, sampling, prompt, len(prompt)), VOCAB)
     for token_id in output:
         continued.accept(token_id)
     assert np.array_equal(adjusted(continued, logits, mask), result)
@@ -80,15 +81,17 @@ def test_adjusted_logits_equal_twin(
 
 def test_repetition_sees_the_prompt_and_presence_and_frequency_do_not() -> None:
     row = [2.0, -2.0, 2.0, -2.0, 1.0]
-    repetition = RowSampler(SamplingParams(repetition_penalty=2.0), [0, 1, 1, 2, 2, 3], 3, 0, 5)
+    repetition = RowSampler(opened_row(0, SamplingParams(repetition_penalty=2.0), [0, 1, 1, 2, 2, 3], 3), 5)
     assert adjusted(repetition, row).tolist() == [1.0, -4.0, 1.0, -4.0, 1.0]
-    counted = RowSampler(SamplingParams(presence_penalty=1.0, frequency_penalty=0.25), [0, 1, 1, 2, 2, 3], 3, 0, 5)
+    counted = RowSampler(
+        opened_row(0, SamplingParams(presence_penalty=1.0, frequency_penalty=0.25), [0, 1, 1, 2, 2, 3], 3), 5
+    )
     assert adjusted(counted, row).tolist() == [2.0, -2.0, 0.5, -3.25, 1.0]
 
 
 def test_ids_outside_the_vocabulary_in_the_history_are_no_tokens() -> None:
     sampling = SamplingParams(repetition_penalty=2.0, dry_multiplier=1.0, dry_allowed_length=1)
-    sampler = RowSampler(sampling, [-1, 7, -1, -1, 9], 4, 0, 3)
+    sampler = RowSampler(opened_row(0, sampling, [-1, 7, -1, -1, 9], 4), 3)
     sampler.accept(7)
     assert adjusted(sampler, [1.0, 1.0, 1.0]).tolist() == [1.0, 1.0, 1.0]
 
@@ -97,8 +100,12 @@ def test_ids_outside_the_vocabulary_in_the_history_are_no_tokens() -> None:
 def test_bias_of_100_forces_and_of_minus_100_bans(temperature: float) -> None:
     row = np.random.default_rng(0).normal(0, 4, 500).astype(np.float32)
     best = int(row.argmax())
-    forced = RowSampler(SamplingParams(temperature=temperature, seed=1, logit_bias={17: 100.0}), [], 0, 0, 500)
-    banned = RowSampler(SamplingParams(temperature=temperature, seed=1, logit_bias={best: -100.0}), [], 0, 0, 500)
+    forced = RowSampler(
+        opened_row(0, SamplingParams(temperature=temperature, seed=1, logit_bias={17: 100.0}), [], 0), 500
+    )
+    banned = RowSampler(
+        opened_row(0, SamplingParams(temperature=temperature, seed=1, logit_bias={best: -100.0}), [], 0), 500
+    )
     for position in range(100):
         assert forced.sample(row, position).token_id == 17
         assert banned.sample(row, position).token_id != best
@@ -131,7 +138,7 @@ def test_dry_matches_equal_brute_force(
 
 def test_dry_on_a_long_repetition_stays_finite_and_fast() -> None:
     sampling = SamplingParams(temperature=0, dry_multiplier=1.0, dry_base=100.0)
-    sampler = RowSampler(sampling, [1, 2] * 20_000, 40_000, 0, 3)
+    sampler = RowSampler(opened_row(0, sampling, [1, 2] * 20_000, 40_000), 3)
     row = adjusted(sampler, [0.0, 5.0, 5.0])
     assert row.tolist() == [0.0, float(-np.finfo(np.float32).max), 5.0]
     assert sampler.sample(np.array([0.0, 5.0, -9.0], np.float32), 40_000).token_id == 0
@@ -139,7 +146,7 @@ def test_dry_on_a_long_repetition_stays_finite_and_fast() -> None:
 
 def test_mask_of_a_vocabulary_that_does_not_fill_its_last_word() -> None:
     row = np.arange(70, dtype=np.float32)
-    sampler = RowSampler(SamplingParams(temperature=0), [], 0, 0, 70)
+    sampler = RowSampler(opened_row(0, SamplingParams(temperature=0), [], 0), 70)
     assert sampler.sample(row, 0, packed({0, 31, 32, 63, 64, 69}, 70)).token_id == 69
     assert sampler.sample(row, 0, packed({0, 31, 32}, 70)).token_id == 32
     with pytest.raises(RealizarError, match="allow none"):
@@ -148,7 +155,7 @@ def test_mask_of_a_vocabulary_that_does_not_fill_its_last_word() -> None:
 
 def test_end_ids_wait_for_the_minimum_length() -> None:
     sampling = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(3, 4, 99))
-    sampler = RowSampler(sampling, [0, 0], 2, 0, 6)
+    sampler = RowSampler(opened_row(0, sampling, [0, 0], 2), 6)
     row = np.array([0, 0, 1, 3, 4, 2], np.float32)
     for _ in range(2):
         assert sampler.sample(row, 0).token_id == 5
@@ -156,5 +163,5 @@ def test_end_ids_wait_for_the_minimum_length() -> None:
         assert sampler.sample(row, 0, packed({3, 4}, 6)).token_id == 4  # a finished grammar outranks the minimum
         sampler.accept(5)
     assert sampler.sample(row, 0).token_id == 4
-    assert RowSampler(sampling, [0, 0, 5, 5], 2, 0, 6).sample(row, 0).token_id == 4
-    assert RowSampler(sampling, [0, 0, 5], 2, 0, 6).sample(row, 0).token_id == 5
+    assert RowSampler(opened_row(0, sampling, [0, 0, 5, 5], 2), 6).sample(row, 0).token_id == 4
+    assert RowSampler(opened_row(0, sampling, [0, 0, 5], 2), 6).sample(row, 0).token_id == 5

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import FROM_PREVIOUS_STEP, Capacity, ForwardInput, RowInput, RowOutput, StepOutput
+from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cpu.bind import Binder, BoundProgram
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -36,11 +36,11 @@ from realizar.backends.cpu.workspace import reserve_workspace
 from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError, StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
-from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
 MAX_SELECTED = 32  # rows of logits that exist at once
@@ -176,10 +176,8 @@ class CPUBackend:
     def device_memory(self) -> None:
         """The process's own memory is all there is."""
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
-        self._samplers[row] = RowSampler(sampling, history, num_prompt_tokens, choice, self._spec.vocab_size)
+    def open(self, opened: OpenedRow) -> None:
+        self._samplers[opened.row] = RowSampler(opened, self._spec.vocab_size)
 
     def close(self, row: int) -> None:
         self._samplers.pop(row, None)
@@ -200,14 +198,14 @@ class CPUBackend:
         ids = forward_input.token_ids
         if (ids == FROM_PREVIOUS_STEP).any():
             ids = ids.copy()
-            for row in forward_input.rows:
-                if row.num_tokens and ids[row.query_start] == FROM_PREVIOUS_STEP:
-                    ids[row.query_start] = self._last.get(row.row, 0)  # nothing was chosen for a row that failed
+            for row, start in zip(forward_input.rows, forward_input.query_starts, strict=False):
+                if row.token_ids and row.token_ids[0] == FROM_PREVIOUS_STEP:
+                    ids[start] = self._last.get(row.row, 0)  # nothing was chosen for a row that failed
         hidden = space.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
         self._weights.embed(ids, hidden)
         self._ropes.fill(forward_input.positions)
         for index, row in enumerate(forward_input.rows):
-            space.rows[index] = row.query_start, row.num_tokens, row.num_computed_tokens
+            space.rows[index] = forward_input.query_starts[index], row.num_tokens, row.num_computed_tokens
         for group, slots in enumerate(forward_input.slot_mapping):
             space.slots[group][:tokens] = slots
             table = forward_input.block_tables[group]
@@ -225,7 +223,7 @@ class CPUBackend:
             units += min(
                 a.num_kv_heads * -(-row.num_tokens * (a.num_heads // a.num_kv_heads) // TILE) for a in attentions
             )
-            longest = max(longest, row.num_computed_tokens + row.num_tokens)
+            longest = max(longest, row.num_context_tokens)
         segments = -(-longest // SEGMENT)
         floats = max(a.num_heads * (-(-a.head_size // 32) * 32 + 2) for a in attentions)
         fits = len(forward_input.token_ids) * floats * segments <= PARTIAL_FLOATS
@@ -238,7 +236,8 @@ class CPUBackend:
             StepError: a kernel failed.
         """
         self._pending = None
-        readers = [self._reader(row, masks.get(row.row)) for row in forward_input.rows]
+        starts = forward_input.query_starts
+        readers = [self._reader(row, start, masks) for row, start in zip(forward_input.rows, starts, strict=False)]
         wanted = [(token, reader) for reader in readers for token in reader.tokens]
         for first in range(0, len(wanted), MAX_SELECTED):
             part = wanted[first : first + MAX_SELECTED]
@@ -250,8 +249,9 @@ class CPUBackend:
                 self._last[reader.row.row] = reader.token_ids[-1]
         return StepOutput(tuple(self._output(reader) for reader in readers))
 
-    def _reader(self, row: RowInput, mask: NDArray[np.uint32] | None) -> LogitReader:
-        return LogitReader(row, self._samplers[row.row] if row.sample and row.num_tokens else None, mask)
+    def _reader(self, row: ScheduledRow, start: int, masks: Mapping[int, NDArray[np.uint32]]) -> LogitReader:
+        sampler = self._samplers[row.row] if row.sample and row.num_tokens else None
+        return LogitReader(row, start, sampler, masks.get(row.row))
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
         self._run_selected(self._tail, tokens)
@@ -268,23 +268,23 @@ class CPUBackend:
         vector = None
         if reader.error is None:
             try:
-                vector = self._pool(reader.row)
+                vector = self._pool(reader.row, reader.query_start)
             except StepError:
                 raise  # a kernel's: the step's
             except Exception as error:  # noqa: BLE001 - one row's numbers are not the others' trouble
                 reader.fail(error, "pooling")
         return reader.output(vector)
 
-    def _pool(self, row: RowInput) -> NDArray[np.float32] | None:
-        """The pooled hidden state that a row wants, float32 [hidden_size]."""
+    def _pool(self, row: ScheduledRow, start: int) -> NDArray[np.float32] | None:
+        """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""
         if row.pooling is None or not row.num_tokens:
             return None
-        end = row.query_start + row.num_tokens
+        end = start + row.num_tokens
         if row.pooling == "last":
             return finite_vector(self._hidden([end - 1])[0].copy())
         pool = self._pools.setdefault(row.row, MeanPool(self._spec.hidden_size))
         pool.restart_at(row.num_computed_tokens)
-        for first in range(row.query_start, end, MAX_SELECTED):
+        for first in range(start, end, MAX_SELECTED):
             pool.add(self._hidden(list(range(first, min(first + MAX_SELECTED, end)))))
         return finite_vector(pool.mean())
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import RowError, RowInput
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch
@@ -19,6 +18,8 @@ from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import NOT_REACHED, CUDAStep, PendingResult
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
+from realizar.batch import ScheduledRow
+from realizar.outputs import RowError
 
 _LOG = logging.getLogger(__name__)
 _FAILED = -1  # in place of the choice of a row that raised
@@ -59,7 +60,7 @@ class StepFinisher:
         pooled = {
             index: vector.to("cpu", non_blocking=True)
             for index, row in enumerate(step.forward_input.rows)
-            if (vector := self._pooled_or_error(index, row)) is not None
+            if (vector := self._pooled_or_error(index, row, step.forward_input.query_starts[index])) is not None
         }
         done = None
         if chosen.is_cuda:
@@ -94,7 +95,7 @@ class StepFinisher:
         for place, want in enumerate(step.wanted[:count]):
             if want.place == 0:
                 first.append(place)
-            if want.place == 0 and step.forward_input.rows[want.row_index].draft_ids:
+            if want.place == 0 and step.forward_input.rows[want.row_index].num_drafts:
                 drafted[want.row_index] = place
         self._sample(step, first, choices)
         self._verify(step, drafted, choices)
@@ -109,7 +110,7 @@ class StepFinisher:
             for index, token_id in found.items():
                 row, place = rows[index], reached[index]
                 reached[index] += 1
-                over = place == len(row.draft_ids) or token_id != row.draft_ids[place]
+                over = place == row.num_drafts or token_id != row.draft_ids[place]
                 if over or self._sampler.ends(row.row, token_id):
                     del going[index]
                 else:
@@ -117,7 +118,7 @@ class StepFinisher:
             self._sample(step, list(going.values()), choices)
         for index, first in drafted.items():
             row, count = rows[index], reached[index]
-            choices[first + count : first + len(row.draft_ids) + 1] = NOT_REACHED
+            choices[first + count : first + row.num_drafts + 1] = NOT_REACHED
             self._space.last[row.row] = choices[first + count - 1].clamp(min=0)
 
     def _sample(self, step: CUDAStep, places: Sequence[int], choices: torch.Tensor) -> None:
@@ -161,9 +162,9 @@ class StepFinisher:
                 self._note(error, step.wanted[place].row_index, "sampling")
         return found
 
-    def _pooled_or_error(self, index: int, row: RowInput) -> torch.Tensor | None:
+    def _pooled_or_error(self, index: int, row: ScheduledRow, start: int) -> torch.Tensor | None:
         try:
-            return self._pooled(row)
+            return self._pooled(row, start)
         except Exception as error:  # noqa: BLE001 - nor are its numbers
             self._note(error, index, "pooling")
             return None
@@ -179,7 +180,7 @@ class StepFinisher:
         """Index in its sequence of the token that a choice makes."""
         want = step.wanted[place]
         row = step.forward_input.rows[want.row_index]
-        return row.num_computed_tokens + want.token - row.query_start + 1
+        return row.num_computed_tokens + want.token - step.forward_input.query_starts[want.row_index] + 1
 
     def _start_logprobs(self, step: CUDAStep, part: range) -> list[tuple[Sequence[int], PendingLogprobs]]:
         """Of the wanted tokens in `part`, whose logits and choices are there now; in groups, as sampling has them."""
@@ -204,18 +205,18 @@ class StepFinisher:
             found.append((group, start_logprobs(logits, asked[first : first + at_once], choices)))
         return found
 
-    def _pooled(self, row: RowInput) -> torch.Tensor | None:
-        """The pooled hidden state that a row wants, float32 [hidden_size]."""
+    def _pooled(self, row: ScheduledRow, start: int) -> torch.Tensor | None:
+        """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""
         if row.pooling is None or not row.num_tokens:
             return None
-        end = row.query_start + row.num_tokens
+        end = start + row.num_tokens
         if row.pooling == "last":
             return self._hidden(range(end - 1, end))[0].clone()
         total, count = self._means.get(row.row, (None, 0)) if row.num_computed_tokens else (None, 0)
         if count != row.num_computed_tokens:
             raise RuntimeError(f"a mean over {row.num_computed_tokens} earlier tokens is wanted, and {count} were seen")
         most = self._space.arrays.sizes.selected
-        for first in range(row.query_start, end, most):
+        for first in range(start, end, most):
             part = self._hidden(range(first, min(first + most, end))).sum(dim=0, dtype=torch.float64)
             total = part if total is None else total + part
         assert total is not None

@@ -46,11 +46,11 @@ from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.batch import OpenedRow
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import DeviceLostError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import Linear, ModelSpec
-from realizar.sampling_params import SamplingParams
 
 _LOG = logging.getLogger(__name__)
 
@@ -215,11 +215,9 @@ class CUDABackend:
         free, total = torch.cuda.mem_get_info(self.device.torch_device)
         return DeviceMemory(int(total - free), int(total))
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
+    def open(self, opened: OpenedRow) -> None:
         with device_errors(self.device.torch_device):
-            self._sampler.open(row, sampling, history, num_prompt_tokens, choice)
+            self._sampler.open(opened)
 
     def close(self, row: int) -> None:
         self._sampler.close(row)
@@ -245,7 +243,7 @@ class CUDABackend:
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(count_decodes(step), sizes.rows)
         if not tiles:
-            longest = max((row.num_computed_tokens + row.num_tokens for row in step.rows), default=0)
+            longest = max([row.num_context_tokens for row in step.rows], default=0)
             return StepShape(decodes, decodes, 0, self._attention.is_long(decodes, longest))
         return self._graphs.padded(StepShape(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
 
@@ -257,7 +255,7 @@ class CUDABackend:
 
     def _send(self, step: ForwardInput, shape: StepShape, wanted: Sequence[Wanted]) -> None:
         rows = [
-            step.rows[want.row_index].row if want.query < 0 and not step.rows[want.row_index].draft_ids else -1
+            step.rows[want.row_index].row if want.query < 0 and not step.rows[want.row_index].num_drafts else -1
             for want in wanted
         ]
         self._space.arrays.send(step, shape, [(want.token, row) for want, row in zip(wanted, rows, strict=True)])

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import ForwardInput, RowError, RowOutput, StepOutput, TokenLogprobs
+from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
+from realizar.batch import RowOutput, StepOutput
 from realizar.errors import CapacityError, RealizarError
+from realizar.outputs import RowError, TokenLogprobs
 
 NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
 
@@ -37,14 +39,15 @@ class Wanted:
 
 def wanted_tokens(step: ForwardInput) -> list[Wanted]:
     """Choices first, in the order of their rows, then queries."""
+    starts = step.query_starts
     choices = [
-        Wanted(row.query_start + row.num_tokens - 1 - len(row.draft_ids) + place, index, -1, place)
+        Wanted(starts[index + 1] - 1 - row.num_drafts + place, index, -1, place)
         for index, row in enumerate(step.rows)
-        if row.sample and row.num_tokens
-        for place in range(len(row.draft_ids) + 1)
+        if row.sample and row.token_ids
+        for place in range(row.num_drafts + 1)
     ]
     queries = [
-        Wanted(row.query_start + query.index, index, place)
+        Wanted(starts[index] + query.index, index, place)
         for index, row in enumerate(step.rows)
         for place, query in enumerate(row.logprob_queries)
     ]

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import FROM_PREVIOUS_STEP, ForwardInput
+from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernels.fetch import fetch
+from realizar.batch import FROM_PREVIOUS_STEP
 
 _HEADER = 16  # place 0: blocks per row of the block tables
 _FETCHED = 1024  # numbers of a block
@@ -130,16 +131,17 @@ class StepArrays:
         put("ids", step.token_ids, shape.tokens, 0)
         put("positions", step.positions, shape.tokens, 0)
         views["token_rows"][: shape.tokens] = 0
-        for row in step.rows:
-            if row.num_tokens and step.token_ids[row.query_start] == FROM_PREVIOUS_STEP:
-                views["token_rows"][row.query_start] = row.row
+        for row, start in zip(step.rows, step.query_starts, strict=False):
+            if row.token_ids and row.token_ids[0] == FROM_PREVIOUS_STEP:
+                views["token_rows"][start] = row.row
         for group, slots in enumerate(step.slot_mapping):
             first = group * self.sizes.tokens
             views["slots"][first : first + tokens] = slots
             views["slots"][first + tokens : first + shape.tokens] = -1
-        views["starts"][:rows] = [row.query_start for row in step.rows]
-        views["counts"][:rows] = [row.num_tokens for row in step.rows]
-        views["contexts"][:rows] = [row.num_computed_tokens + row.num_tokens for row in step.rows]
+        starts = np.array(step.query_starts, np.int32)
+        views["starts"][:rows] = starts[:-1]
+        views["counts"][:rows] = np.diff(starts)
+        views["contexts"][:rows] = [row.num_context_tokens for row in step.rows]
         self._fill_decodes(views, step, shape.decodes)
         tiles = list(tiles_of(step, self.sizes.tile_tokens)) if shape.tiles else []
         put("tile_rows", [row for row, _ in tiles], shape.tiles, -1)
@@ -172,7 +174,7 @@ class StepArrays:
 
 def count_decodes(step: ForwardInput) -> int:
     """How many rows have one token."""
-    return sum(row.num_tokens == 1 for row in step.rows)
+    return sum([len(row.token_ids) == 1 for row in step.rows])
 
 
 def tiles_of(step: ForwardInput, tile_tokens: int) -> list[tuple[int, int]]:

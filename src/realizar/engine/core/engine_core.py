@@ -289,7 +289,7 @@ class EngineCore:
         failed: set[int] = set()
         for opened in batch.opened:
             try:
-                self._backend.open(opened.row, opened.sampling, opened.history, opened.num_prompt_tokens, opened.choice)
+                self._backend.open(opened)
                 self._grammars.open(opened)
             except DeviceLostError:
                 raise

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import RowOutput, Step
-from realizar.batch import OpenedRow, ScheduledBatch
+from realizar.backends.base import Step
+from realizar.batch import OpenedRow, RowOutput, ScheduledBatch
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request

@@ -21,6 +21,7 @@ from realizar.backends.cuda.sampling.sampler import (  # noqa: E402
 )
 from realizar.errors import InvalidRequestError  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row  # noqa: E402
 
 VOCAB = 300
 CPU = torch.device("cpu")
@@ -66,8 +67,8 @@ def test_choices_are_the_cpu_samplers(top_k: int, at_once: int) -> None:
     rows, lengths = [], []
     for row, sampling in enumerate(samplings):
         history = rng.integers(0, 12, 9).tolist()
-        device.open(row, sampling, history, 6, row % 3)
-        rows.append(RowSampler(sampling, history, 6, row % 3, VOCAB))
+        device.open(opened_row(row, sampling, history, 6, row % 3))
+        rows.append(RowSampler(opened_row(row, sampling, history, 6, row % 3), VOCAB))
         lengths.append(len(history))
     for step in range(8):
         values = logits_of(rng, len(listed))
@@ -89,7 +90,7 @@ def test_masks() -> None:
     values[:, [17, 40, 290]] = [[3.0, 5.0, 1.0]] * 4
     ending = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(40,))
     for row, sampling in enumerate((SamplingParams(temperature=0), ending, ending, SamplingParams(seed=1))):
-        device.open(row, sampling, [1], 1, 0)
+        device.open(opened_row(row, sampling, [1]))
     masks = {}
     for row, allowed in enumerate(((17, 290), (17, 40), (40,), ())):
         bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
@@ -104,13 +105,13 @@ def test_unusable_logits_are_reported() -> None:
     values[0, 5], values[1, 6], values[2] = np.nan, np.inf, -np.inf
     device = DeviceSampler(3, VOCAB, 64, CPU)
     for row in range(3):
-        device.open(row, SamplingParams(temperature=row / 2), [1], 1, 0)
+        device.open(opened_row(row, SamplingParams(temperature=row / 2), [1]))
     assert device.sample(torch.from_numpy(values), [0, 1, 2], [1] * 3, {}).tolist() == [-1, -1, -1]
 
 
 def test_bias_beyond_the_vocabulary() -> None:
     with pytest.raises(InvalidRequestError, match="300"):
-        DeviceSampler(1, VOCAB, 64, CPU).open(0, SamplingParams(logit_bias={300: 1.0}), [1], 1, 0)
+        DeviceSampler(1, VOCAB, 64, CPU).open(opened_row(0, SamplingParams(logit_bias={300: 1.0}), [1]))
 
 
 def test_a_row_that_closes_leaves_nothing() -> None:
@@ -120,10 +121,10 @@ def test_a_row_that_closes_leaves_nothing() -> None:
     values = np.zeros((1, VOCAB), np.float32)
     values[0, [8, 9]] = 1.0, 0.5
     for _ in range(2):
-        device.open(0, penalised, [1], 1, 0)
+        device.open(opened_row(0, penalised, [1]))
         assert [device.sample(torch.from_numpy(values), [0], [1], {}).item() for _ in range(2)] == [8, 9]
         device.close(0)
-    device.open(0, SamplingParams(temperature=0), [1], 1, 0)
+    device.open(opened_row(0, SamplingParams(temperature=0), [1]))
     assert device.takes_largest(0)
     assert device.sample(torch.from_numpy(values), [0], [1], {}).item() == 8
 
@@ -147,8 +148,8 @@ def test_logprobs() -> None:
 def test_a_row_without_tables_takes_nothing_and_what_is_reserved_is_bounded() -> None:
     """256 rows of 131,072 tokens each: repetition penalties took 1 GB for all of them as soon as one asked for it."""
     device = DeviceSampler(256, VOCAB, 131_072, CPU)
-    device.open(0, SamplingParams(dry_multiplier=0.8), [1, 2, 3], 3, 0)
-    device.open(1, SamplingParams(), [1, 2, 3], 3, 0)
+    device.open(opened_row(0, SamplingParams(dry_multiplier=0.8), [1, 2, 3]))
+    device.open(opened_row(1, SamplingParams(), [1, 2, 3]))
     (table,) = device._dry._active.values()
     assert table.tokens.nbytes + table.lengths.nbytes <= 1.1 * 8 * 131_072
     device.close(0)

@@ -12,7 +12,6 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner, Request  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.base import ForwardInput, RowInput  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.shapes import (  # noqa: E402
@@ -26,6 +25,7 @@ from realizar.backends.cuda.shapes import (  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 RECIPE = Recipe(
     32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(9,),
@@ -86,9 +86,9 @@ def test_padding_is_dead() -> None:
         arrays[name].fill_(7)
         for host in arrays._host:
             host[arrays._places[name]] = 7
-    rows = (RowInput(3, 0, 1, 20, True), RowInput(5, 1, 9, 0, True))
+    rows = (scheduled_row(3, (0,), 20, True), scheduled_row(5, range(1, 10), 0, True))
     places = np.array([20, *range(9)], np.int32)
-    step = ForwardInput(np.arange(10, dtype=np.int32), places, (places + 64,), (np.ones((2, 2), np.int32),), rows)
+    step = step_input(rows, (places + 64,), (np.ones((2, 2), np.int32),))
     assert tiles_of(step, 8) == [(1, 8), (1, 0)]
     arrays.send(step, StepShape(16, 8, 6), [(0, 3), (9, 5)])
     assert arrays["decodes"].reshape(8, 4).tolist() == [[0, 0, 21, 20], *[[-1] * 4] * 7]
@@ -131,7 +131,7 @@ def serve(runner: GPURunner) -> tuple[list[Request], list[list[int]]]:
     prompts = [random_tokens(RECIPE, length, seed) for seed, length in enumerate((11, 13, 2, 9))]
     a, b, c, d = (runner.request(row, ids, first=3 * row) for row, ids in enumerate(prompts))
     for request in (a, b, c, d):
-        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, len(request.token_ids), 0)
+        runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids))
     chosen = []
     for parts in ([(a, 9)], [(a, 1), (b, 5)], [(a, 1), (b, 8), (c, 2), (d, 9)]):
         poison(runner)

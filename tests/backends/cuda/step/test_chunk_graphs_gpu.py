@@ -15,6 +15,7 @@ from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +53,7 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
     assert min(runner.capacity.num_blocks) >= 32 * rows
     requests = [runner.request(row, random_tokens(recipe, TOKENS, row), first=32 * row) for row in range(rows)]
     for request in requests:
-        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, TOKENS, 0)
+        runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids, TOKENS))
     replay, seen = graphs.replay, []
 
     def noted(shape: StepShape) -> bool:

@@ -18,6 +18,7 @@ from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row  # noqa: E402
 
 pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
@@ -56,7 +57,7 @@ def taken(runner: GPURunner) -> tuple[list[str], int]:
     """By a step of decodes and one with a chunk beside one: operations, and how often torch's allocator was asked."""
     requests = [runner.request(row, random_tokens(RECIPE, 9, row), first=row) for row in range(2)]
     for request in requests:
-        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, 9, 0)
+        runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids, 9))
     asked = allocator_calls()
     with Allocations() as seen:
         for parts in ([(each, 1) for each in requests], [(requests[0], 1), (requests[1], 3)]):

@@ -14,11 +14,12 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.base import ForwardInput, LogprobQuery, RowInput  # noqa: E402
 from realizar.backends.cuda.attention.native_decode import DecodeAttention  # noqa: E402
 from realizar.backends.cuda.native import launcher  # noqa: E402
+from realizar.batch import LogprobQuery  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +52,7 @@ def mixed_steps(runner: GPURunner, recipe: Recipe) -> None:
     """Decodes in all numbers, alone and beside chunks of many sizes."""
     requests = [runner.request(row, random_tokens(recipe, 700, row), first=32 * row) for row in range(ROWS)]
     for request in requests:
-        runner.backend.open(request.row, SamplingParams(temperature=0), request.token_ids, 700, 0)
+        runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids, 700))
     runner._logits = lambda first, count: np.zeros((0, 0), np.float32)  # type: ignore[method-assign]
     for decodes in (1, 2, 3, 5, 9, 17, 25, 33, 39):
         for chunk in (0, 2, 7, 30, 100, 300, 550):
@@ -74,15 +75,14 @@ def other_work(runner: GPURunner, recipe: Recipe) -> None:
     )  # fmt: skip
     for pooling in (None, "last", "mean"):
         for sampling in samplings:
-            runner.backend.open(0, sampling, ids.tolist(), 200, 0)
+            runner.backend.open(opened_row(0, sampling, ids))
             queries = tuple(LogprobQuery(at, int(ids[at + 1]), 2) for at in range(0 if pooling else 150))
-            row = RowInput(0, 0, 200, 0, True, queries, pooling=pooling)  # type: ignore[arg-type]
+            row = scheduled_row(0, ids, sample=True, logprob_queries=queries, pooling=pooling)
             tables, slots = (table,) * runner.groups, (places,) * runner.groups
-            runner.backend.submit(ForwardInput(ids, places, slots, tables, (row,))).result()
-            drafts = RowInput(0, 0, 4, 200, True, draft_ids=(1, 2, 3))
+            runner.backend.submit(step_input([row], slots, tables)).result()
+            drafts = scheduled_row(0, (5,), 200, True, drafts=(1, 2, 3))
             last = np.arange(200, 204, dtype=np.int32)
-            step = ForwardInput(np.array([5, 1, 2, 3], np.int32), last, (last,) * runner.groups, tables, (drafts,))
-            runner.backend.submit(step).result()
+            runner.backend.submit(step_input([drafts], (last,) * runner.groups, tables)).result()
             runner.backend.close(0)
 
 

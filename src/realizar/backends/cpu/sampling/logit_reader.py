@@ -12,10 +12,11 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import RowError, RowInput, RowOutput, TokenLogprobs
 from realizar.backends.cpu.sampling.logprobs import token_logprobs
 from realizar.backends.cpu.sampling.sampler import RowSampler
+from realizar.batch import RowOutput, ScheduledRow
 from realizar.errors import RealizarError
+from realizar.outputs import RowError, TokenLogprobs
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ class LogitReader:
     """Reads the logits of one row of a step, in the order of `tokens`.
 
     Args:
-        row: what it wants.
+        row: its share of the step.
+        query_start: index in the step of its first token.
         sampler: of the row; None where no choice is wanted.
         mask: uint32 [words] or [drafts + 1, words], the ids allowed for each choice; None allows all.
 
@@ -34,13 +36,15 @@ class LogitReader:
         error: why the row gets nothing; whatever one row raises is its own.
     """
 
-    def __init__(self, row: RowInput, sampler: RowSampler | None, mask: NDArray[np.uint32] | None) -> None:
-        self.row, self._sampler = row, sampler
+    def __init__(
+        self, row: ScheduledRow, query_start: int, sampler: RowSampler | None, mask: NDArray[np.uint32] | None
+    ) -> None:
+        self.row, self.query_start, self._sampler = row, query_start, sampler
         self._masks = None if mask is None else np.atleast_2d(mask)
         self._drafts = row.draft_ids
         self._first = row.num_tokens - 1 - len(self._drafts)  # token, within the row, before the first choice
         last = range(self._first, row.num_tokens) if sampler is not None else ()
-        self.tokens = [row.query_start + index for index in (*(query.index for query in row.logprob_queries), *last)]
+        self.tokens = [query_start + index for index in (*(query.index for query in row.logprob_queries), *last)]
         self._queries = list(row.logprob_queries)
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []

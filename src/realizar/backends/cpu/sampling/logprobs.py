@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import TokenLogprobs
 from realizar.backends.cpu.sampling.select import largest_ordered
 from realizar.errors import RealizarError
+from realizar.outputs import TokenLogprobs
 
 _CHUNK = 8192  # logits at a time, so that intermediate values stay in the cache
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends import philox
-from realizar.backends.base import TokenLogprobs
 from realizar.backends.cpu.sampling import truncation
 from realizar.backends.cpu.sampling.dry import Dry
 from realizar.backends.cpu.sampling.logprobs import token_logprobs
 from realizar.backends.cpu.sampling.penalties import LogitBias, Penalties
 from realizar.backends.row_faults import nothing_allowed
+from realizar.batch import OpenedRow
 from realizar.errors import RealizarError
-from realizar.sampling_params import SamplingParams
+from realizar.outputs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +39,17 @@ class RowSampler:
     exist. So a preempted row stays open, and keeps them.
 
     Args:
-        sampling: the request's parameters; `stop_token_ids` may not be chosen before `min_tokens` tokens of output.
-        history: prompt and any output so far.
-        num_prompt_tokens: how many of `history` are prompt.
-        choice: index among the request's n choices.
+        opened: the row; `stop_token_ids` of its parameters may not be chosen before `min_tokens` tokens of output.
         vocab_size: logits per row.
 
     Raises:
         InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingParams,
-        history: Sequence[int],
-        num_prompt_tokens: int,
-        choice: int,
-        vocab_size: int,
-    ) -> None:
+    def __init__(self, opened: OpenedRow, vocab_size: int) -> None:
+        sampling, history, num_prompt_tokens = opened.sampling, opened.history, opened.num_prompt_tokens
         self.sampling = sampling
-        self.choice = choice
+        self.choice = opened.choice
         self.seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
         self.mirostat_mu = 2.0 * sampling.mirostat_tau
         self.num_output_tokens = len(history) - num_prompt_tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from realizar.backends.cuda.sampling.penalties import LARGEST, bounded
+from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
 
 
@@ -47,7 +48,8 @@ class DryTable:
     def active(self, row: int) -> bool:
         return row in self._active
 
-    def open(self, row: int, sampling: SamplingParams, history: Sequence[int]) -> None:
+    def open(self, opened: OpenedRow) -> None:
+        sampling, history = opened.sampling, opened.history
         window = sampling.dry_penalty_last_n
         if sampling.dry_multiplier <= 0.0 or window == 0:
             return
@@ -57,7 +59,7 @@ class DryTable:
         tokens[: len(tail)] = torch.tensor(tail, dtype=torch.int32).to(self._device)
         matches = suffix_matches(tail, frozenset(sampling.dry_sequence_breakers))
         lengths[1 : len(tail) + 1] = torch.tensor(matches, dtype=torch.int32).to(self._device)
-        self._active[row] = DryRow(sampling, len(tail), breakers, tokens, lengths)
+        self._active[opened.row] = DryRow(sampling, len(tail), breakers, tokens, lengths)
 
     def close(self, row: int) -> None:
         self._active.pop(row, None)

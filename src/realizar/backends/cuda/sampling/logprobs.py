@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from realizar.backends.base import TokenLogprobs
+from realizar.outputs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

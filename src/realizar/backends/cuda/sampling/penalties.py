@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -40,7 +41,8 @@ class PenaltyTable:
     def active(self, row: int) -> bool:
         return row in self._active
 
-    def open(self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int) -> None:
+    def open(self, opened: OpenedRow) -> None:
+        row, sampling = opened.row, opened.sampling
         penalties = sampling.presence_penalty, sampling.frequency_penalty
         if sampling.repetition_penalty == 1.0 and penalties == (0.0, 0.0):
             return
@@ -48,8 +50,8 @@ class PenaltyTable:
             self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._active[row] = sampling
-        ids = np.asarray(history, np.int64)
-        prompt, output = ids[:num_prompt_tokens], ids[num_prompt_tokens:]
+        ids = np.asarray(opened.history, np.int64)
+        prompt, output = ids[: opened.num_prompt_tokens], ids[opened.num_prompt_tokens :]
         vocab = self._shape[1]
         prompt, output = (part[(part >= 0) & (part < vocab)] for part in (prompt, output))
         counts = np.bincount(output, minlength=vocab).astype(np.int32)

@@ -18,6 +18,7 @@ from realizar.backends import philox
 from realizar.backends.cuda.sampling import truncation
 from realizar.backends.cuda.sampling.dry import DryTable, table_places
 from realizar.backends.cuda.sampling.penalties import PenaltyTable, add_bias
+from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
@@ -66,25 +67,25 @@ class DeviceSampler:
         self._dry = DryTable(vocab_size, context_length, device)
         self._mirostat_mu = torch.zeros(max_rows, dtype=torch.float64, device=device)
 
-    def open(
-        self, row: int, sampling: SamplingParams, history: Sequence[int], num_prompt_tokens: int, choice: int
-    ) -> None:
+    def open(self, opened: OpenedRow) -> None:
         """Start a row.
 
         Raises:
             InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
         """
+        row, sampling = opened.row, opened.sampling
         beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < self._vocab_size]
         if beyond:
             message = f"logit_bias names token id {beyond[0]}; the vocabulary has {self._vocab_size} ids"
             raise InvalidRequestError(message, "logit_bias")
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
         ends = tuple(i for i in sampling.stop_token_ids if 0 <= i < self._vocab_size)
-        self._rows[row] = RowState(sampling, seed, choice, len(history) - num_prompt_tokens, ends)
+        num_output_tokens = len(opened.history) - opened.num_prompt_tokens
+        self._rows[row] = RowState(sampling, seed, opened.choice, num_output_tokens, ends)
         if sampling.logprobs is not None:
             self._logprob_rows.add(row)
-        self._penalties.open(row, sampling, history, num_prompt_tokens)
-        self._dry.open(row, sampling, history)
+        self._penalties.open(opened)
+        self._dry.open(opened)
         if sampling.mirostat:
             self._mirostat_mu[row] = 2.0 * sampling.mirostat_tau
 
