@@ -32,9 +32,8 @@ def new_core(
     device: ChosenDevice = THE_CPU,
     **options: Any,
 ) -> EngineCore:
-    """A core around a loaded backend, with as many steps in flight as a test wants, but one with drafts."""
+    """A core around a loaded backend, with as many steps in flight as a test wants."""
     most = backend.capacity().max_rows
     rows = most if config.max_running is None else min(config.max_running, most)
     settled = resolve_config(spec, replace(config, max_running=rows), device, float32_weights=False)
-    in_flight = min(settled.steps_in_flight, steps_in_flight) if config.speculative_tokens else steps_in_flight
-    return EngineCore(backend, spec, replace(settled, steps_in_flight=in_flight), **options)
+    return EngineCore(backend, spec, replace(settled, steps_in_flight=steps_in_flight), **options)

@@ -54,13 +54,14 @@ def test_values_that_are_left_open(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "tile_tokens"), [(CPU, 12), (CUDA, 64)])
-def test_values_that_are_given(device: ChosenDevice, tile_tokens: int) -> None:
-    """They are the same on both; a step with drafts waits for the one before on both."""
+@pytest.mark.parametrize(("device", "steps_in_flight", "tile_tokens"), [(CPU, 1, 12), (CUDA, 2, 64)])
+def test_values_that_are_given(device: ChosenDevice, steps_in_flight: int, tile_tokens: int) -> None:
+    """They are the same on both; drafts change nothing of what a device has in flight."""
     config = resolve_config(SPEC, GIVEN, device, float32_weights=True)
     assert derived(config) == {
         "threads": 3, "context_length": 100, "max_running": 7, "queue_length": 5, "kv_dtype": "int8",
-        "steps_in_flight": 1, "tile_tokens": tile_tokens, "max_step_tokens": 48, "max_blocks": 3, "chosen": device,
+        "steps_in_flight": steps_in_flight, "tile_tokens": tile_tokens, "max_step_tokens": 48, "max_blocks": 3,
+        "chosen": device,
     }  # fmt: skip
     for field in fields(EngineConfig):
         assert getattr(config, field.name) == getattr(GIVEN, field.name), field.name

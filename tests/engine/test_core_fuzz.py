@@ -9,7 +9,7 @@ raises. The audit runs after every step.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -19,6 +19,7 @@ from realizar.errors import QueueFullError
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.drafts import prompt_lookup
 from resolving import new_core
 from scripted_backend import ScriptedBackend, choose, history_states, logprobs_of, make_spec, pooled_of
 
@@ -119,9 +120,10 @@ def run(
     config = EngineConfig(
         max_running=6, max_step_tokens=14, max_queued=8, speculative_tokens=drafts, prompt_lookup_min=1
     )
-    core = new_core(backend, make_spec(windows), config, steps_in_flight=steps_in_flight)
-    # Two also with drafts, where the engine would wait.
-    core._config = replace(core._config, steps_in_flight=steps_in_flight)
+    drafter = prompt_lookup(config)
+    if drafter is not None:
+        drafter.awaits_results = steps_in_flight == 1  # with two in flight, too, where the engine would wait
+    core = new_core(backend, make_spec(windows), config, steps_in_flight=steps_in_flight, drafter=drafter)
     requests: dict[str, Request] = {}
     received: dict[tuple[str, int], Received] = {}
     refused = aborted = finished = 0

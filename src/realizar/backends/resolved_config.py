@@ -66,8 +66,7 @@ def resolve_config(
         "chosen": device,
         "kv_dtype": automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,
-        # Drafts follow a token that is known, so that a step with drafts has to wait for the one before.
-        "steps_in_flight": 1 if config.speculative_tokens else traits.steps_in_flight,
+        "steps_in_flight": traits.steps_in_flight,
         "tile_tokens": traits.tile_tokens,
     }
     return ResolvedConfig(**(given | derived))

@@ -1,20 +1,97 @@
-"""Drafts by prompt lookup: what followed the last tokens when they stood in the sequence before."""
+"""Drafts: tokens that may follow a sequence, verified by the model in one step. `Drafter`, and prompt lookup as one."""
 
 from __future__ import annotations
 
+import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence as ListOf
+from typing import Protocol
+
+from realizar.config import EngineConfig
+from realizar.scheduler.sequence import Sequence
 
 _BYTES = 4  # of a token id
+_LOG = logging.getLogger(__name__)
+
+
+class Drafter(Protocol):
+    """Proposes drafts for a batch of sequences at once.
+
+    Each draft is verified with the row's own sampler, so that a drafter changes how many steps a text takes and never
+    its tokens. A drafter may be asked for every sequence of a step: a lookup on the host walks them, a draft model or a
+    next-token head computes them as one batch. It finds what it needs of a sequence by `sequence_id`, `row` and
+    `token_ids`, and keeps its own state under `sequence_id`.
+
+    Attributes:
+        awaits_results: drafts follow from token ids that the host must know, so that a step's choices are awaited
+            before the next step. False lets steps stay in flight; a sequence then has drafts only where its last token
+            is known.
+    """
+
+    awaits_results: bool
+
+    def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
+        """Drafts of each sequence, at most `max_drafts` of it; called once after a step's results were taken in.
+
+        Every sequence has a known last token, which is the only one left to compute.
+        """
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """So many drafts of a sequence were computed, and the first `num_accepted` of them were right."""
+
+    def forget(self, sequence_id: int) -> None:
+        """A sequence has ended; unknown ids pass."""
+
+
+class PromptLookup:
+    """Drafts are the tokens that followed the last tokens where they stood in the sequence before.
+
+    Args:
+        most_tokens: drafts of a sequence at a time.
+        longest, shortest: number of last tokens that must have stood before; the longest that has is taken.
+    """
+
+    def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
+        self.awaits_results = True
+        self._limits = most_tokens, longest, shortest
+        self._lookups: dict[int, DraftLookup | None] = {}
+
+    def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
+        return [self._propose(sequence) for sequence in sequences]
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        lookup = self._lookups.get(sequence.sequence_id)
+        if lookup is not None:
+            lookup.verified(num_drafts, num_accepted)
+
+    def forget(self, sequence_id: int) -> None:
+        self._lookups.pop(sequence_id, None)
+
+    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+        """Drafts of one sequence; none from now on where looking them up fails."""
+        number = sequence.sequence_id
+        if number not in self._lookups:
+            self._lookups[number] = DraftLookup(*self._limits)
+        lookup = self._lookups[number]
+        if lookup is None:
+            return ()
+        try:
+            return lookup.propose(sequence.token_ids, sequence.max_drafts)
+        except Exception:  # noqa: BLE001 - a fault of what is only to be faster is not the batch's
+            _LOG.exception("no more drafts for %s", sequence.request.request_id)
+            self._lookups[number] = None
+            return ()
+
+
+def prompt_lookup(config: EngineConfig) -> PromptLookup | None:
+    """The drafter that a configuration asks for; None where it asks for no drafts."""
+    if not config.speculative_tokens:
+        return None
+    return PromptLookup(config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min)
 
 
 class DraftLookup:
-    """The history of one sequence, searched for its own last tokens.
-
-    Args:
-        most_tokens: drafts at a time.
-        longest, shortest: number of last tokens that must have stood before; the longest that has is taken.
-    """
+    """The history of one sequence, searched for its own last tokens. Arguments are those of `PromptLookup`."""
 
     def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
         self._most_tokens = most_tokens
@@ -22,7 +99,7 @@ class DraftLookup:
         self._allowed = most_tokens
         self._history = bytearray()
 
-    def propose(self, token_ids: Sequence[int], most_tokens: int) -> tuple[int, ...]:
+    def propose(self, token_ids: ListOf[int], most_tokens: int) -> tuple[int, ...]:
         """Up to `most_tokens` drafts that follow `token_ids`, which begin with those of every earlier call.
 
         Where the place found is so near the end that the history does not reach, the drafts themselves go on: a period

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.request import Request
-from realizar.scheduler.drafts import DraftLookup
 from realizar.scheduler.policy import order
 from realizar.scheduler.sequence import Sequence
 
@@ -23,11 +22,10 @@ class OpenSequences:
 
     Args:
         block_size: tokens per KV block.
-        new_lookup: makes what proposes a sequence's drafts; None drafts nothing.
     """
 
-    def __init__(self, block_size: int, new_lookup: Callable[[], DraftLookup] | None) -> None:
-        self._block_size, self._new_lookup = block_size, new_lookup
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
         self._ids: Iterator[int] = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self.requests: dict[str, dict[int, Sequence]] = {}
@@ -57,8 +55,7 @@ class OpenSequences:
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
         keys = BlockKeys(self._block_size, request.cache_salt)
-        lookup = self._new_lookup() if self._new_lookup else None
-        return Sequence(next(self._ids), request, choice, keys, lookup)
+        return Sequence(next(self._ids), request, choice, keys)
 
     def start(self, sequence: Sequence) -> None:
         """From waiting to running."""

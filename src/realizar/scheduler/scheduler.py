@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow
 from realizar.errors import QueueFullError
@@ -21,7 +21,8 @@ from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import Departures, SchedulerCounts
-from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.drafting import Drafting
+from realizar.scheduler.drafts import Drafter
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
@@ -44,7 +45,7 @@ class Scheduler:
         context_length: tokens of a request, prompt and output.
         max_queued: requests that may wait for their first step beyond those that a free row takes; None is no limit.
         pace: bounds what is read beside decodes; None reads what fits.
-        new_lookup: makes what proposes a sequence's drafts; None drafts nothing.
+        drafter: proposes drafts once a step's results are taken in; None drafts nothing.
         clock: seconds, monotonic.
     """
 
@@ -58,7 +59,7 @@ class Scheduler:
         max_queued: int | None = None,
         policy: Policy | None = None,
         pace: Pace | None = None,
-        new_lookup: Callable[[], DraftLookup] | None = None,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
@@ -69,9 +70,10 @@ class Scheduler:
         self._pace = pace
         self._clock = clock
         self._rows = RowPool(max_running)
-        self._open = OpenSequences(cache.block_size, new_lookup)
+        self._open = OpenSequences(cache.block_size)
         self._departures = Departures()
-        self._preemptions = self._queries = self._hits = self._drafts = self._accepted = 0
+        self._drafting = Drafting(drafter)
+        self._preemptions = self._queries = self._hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -91,14 +93,17 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_cache_queries=self._queries,
             prefix_cache_hits=self._hits,
-            draft_tokens=self._drafts,
-            accepted_tokens=self._accepted,
+            draft_tokens=self._drafting.num_drafts,
+            accepted_tokens=self._drafting.num_accepted,
         )
 
-    @property
-    def is_short_of_memory(self) -> bool:
-        """Whether steps are smaller than they might be, as one did not fit: each is to be awaited before the next."""
-        return self._limit.is_short
+    def awaits(self, batch: ScheduledBatch) -> bool:
+        """A submitted step must be done before the next is scheduled.
+
+        That is so after a step that did not fit into memory, to know which one it was, and where drafts may follow its
+        choices.
+        """
+        return self._limit.is_short or self._drafting.awaits(self._sequences(batch))
 
     def add(self, request: Request) -> None:
         """Queue a request, each choice as a sequence of its own.
@@ -196,7 +201,10 @@ class Scheduler:
         return batch
 
     def update(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> list[TokenOutput]:
-        """Take in what a step gave: `results` are in the order of the batch's rows. Steps come back in order."""
+        """Take in what a step gave, then have drafts proposed for its sequences.
+
+        Steps come back in order, and `results` are in the order of the batch's rows.
+        """
         now = self._clock()
         self._limit.fitted()
         if self._pace is not None:
@@ -211,6 +219,7 @@ class Scheduler:
             if output is not None:
                 outputs.append(output)
         self._rows.finished(row.row for row in batch.rows)
+        self._drafting.propose(self._sequences(batch))
         return outputs
 
     def audit(self) -> None:
@@ -235,7 +244,7 @@ class Scheduler:
             if plan.is_full:
                 break
             if sequence.running:  # else preempted a moment ago
-                drafts = _drafts(sequence, plan.budget - (len(sequences) - index))
+                drafts = sequence.drafts[: max(plan.budget - (len(sequences) - index), 0)]
                 self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
@@ -323,7 +332,7 @@ class Scheduler:
         )
         sequence.num_computed_tokens += count
         sequence.num_pending += sample
-        sequence.num_drafts = len(drafts)
+        sequence.drafts, sequence.num_drafts = (), len(drafts)
         if count > 1 or not sample:  # else when the choice after the token is known
             self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
         return scheduled
@@ -358,10 +367,7 @@ class Scheduler:
         sequence.num_pending -= 1
         if num_drafts:
             sequence.num_drafts = 0
-            self._drafts += num_drafts
-            self._accepted += num_accepted
-            if sequence.lookup is not None:
-                sequence.lookup.verified(num_drafts, num_accepted)
+            self._drafting.verified(sequence, num_drafts, num_accepted)
             sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
         gain = sequence.take_in(token_ids)
         if sequence.running:
@@ -370,7 +376,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._cache.free(sequence.own_row)
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens, sequence.drafts = 0, ()
         self._open.stop(sequence)
         self._preemptions += 1
 
@@ -386,14 +392,9 @@ class Scheduler:
         if sequence.row is not None:
             self._cache.free(sequence.row)
             self._rows.release(sequence.row)
+        self._drafting.forget(sequence)
         self._open.remove(sequence)
 
-
-def _drafts(sequence: Sequence, most_tokens: int) -> tuple[int, ...]:
-    """What a sequence proposes; nothing from now on where that fails, for its text is the same without drafts."""
-    try:
-        return sequence.propose_drafts(most_tokens)
-    except Exception:  # noqa: BLE001 - a fault of what is only to be faster
-        _LOG.exception("no more drafts for %s", sequence.request.request_id)
-        sequence.lookup = None
-        return ()
+    def _sequences(self, batch: ScheduledBatch) -> Iterator[Sequence]:
+        """Those of the batch's sequences that have not ended."""
+        return (found for row in batch.rows if (found := self._open.get(row.sequence_id)) is not None)

@@ -9,7 +9,6 @@ from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow, Schedule
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import FinishReason
 from realizar.request import Request
-from realizar.scheduler.drafts import DraftLookup
 
 
 @dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
@@ -28,13 +27,13 @@ class Sequence:
     Attributes:
         sequence_id: never used twice.
         keys: of its full blocks.
-        lookup: proposes drafts, or None.
         token_ids: prompt and output, as far as known.
         most_tokens: number of tokens at which no further choice is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         running: whether it holds blocks.
         num_computed_tokens: in the KV cache once every submitted step is done, drafts on their way included.
         num_pending: choices of submitted steps that are not known yet, drafts apart.
+        drafts: proposed to follow the last token, which is known; not on their way yet.
         num_drafts: drafts on their way.
         num_queried: prompt positions whose log-probabilities have been asked for.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
@@ -44,7 +43,6 @@ class Sequence:
     request: Request
     choice: int
     keys: BlockKeys
-    lookup: DraftLookup | None = None
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     most_tokens: int = field(init=False)
@@ -53,6 +51,7 @@ class Sequence:
     running: bool = False
     num_computed_tokens: int = 0
     num_pending: int = 0
+    drafts: tuple[int, ...] = ()
     num_drafts: int = 0
     num_queried: int = 0
     num_cached_tokens: int = 0
@@ -95,11 +94,15 @@ class Sequence:
             return self.num_queried
         return len(self.token_ids) - 1
 
-    def propose_drafts(self, most_tokens: int) -> tuple[int, ...]:
-        """Drafts for a sequence whose last token is known and the only one to compute."""
-        if self.lookup is None or self.num_pending:
-            return ()
-        return self.lookup.propose(self.token_ids, min(most_tokens, self.most_tokens - len(self.token_ids) - 1))
+    @property
+    def max_drafts(self) -> int:
+        """Drafts that may follow the last known token: a choice follows the last draft."""
+        return self.most_tokens - len(self.token_ids) - 1
+
+    @property
+    def awaits_one_token(self) -> bool:
+        """The sequence runs, its last token is known, and that token is the only one to compute."""
+        return self.running and not self.num_pending and self.num_remaining_tokens == 1
 
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens to compute."""
@@ -121,6 +124,7 @@ class Sequence:
     def give_up(self, scheduled: ScheduledRow) -> None:
         """A submitted step of the sequence gave nothing: what was asked of it is to be asked again."""
         self.num_pending = self.num_drafts = 0
+        self.drafts = ()
         if scheduled.logprob_queries:
             first = scheduled.num_computed_tokens + scheduled.logprob_queries[0].index
             self.num_queried = min(self.num_queried, first)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
 from realizar.backends.devices import ChosenDevice
@@ -24,7 +23,7 @@ from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
-from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.drafts import Drafter, prompt_lookup
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
@@ -42,6 +41,7 @@ class EngineCore:
         config: what the backend was loaded with; the backend's own capacity bounds it.
         new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
             without it structured output is refused. Closed by `close`.
+        drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class EngineCore:
         *,
         policy: Policy | None = None,
         new_grammars: Callable[[], GrammarService] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         capacity = backend.capacity()
         max_running = min(config.max_running, capacity.max_rows)
@@ -61,7 +62,7 @@ class EngineCore:
         self._grammars = RowGrammars(new_grammars)
         self._stuck: dict[int, RowError] = {}
         self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
-        self._ended: list[TokenOutput] = []  # of requests that ended outside a step's results
+        self._outputs: list[TokenOutput] = []  # not returned by `step` yet
         self._death: str | None = None
         self._cache = KVCacheManager(
             [group.kind for group in spec.cache_groups()],
@@ -81,11 +82,7 @@ class EngineCore:
             max_queued=config.max_queued,
             policy=policy,
             pace=Pace(policy.stretch, config.tile_tokens) if math.isfinite(policy.stretch) else None,
-            new_lookup=partial(
-                DraftLookup, config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min
-            )
-            if config.speculative_tokens
-            else None,
+            drafter=drafter or prompt_lookup(config),
         )
 
     @property
@@ -200,16 +197,16 @@ class EngineCore:
         """
         self._check_alive()
         try:
-            outputs = self._step()
+            self._step()
         except Exception as error:
             self._die(f"the engine stopped: {type(error).__name__}: {error}")
             _LOG.exception("a step failed")
             raise EngineDeadError(self._death) from error
-        ended, self._ended = self._ended + outputs, []
-        for output in ended:
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
             if output.error is not None and output.error.cause != "request":
                 _LOG.error("request %s ended: %s", output.request_id, output.error.message)
-        return ended
+        return outputs
 
     def audit(self) -> None:
         """Prove that blocks, rows and sequences are all accounted for.
@@ -229,42 +226,49 @@ class EngineCore:
         self._grammars.shutdown()
         self._backend.shutdown()
 
-    def _step(self) -> list[TokenOutput]:
+    def _step(self) -> None:
         self._close_rows()
         batch = self._open_rows(self._scheduler.schedule())
         try:
-            return self._run(batch)
+            self._run(batch)
+            return
         except CapacityError as error:
             _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
-            outputs = self._scheduler.try_smaller(self._give_up_steps(batch), RowError.of(error, "step"))
+            self._outputs += self._scheduler.try_smaller(self._give_up_steps(batch), RowError.of(error, "step"))
         except StepError as error:
             _LOG.error("a step was given up, and the requests in it: %s", error)
             lost = [row for each in self._give_up_steps(batch) for row in each.rows]
-            outputs = self._scheduler.lose(lost, RowError.of(error, "step"))
+            self._outputs += self._scheduler.lose(lost, RowError.of(error, "step"))
         self._close_rows()
-        return outputs
 
-    def _run(self, batch: ScheduledBatch) -> list[TokenOutput]:
+    def _run(self, batch: ScheduledBatch) -> None:
+        """Submit a step, then wait until no more are in flight than the next one may follow."""
         if batch.rows:
             self._submit(batch)
         if not self._in_flight:
             if self._scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
-            return []
-        most = 1 if self._scheduler.is_short_of_memory else self._config.steps_in_flight
-        if batch.rows and len(self._in_flight) < most:
-            return []
+            return
+        most = self._config.steps_in_flight - 1
+        if not batch.rows:
+            most = len(self._in_flight) - 1  # nothing can be scheduled before the oldest is done
+        elif most and self._scheduler.awaits(batch):
+            most = 0
+        while len(self._in_flight) > most:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest step in flight and take in its results."""
         self._give_masks()
         done, step = self._in_flight[0]
         results = step.result().rows
         self._in_flight.popleft()
-        outputs = self._fail_stuck()
-        outputs.extend(self._scheduler.update(done, results))
+        self._fail_stuck()
+        self._outputs += self._scheduler.update(done, results)
         self._grammars.advance(done, results)
         if self._in_flight:
             self._grammars.start(self._in_flight[0][0])
         self._close_rows()
-        return outputs
 
     def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
         """The steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
@@ -315,15 +319,17 @@ class EngineCore:
 
     def _fail_unopened(self) -> None:
         unopened, self._unopened = self._unopened, {}
-        for sequence_id, error in unopened.items():
-            output = self._scheduler.fail(sequence_id, error)
-            self._ended.extend(() if output is None else (output,))
+        self._fail(unopened)
 
-    def _fail_stuck(self) -> list[TokenOutput]:
+    def _fail_stuck(self) -> None:
         """End requests whose grammar can't go on: what the step chose for them is dropped."""
         stuck, self._stuck = self._stuck, {}
-        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in stuck.items()]
-        return [output for output in failed if output is not None]
+        self._fail(stuck)
+
+    def _fail(self, errors: Mapping[int, RowError]) -> None:
+        """End the requests of sequences, by their numbers."""
+        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in errors.items()]
+        self._outputs += [output for output in failed if output is not None]
 
     def _close_rows(self) -> None:
         for row in self._scheduler.take_closed_rows():

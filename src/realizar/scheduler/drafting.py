@@ -1,0 +1,70 @@
+"""`Drafting`: the scheduler's side of drafts. It asks the drafter, keeps its faults from requests, and counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from realizar.scheduler.drafts import Drafter
+from realizar.scheduler.sequence import Sequence
+
+_LOG = logging.getLogger(__name__)
+
+
+class Drafting:
+    """Owns the drafter. One that raises is used no more: texts are the same without drafts.
+
+    Attributes:
+        num_drafts, num_accepted: tokens drafted and verified so far, and those of them that were right.
+
+    Args:
+        drafter: None drafts nothing.
+    """
+
+    def __init__(self, drafter: Drafter | None) -> None:
+        self._drafter = drafter
+        self.num_drafts = self.num_accepted = 0
+
+    def awaits(self, sequences: Iterable[Sequence]) -> bool:
+        """A step over these sequences must be known before the next one, since drafts may follow it.
+
+        That is not so while they all read their prompts, with more than one token left: none can have drafts yet.
+        """
+        if self._drafter is None or not self._drafter.awaits_results:
+            return False
+        return any(sequence.num_remaining_tokens <= 1 for sequence in sequences)
+
+    def propose(self, sequences: Iterable[Sequence]) -> None:
+        """Have drafts proposed, in one call, for those sequences that go on from a known token."""
+        if self._drafter is None:
+            return
+        going = [sequence for sequence in sequences if sequence.max_drafts > 0 and sequence.awaits_one_token]
+        if not going:
+            return
+        with self._faults():
+            for sequence, drafts in zip(going, self._drafter.propose(going), strict=True):
+                sequence.drafts = drafts[: sequence.max_drafts]
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Drafts of a sequence came back with a step."""
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+        if self._drafter is not None:
+            with self._faults():
+                self._drafter.verified(sequence, num_drafts, num_accepted)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        if self._drafter is not None:
+            with self._faults():
+                self._drafter.forget(sequence.sequence_id)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Drop a drafter that raises."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - a fault of what is only to be faster
+            _LOG.exception("no more drafts are proposed")
+            self._drafter = None

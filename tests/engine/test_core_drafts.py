@@ -1,0 +1,113 @@
+"""A drafter is asked once a step, after its results; what it does, its faults included, changes no token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.sequence import Sequence as Scheduled
+from resolving import new_core
+from scripted_backend import ScriptedBackend, expected_tokens, make_spec
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPTS = {name: tuple(range(start, start + 9)) for name, start in (("a", 1), ("b", 20), ("c", 40))}
+COUNT = 12
+
+
+class Foreseeing:
+    """Proposes what will be chosen, the last draft apart, as something that knows the text would.
+
+    Attributes:
+        calls: names of the requests that each call was about. verdicts: drafts and right ones, by request.
+    """
+
+    def __init__(self, size: int, *, awaits_results: bool = True, fails_at: str = "") -> None:
+        self.size, self.awaits_results, self.fails_at = size, awaits_results, fails_at
+        self.calls: list[list[str]] = []
+        self.verdicts: dict[str, list[tuple[int, int]]] = {}
+        self.open: set[int] = set()
+
+    def propose(self, sequences: Sequence[Scheduled]) -> list[tuple[int, ...]]:
+        self.calls.append([each.request.request_id for each in sequences])
+        self.open |= {each.sequence_id for each in sequences}
+        if self.fails_at == "propose" and len(self.calls) == 3:
+            raise ZeroDivisionError("a bug")
+        return [self._drafts(each) for each in sequences]
+
+    def _drafts(self, sequence: Scheduled) -> tuple[int, ...]:
+        assert not sequence.num_pending
+        assert sequence.num_remaining_tokens == 1
+        size = min(self.size, sequence.max_drafts)
+        drafts = expected_tokens(sequence.token_ids, (None,), GREEDY, size)
+        return (*drafts[:-1], (drafts[-1] + 1) % 97) if drafts else ()
+
+    def verified(self, sequence: Scheduled, num_drafts: int, num_accepted: int) -> None:
+        self.verdicts.setdefault(sequence.request.request_id, []).append((num_drafts, num_accepted))
+        if self.fails_at == "verified":
+            raise ZeroDivisionError("a bug")
+
+    def forget(self, sequence_id: int) -> None:
+        self.open.discard(sequence_id)
+        if self.fails_at == "forget":
+            raise ZeroDivisionError("a bug")
+
+
+def run(drafter: Foreseeing, in_flight: int = 1, step_tokens: int = 64) -> tuple[ScriptedBackend, EngineCore, int]:
+    """Three requests to their end; returns how many steps were in flight at most, too."""
+    backend = ScriptedBackend(max_step_tokens=step_tokens)
+    config = EngineConfig(max_running=8, max_step_tokens=step_tokens, speculative_tokens=3)
+    core = new_core(backend, make_spec((None,)), config, steps_in_flight=in_flight, drafter=drafter)
+    for name, prompt in PROMPTS.items():
+        core.add(Request(name, prompt, GREEDY, COUNT))
+    found: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    most = 0
+    while core.has_work:
+        for output in core.step():
+            assert output.error is None
+            found[output.request_id].extend(output.token_ids)
+        most = max(most, len(core._in_flight))
+        core.audit()
+    assert found == {name: expected_tokens(prompt, (None,), GREEDY, COUNT) for name, prompt in PROMPTS.items()}
+    return backend, core, most
+
+
+def test_the_drafts_of_a_step_are_asked_for_in_one_call() -> None:
+    """Three rows: a step of prompts, then steps of 3 drafts of which 2 are right. Each call is for all rows."""
+    drafter = Foreseeing(3)
+    backend, core, _ = run(drafter)
+    assert drafter.calls == [["a", "b", "c"]] * 4
+    assert backend.num_steps == 6
+    assert drafter.verdicts == {name: [(3, 2), (3, 2), (3, 2), (1, 0)] for name in PROMPTS}
+    assert (core.counts.draft_tokens, core.counts.accepted_tokens) == (30, 18)
+    assert not drafter.open
+
+
+@pytest.mark.parametrize("fails_at", ["propose", "verified", "forget"])
+def test_a_drafter_that_raises_is_used_no_more(fails_at: str) -> None:
+    drafter = Foreseeing(3, fails_at=fails_at)
+    backend, _, _ = run(drafter)
+    assert len(drafter.calls) == {"propose": 3, "verified": 1, "forget": 4}[fails_at]
+    assert backend.num_steps > (4 if fails_at == "forget" else 7)
+
+
+def test_two_steps_stay_in_flight_where_the_drafter_waits_for_nothing() -> None:
+    drafter = Foreseeing(3, awaits_results=False)
+    _, core, most = run(drafter, in_flight=2)
+    assert most == 1  # one is left in flight when a step returns
+    assert core.counts.accepted_tokens > 0 or not drafter.calls
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_prompts_are_read_ahead_and_choices_awaited(in_flight: int) -> None:
+    """A long prompt's chunks overlap; no step follows a choice that drafts may follow before that is known."""
+    drafter = Foreseeing(3)
+    backend, core, most = run(drafter, in_flight, step_tokens=4)
+    assert most == in_flight - 1
+    assert core.counts.accepted_tokens > 0
+    reference, _, _ = run(Foreseeing(3), 1, step_tokens=4)
+    assert backend.num_steps == reference.num_steps
