@@ -85,18 +85,20 @@ def test_whether_a_template_takes_tools(template: str, takes: bool) -> None:
 
 def test_reasoning_of_a_template() -> None:
     thinking = TURNS + "<think>\n"
-    assert parse(choose_parser(thinking, None, prompt_end="assistant: <think>\n"), ["a</think>b"]) == Answer("b", "a")
-    assert parse(choose_parser(thinking, None, prompt_end="<think>\n\n</think>\n\n"), ["a"]) == Answer("a")
-    assert parse(choose_parser(TURNS + "[THINK]", None), ["[THINK]a[/THINK]b"]) == Answer("b", "a")
-    assert parse(choose_parser(TURNS, None), ["<think>a</think>b"]) == Answer("<think>a</think>b")
-    assert parse(choose_parser(None, None), ["a"]) == Answer("a")
+    assert parse(
+        choose_parser(find_format(thinking), None, prompt_end="assistant: <think>\n"), ["a</think>b"]
+    ) == Answer("b", "a")
+    assert parse(choose_parser(find_format(thinking), None, prompt_end="<think>\n\n</think>\n\n"), ["a"]) == Answer("a")
+    assert parse(choose_parser(find_format(TURNS + "[THINK]"), None), ["[THINK]a[/THINK]b"]) == Answer("b", "a")
+    assert parse(choose_parser(find_format(TURNS), None), ["<think>a</think>b"]) == Answer("<think>a</think>b")
+    assert parse(choose_parser(find_format(None), None), ["a"]) == Answer("a")
 
 
 def test_tools_decide_whether_calls_are_looked_for() -> None:
     call = '{"name": "f", "arguments": {}}'
-    assert parse(choose_parser(TURNS, TOOLS), [call]) == Answer(names=["f"], arguments=["{}"])
-    assert parse(choose_parser(TURNS, None), [call]) == Answer(call)
-    assert parse(choose_parser(TURNS, []), [call]) == Answer(call)
+    assert parse(choose_parser(find_format(TURNS), TOOLS), [call]) == Answer(names=["f"], arguments=["{}"])
+    assert parse(choose_parser(find_format(TURNS), None), [call]) == Answer(call)
+    assert parse(choose_parser(find_format(TURNS), []), [call]) == Answer(call)
 
 
 def test_tools_as_text() -> None:
@@ -142,7 +144,9 @@ def test_what_the_prompt_asks_for_is_what_the_parser_reads() -> None:
     """An assistant's calls spelled into a prompt parse as those calls."""
     message = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 2}'}}]}
     (spelled,) = spell_tool_messages([message])
-    assert parse(choose_parser(TURNS, TOOLS), list(spelled["content"])) == Answer(names=["f"], arguments=['{"x": 2}'])
+    assert parse(choose_parser(find_format(TURNS), TOOLS), list(spelled["content"])) == Answer(
+        names=["f"], arguments=['{"x": 2}']
+    )
 
 
 def test_unknown_name_in_tool_choice() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.load import load_tokenizer
-from realizar.tokenizer.parsers.choose import choose_parser
+from realizar.tokenizer.parsers.choose import choose_parser, find_format
 from realizar.tokenizer.stop_checker import StopChecker
 from tokenizer.parsers.parsed_answers import Answer, parse
 
@@ -37,4 +37,6 @@ def test_marks_reach_the_parser() -> None:
     texts = [checker.add(token_id) for token_id in ids]
     assert "".join(texts) == '[TOOL_CALLS]f[ARGS]{"a":1}'
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert parse(choose_parser(tokenizer.chat_template, tools), texts) == Answer(names=["f"], arguments=['{"a":1}'])
+    assert parse(choose_parser(find_format(tokenizer.chat_template), tools), texts) == Answer(
+        names=["f"], arguments=['{"a":1}']
+    )

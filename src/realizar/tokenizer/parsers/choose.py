@@ -84,7 +84,7 @@ def opens_reasoning(marks: ReasoningMarks | None, prompt_end: str) -> bool:
 
 
 def choose_parser(
-    template: str | None,
+    form: AnswerFormat,
     tools: Sequence[Mapping[str, Any]] | None,
     *,
     parallel: bool = True,
@@ -93,12 +93,11 @@ def choose_parser(
     """Make the parser of one answer.
 
     Args:
-        template: the source of the chat template that rendered the prompt, from `ChatTemplate.source`.
+        form: the answer format of the chat template that rendered the prompt, from `find_format`.
         tools: function descriptions in the format of OpenAI's API; None or empty if no call is wanted.
         parallel: True if several calls are allowed.
         prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
     """
-    form = find_format(template)
     return AnswerParser(
         form.reasoning,
         form.style if tools else None,

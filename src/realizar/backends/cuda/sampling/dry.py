@@ -7,11 +7,12 @@ lengths are kept per place: a token that equals the one just chosen has one more
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from realizar.backends.cuda.sampling.penalties import LARGEST, bounded
+from realizar.backends.cuda.sampling.positions import Positions
 from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
 
@@ -36,6 +37,22 @@ class DryRow:
     def window_start(self) -> int:
         window = self.sampling.dry_penalty_last_n
         return 0 if window < 0 else max(0, self.size - window)
+
+    def append(self, token: torch.Tensor | int) -> None:
+        """Take in the row's next token."""
+        last = self.size
+        self.tokens[last] = token
+        self.size += 1
+        start = self.window_start
+        same = self.tokens[start:last] == token
+        extended = (self.lengths[start:last] + 1) * same
+        extended = torch.where((self.breakers == token).any(), 0, extended)
+        self.lengths[start + 1 : last + 1] = extended
+        self.lengths[last + 1] = 0
+
+    def copy(self) -> DryRow:
+        """The row with tables of its own, to look ahead."""
+        return replace(self, tokens=self.tokens.clone(), lengths=self.lengths.clone())
 
 
 class DryTable:
@@ -64,27 +81,28 @@ class DryTable:
     def close(self, row: int) -> None:
         self._active.pop(row, None)
 
-    def accept(self, rows: Sequence[int], choices: torch.Tensor) -> None:
-        """Append tokens."""
-        for index, row in enumerate(rows):
+    def accept(self, row: int, token: torch.Tensor | int) -> None:
+        """Append a token, which only the device need know."""
+        state = self._active.get(row)
+        if state is not None:
+            state.append(token)
+
+    def apply(self, logits: torch.Tensor, positions: Positions) -> None:
+        """Penalise in place, [positions, vocab]: drafts before a position are tokens of its row."""
+        ahead_row, ahead = -1, None  # the row looked at last, with the drafts before that position
+        for index, row in enumerate(positions.rows):
             state = self._active.get(row)
             if state is None:
                 continue
-            last, token = state.size, choices[index]
-            state.tokens[last] = token
-            state.size += 1
-            start = state.window_start
-            same = state.tokens[start:last] == token
-            extended = (state.lengths[start:last] + 1) * same
-            extended = torch.where((state.breakers == token).any(), 0, extended)
-            state.lengths[start + 1 : last + 1] = extended
-            state.lengths[last + 1] = 0
-
-    def apply(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
-        """Penalise in place."""
-        for index, row in enumerate(rows):
-            state = self._active.get(row)
-            if state is not None and state.size > 1:
+            if positions.place(index):
+                assert positions.drafts is not None
+                known = state.size
+                if ahead is None or ahead_row != row:
+                    ahead_row, ahead = row, state.copy()
+                for number in range(ahead.size - known, positions.place(index)):
+                    ahead.append(positions.drafts[index, number])
+                state = ahead
+            if state.size > 1:
                 self._apply(logits[index], state)
 
     def _apply(self, logits: torch.Tensor, state: DryRow) -> None:

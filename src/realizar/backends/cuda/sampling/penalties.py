@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from realizar.backends.cuda.sampling.positions import Positions
 from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
 
@@ -61,15 +62,18 @@ class PenaltyTable:
     def close(self, row: int) -> None:
         self._active.pop(row, None)
 
-    def accept(self, rows: Sequence[int], choices: torch.Tensor) -> None:
-        """Count tokens of the output."""
+    def accept(self, rows: Sequence[int], choices: torch.Tensor, reached: torch.Tensor | None = None) -> None:
+        """Count tokens of the output, int64 [rows]: all, or those where `reached`, bool [rows]."""
         places = [index for index, row in enumerate(rows) if row in self._active]
         if places and self._counts is not None:
-            these = torch.tensor([rows[i] for i in places], device=self._device)
-            self._counts[these, choices[torch.tensor(places, device=self._device)]] += 1
+            these = torch.tensor(places, device=self._device)
+            table_rows = torch.tensor([rows[i] for i in places], device=self._device)
+            counted = torch.ones_like(these) if reached is None else reached[these]
+            self._counts.index_put_((table_rows, choices[these]), counted.int(), accumulate=True)
 
-    def apply(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
-        """Penalise in place."""
+    def apply(self, logits: torch.Tensor, positions: Positions) -> None:
+        """Penalise in place, [positions, vocab]: drafts before a position count as tokens of the output."""
+        rows = positions.rows
         places = [index for index, row in enumerate(rows) if row in self._active]
         if not places or self._counts is None or self._in_prompt is None:
             return
@@ -85,6 +89,9 @@ class PenaltyTable:
             )
         )
         counts = self._counts[table_rows].double()
+        if (ahead := positions.drafts_before(places, self._shape[1])) is not None:
+            ids, before = ahead
+            counts.scatter_add_(1, ids, before.double())
         before = logits[these]
         values = before.double()
         repeated = torch.where(values > 0.0, values / repetition, values * repetition)

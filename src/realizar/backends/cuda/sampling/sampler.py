@@ -18,6 +18,7 @@ from realizar.backends import philox
 from realizar.backends.cuda.sampling import truncation
 from realizar.backends.cuda.sampling.dry import DryTable, table_places
 from realizar.backends.cuda.sampling.penalties import PenaltyTable, add_bias
+from realizar.backends.cuda.sampling.positions import Positions
 from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
@@ -34,7 +35,7 @@ class RowState:
 
     Attributes:
         seed, choice: of its random numbers.
-        num_output_tokens: chosen so far, those not read back yet included.
+        num_output_tokens: chosen so far, those not read back yet included, but for a row with drafts.
     """
 
     sampling: SamplingParams
@@ -43,9 +44,25 @@ class RowState:
     num_output_tokens: int
     end_ids: tuple[int, ...]
 
-    @property
-    def ending_forbidden(self) -> bool:
-        return bool(self.end_ids) and self.num_output_tokens < self.sampling.min_tokens
+    def forbids_ending(self, place: int) -> bool:
+        """The output may not end yet, with so many drafts behind what it has."""
+        return bool(self.end_ids) and self.num_output_tokens + place < self.sampling.min_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Choices that are not part of their rows yet.
+
+    Attributes:
+        ids: int64 [positions]; -1 where the logits can't be used, NONE_ALLOWED where every id is forbidden.
+        taken: int64 [positions], the same as ids of the vocabulary, for the rows' state.
+        mirostat_mu: float64 [positions], after each choice of a row with mirostat.
+    """
+
+    positions: Positions
+    ids: torch.Tensor
+    taken: torch.Tensor
+    mirostat_mu: torch.Tensor
 
 
 class DeviceSampler:
@@ -103,86 +120,119 @@ class DeviceSampler:
     def sampling_of(self, row: int) -> SamplingParams:
         return self._rows[row].sampling
 
-    def ends(self, row: int, token_id: int) -> bool:
-        """Whether the output ends with this token, the last one chosen; a grammar ends it before `min_tokens` too."""
-        state = self._rows[row]
-        late = state.num_output_tokens > state.sampling.min_tokens or state.sampling.structured is not None
-        return late and token_id in state.sampling.stop_token_ids
-
-    def takes_largest(self, row: int) -> bool:
-        """Whether the row's choice, unless masked, is the largest logit as the model gave it."""
+    def takes_largest(self, row: int, place: int = 0) -> bool:
+        """After so many drafts the row's choice, unless masked, is the largest logit as the model gave it."""
         state = self._rows[row]
         changed = state.sampling.logit_bias or self._penalties.active(row) or self._dry.active(row)
-        return state.sampling.greedy and not changed and not state.ending_forbidden
+        return state.sampling.greedy and not changed and not state.forbids_ending(place)
 
     def note_largest(self, row: int) -> None:
-        """Count a token that was chosen without `sample`."""
+        """Count a token that was chosen without `choose`."""
         self._rows[row].num_output_tokens += 1
 
-    def sample(
-        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int],
-        masks: Mapping[int, NDArray[np.uint32]],
-    ) -> torch.Tensor:  # fmt: skip
-        """int64 [rows] on the device: the choices, taken into the rows' state.
-
-        -1 where the logits can't be used, NONE_ALLOWED where every id is forbidden. If choosing raises, no row has
-        changed.
+    def choose(self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]]) -> Chosen:
+        """Choose at every position; no row's state changes before `accept`.
 
         Args:
-            logits: float32 [rows, vocab], left as they are.
-            positions: index in its sequence of each token being chosen.
-            masks: uint32 [ceil(vocab / 32)] by row.
+            logits: float32 [positions, vocab], left as they are.
+            masks: by row uint32 [ceil(vocab / 32)], or [drafts + 1, ceil(vocab / 32)].
 
         Raises:
             torch.OutOfMemoryError: there is not as much memory as was to be kept free.
         """
-        groups = [slice(first, first + self.rows_at_once) for first in range(0, len(rows), self.rows_at_once)]
+        count, at_once = len(positions), self.rows_at_once
         mirostat_mu = self._mirostat_mu.clone()
-        chosen = [self._choose(logits[each], rows[each], positions[each], masks, mirostat_mu) for each in groups]
-        # Every group has its choices, so that nothing of one row's parameters can raise any more.
-        self._mirostat_mu = mirostat_mu
-        for each, (_, taken) in zip(groups, chosen, strict=True):
-            self._accept(rows[each], taken)
-        return chosen[0][0] if len(chosen) == 1 else torch.cat([found for found, _ in chosen])
+        parts = [
+            self._choose(logits[first : first + at_once], positions.part(first, first + at_once), masks, mirostat_mu)
+            for first in range(0, count, at_once)
+        ]
+        ids, taken, after = (torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
+        return Chosen(positions, ids, taken, after)
 
-    def _accept(self, rows: Sequence[int], choices: torch.Tensor) -> None:
-        """Take choices, all of them ids, into the rows' state."""
-        for row in rows:
-            self._rows[row].num_output_tokens += 1
-        self._penalties.accept(rows, choices)
-        self._dry.accept(rows, choices)
+    def accept(self, chosen: Chosen, reached: torch.Tensor | None = None) -> None:
+        """Take choices into their rows' state.
+
+        What the host must know of a row with drafts, how many of its choices stand, comes with `take_in`.
+
+        Args:
+            reached: bool [positions]: where all drafts before are right; None where no row has drafts.
+        """
+        rows, drafted = chosen.positions.rows, chosen.positions.drafted
+        self._penalties.accept(rows, chosen.taken, reached)
+        for index, row in enumerate(rows):
+            if row not in drafted:
+                self._rows[row].num_output_tokens += 1
+                self._dry.accept(row, chosen.taken[index])
+        places = [index for index, row in enumerate(rows) if self._rows[row].sampling.mirostat]
+        if places:
+            self._accept_mirostat(chosen, places, reached)
+
+    def _accept_mirostat(self, chosen: Chosen, places: Sequence[int], reached: torch.Tensor | None) -> None:
+        """Each row's `mirostat_mu` becomes that after its last choice that was reached."""
+        rows = [chosen.positions.rows[index] for index in places]
+        these = torch.tensor(places, device=self._device)
+        table_rows = torch.tensor(rows, device=self._device)
+        after = chosen.mirostat_mu[these]
+        if reached is not None:
+            goes_on = [row == following for row, following in zip(rows, [*rows[1:], -1], strict=True)]
+            stands = reached[these]
+            later = torch.tensor(goes_on, device=self._device) & stands.roll(-1)
+            after = torch.where(stands & ~later, after, 0.0)
+        self._mirostat_mu[table_rows] = 0.0
+        self._mirostat_mu.index_put_((table_rows,), after, accumulate=True)  # one number a row is not 0
+
+    def take_in(self, row: int, token_ids: Sequence[int]) -> list[int]:
+        """Tell the choices of a row with drafts, as they were read: those that stand, up to one that ends the output.
+
+        A grammar ends it before `min_tokens` too.
+        """
+        state, standing = self._rows[row], []
+        for token_id in token_ids:
+            standing.append(token_id)
+            state.num_output_tokens += 1
+            self._dry.accept(row, token_id)
+            late = state.num_output_tokens > state.sampling.min_tokens or state.sampling.structured is not None
+            if late and token_id in state.sampling.stop_token_ids:
+                break
+        return standing
 
     def _choose(
-        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int],
-        masks: Mapping[int, NDArray[np.uint32]], mirostat_mu: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """int64 [rows] twice: what `sample` gives, and ids for the rows' state, of which only `mirostat_mu` changes."""
-        forbidding = any(row in masks or self._rows[row].ending_forbidden for row in rows)
-        adjusted = self._adjust(logits, rows, masks)
+        self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],
+        mirostat_mu: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """`ids`, `taken` and `mirostat_mu` of `Chosen`; the argument of that name goes on with the rows' last."""
+        rows = positions.rows
+        forbidding = any(
+            row in masks or self._rows[row].forbids_ending(positions.place(index)) for index, row in enumerate(rows)
+        )
+        adjusted = self._adjust(logits, positions, masks)
         top = adjusted.max(dim=1, keepdim=True).values
         usable = torch.isfinite(top[:, 0])
         choices = first_largest(adjusted, top)
+        after = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
         drawn = [index for index, row in enumerate(rows) if not self._rows[row].sampling.greedy]
         if drawn:
             these = torch.tensor(drawn, device=self._device)
             part = torch.where(usable[these, None], adjusted[these], 0.0)
-            choices[these] = self._draw(part, [rows[i] for i in drawn], [positions[i] for i in drawn], mirostat_mu)
+            choices[these], after[these] = self._draw(part, positions, drawn, mirostat_mu)
         found = torch.where(usable, choices, -1)
-        return torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, found) if forbidding else found, choices
+        ids = torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, found) if forbidding else found
+        return ids, choices, after
 
     def _adjust(
-        self, logits: torch.Tensor, rows: Sequence[int], masks: Mapping[int, NDArray[np.uint32]]
+        self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]]
     ) -> torch.Tensor:
         """Logits, float32, with all that acts on single ids applied."""
-        adjusted = logits.clone()
+        adjusted, rows = logits.clone(), positions.rows
         masked = [index for index, row in enumerate(rows) if row in masks]
         if masked:
-            words = torch.from_numpy(np.stack([masks[rows[i]] for i in masked]).view(np.int32)).to(self._device)
+            found = [np.atleast_2d(masks[rows[index]])[positions.place(index)] for index in masked]
+            words = torch.from_numpy(np.stack(found).view(np.int32)).to(self._device)
             bits = (words[:, :, None] >> torch.arange(32, device=self._device)) & 1
             allowed = bits.reshape(len(masked), -1)[:, : self._vocab_size].bool()
             these = torch.tensor(masked, device=self._device)
             adjusted[these] = torch.where(allowed, adjusted[these], float("-inf"))
-        self._forbid_ends(adjusted, rows, masks)
+        self._forbid_ends(adjusted, positions, masks)
         entries = [
             (index, token_id, value)
             for index, row in enumerate(rows)
@@ -190,15 +240,15 @@ class DeviceSampler:
         ]
         if entries:
             add_bias(adjusted, entries)
-        self._penalties.apply(adjusted, rows)
-        self._dry.apply(adjusted, rows)
+        self._penalties.apply(adjusted, positions)
+        self._dry.apply(adjusted, positions)
         return adjusted
 
-    def _forbid_ends(self, adjusted: torch.Tensor, rows: Sequence[int], masks: Mapping[int, object]) -> None:
+    def _forbid_ends(self, adjusted: torch.Tensor, positions: Positions, masks: Mapping[int, object]) -> None:
         """End ids before `min_tokens`, unless a grammar leaves nothing else."""
-        for index, row in enumerate(rows):
+        for index, row in enumerate(positions.rows):
             state = self._rows[row]
-            if not state.ending_forbidden:
+            if not state.forbids_ending(positions.place(index)):
                 continue
             ends = torch.tensor(state.end_ids, device=self._device)
             kept = adjusted[index, ends]
@@ -207,35 +257,45 @@ class DeviceSampler:
                 adjusted[index, ends] = torch.where(adjusted[index].max() == float("-inf"), kept, float("-inf"))
 
     def _draw(
-        self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int], mirostat_mu: torch.Tensor
-    ) -> torch.Tensor:
-        """int64 [rows]; the rows' values in `mirostat_mu`, float64 [max_rows], become those of the next choice."""
-        states = [self._rows[row] for row in rows]
-        uniforms = self._uniforms(states, positions, philox.DRAW_TOKEN)
+        self, logits: torch.Tensor, positions: Positions, drawn: Sequence[int], mirostat_mu: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [drawn], and float64 [drawn]: mirostat's number after each choice, 0 where the row has none.
+
+        Args:
+            logits: of the positions `drawn`.
+            mirostat_mu: float64 [max_rows]; becomes that after each row's last position here.
+        """
+        states = [self._rows[positions.rows[index]] for index in drawn]
+        where = [positions.positions[index] for index in drawn]
+        uniforms = self._uniforms(states, where, philox.DRAW_TOKEN)
         acts = [
             state.sampling.xtc_probability > 0.0
             and not state.sampling.mirostat
             and philox.uniform(state.seed, state.choice, position, philox.DRAW_XTC) < state.sampling.xtc_probability
-            for state, position in zip(states, positions, strict=True)
+            for state, position in zip(states, where, strict=True)
         ]
         samplings = [state.sampling for state in states]
+        after = torch.zeros(len(drawn), dtype=torch.float64, device=self._device)
         mirostat = [index for index, sampling in enumerate(samplings) if sampling.mirostat]
         if not mirostat:
-            return truncation.draw_truncated(logits, samplings, acts, uniforms)
-        choices = torch.empty(len(rows), dtype=torch.int64, device=self._device)
+            return truncation.draw_truncated(logits, samplings, acts, uniforms), after
+        choices = torch.empty(len(drawn), dtype=torch.int64, device=self._device)
         others = [index for index, sampling in enumerate(samplings) if not sampling.mirostat]
         if others:
             these = torch.tensor(others, device=self._device)
             choices[these] = truncation.draw_truncated(
                 logits[these], [samplings[i] for i in others], [acts[i] for i in others], uniforms[these]
             )
-        these = torch.tensor(mirostat, device=self._device)
-        table_rows = torch.tensor([rows[i] for i in mirostat], device=self._device)
-        chosen, mirostat_mu[table_rows] = truncation.draw_mirostat(
-            logits[these], [samplings[i] for i in mirostat], mirostat_mu[table_rows], uniforms[these]
-        )
-        choices[these] = chosen
-        return choices
+        places = [positions.place(index) for index in drawn]
+        for place in sorted({places[i] for i in mirostat}):  # a choice needs the number that the one before it left
+            part = [i for i in mirostat if places[i] == place]
+            these = torch.tensor(part, device=self._device)
+            table_rows = torch.tensor([positions.rows[drawn[i]] for i in part], device=self._device)
+            choices[these], after[these] = truncation.draw_mirostat(
+                logits[these], [samplings[i] for i in part], mirostat_mu[table_rows], uniforms[these]
+            )
+            mirostat_mu[table_rows] = after[these]
+        return choices, after
 
     def _uniforms(self, states: Sequence[RowState], positions: Sequence[int], draw: int) -> torch.Tensor:
         values = [
