@@ -70,11 +70,13 @@ class AtOnce:
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
         shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
-        self._arrays.send(step, shape, [(want.token, step.rows[want.row_index].row) for want in wanted])
+        numbers = [step.rows[index].row for index in wanted.rows]
+        self._arrays.send(step, shape, list(zip(wanted.tokens, numbers, strict=True)))
         self._pending = CUDAStep(
             step,
             wanted,
-            lambda done: PendingResult(torch.full((len(done.wanted),), 7), [], {}, {}, None),
+            lambda done: PendingResult(torch.full((done.wanted.num_choices, 1), 7), [], {}, {}, None),
+            lambda _row, token_ids: list(token_ids),
             torch.device("cpu"),
         )
         return self._pending

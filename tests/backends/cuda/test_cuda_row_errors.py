@@ -19,6 +19,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.sampling.penalties import PenaltyTable  # noqa: E402
+from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, RowOutput  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -185,8 +186,10 @@ def test_a_row_before_the_one_that_raises_is_counted_once(
         for position in range(4):
             if len(rows) > 1:
                 with pytest.raises(IndexError):
-                    sampler.sample(logits[position].expand(2, -1), rows, [4 + position] * 2, {})
-            found += sampler.sample(logits[position][None], [0], [4 + position], {}).tolist()
+                    sampler.choose(logits[position].expand(2, -1), Positions(rows, [4 + position] * 2), {})
+            chosen = sampler.choose(logits[position][None], Positions([0], [4 + position]), {})
+            sampler.accept(chosen)
+            found += chosen.ids.tolist()
         return found, sampler._rows[0].num_output_tokens
 
     assert choices([0, 1]) == choices([0])
@@ -195,10 +198,10 @@ def test_a_row_before_the_one_that_raises_is_counted_once(
 def raising(honest: Any, row: int) -> Any:
     """`PenaltyTable.apply` with a bug that only one row's parameters meet."""
 
-    def apply(self: PenaltyTable, logits: Any, rows: Any) -> None:
-        if row in rows:
+    def apply(self: PenaltyTable, logits: Any, positions: Positions) -> None:
+        if row in positions.rows:
             raise IndexError("a bug")
-        honest(self, logits, rows)
+        honest(self, logits, positions)
 
     return apply
 

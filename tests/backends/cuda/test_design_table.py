@@ -32,6 +32,7 @@ from realizar.backends.cuda.matmul.tuning_table import load_tuning  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.profile import time_launches  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
+from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.backends.cuda.weights.load import matrix_bytes  # noqa: E402
@@ -164,7 +165,7 @@ def rows_are_sampled_each_by_its_own_parameters(_runner: GPURunner) -> None:
     biased = SamplingParams(temperature=0, logit_bias={5: 100.0})
     for row, sampling in enumerate((SamplingParams(temperature=0), biased, SamplingParams(top_k=1, seed=3))):
         sampler.open(opened_row(row, sampling, [1]))
-    assert sampler.sample(logits, [0, 1, 2], [1, 1, 1], {}).tolist() == [47, 5, 47]
+    assert sampler.choose(logits, Positions([0, 1, 2], [1, 1, 1]), {}).ids.tolist() == [47, 5, 47]
 
 
 def every_part_of_a_layer_has_its_time(runner: GPURunner) -> None:

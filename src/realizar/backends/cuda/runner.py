@@ -38,7 +38,7 @@ from realizar.backends.cuda.shapes import (
     step_sizes,
     token_counts,
 )
-from realizar.backends.cuda.step import CUDAStep, Wanted, wanted_tokens
+from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.load import Weights
@@ -232,9 +232,10 @@ class CUDABackend:
             self._pending.sample()
         wanted = wanted_tokens(forward_input)
         shape = self._shape(forward_input)
-        self._send(forward_input, shape, wanted[: self._space.arrays.sizes.selected])
-        self._run(shape, min(len(wanted), self._space.arrays.sizes.selected))
-        self._pending = CUDAStep(forward_input, wanted, self._finisher.finish, self.device.torch_device)
+        self._send(forward_input, shape, wanted)
+        self._run(shape, min(len(wanted.tokens), self._space.arrays.sizes.selected))
+        finish, take_in = self._finisher.finish, self._sampler.take_in
+        self._pending = CUDAStep(forward_input, wanted, finish, take_in, self.device.torch_device)
         return self._pending
 
     def _shape(self, step: ForwardInput) -> StepShape:
@@ -253,22 +254,23 @@ class CUDABackend:
         long = [StepShape(rows, rows, 0, True) for rows in counts if self._attention.is_long(rows, self._context)]
         return [StepShape(rows, rows, 0) for rows in counts] + long
 
-    def _send(self, step: ForwardInput, shape: StepShape, wanted: Sequence[Wanted]) -> None:
-        rows = [
-            step.rows[want.row_index].row if want.query < 0 and not step.rows[want.row_index].num_drafts else -1
-            for want in wanted
-        ]
-        self._space.arrays.send(step, shape, [(want.token, row) for want, row in zip(wanted, rows, strict=True)])
+    def _send(self, step: ForwardInput, shape: StepShape, wanted: WantedTokens) -> None:
+        """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""
+        most, rows = self._space.arrays.sizes.selected, step.rows
+        choosing = (rows[index] for index in wanted.rows[: wanted.num_choices])
+        numbers = [-1 if row.num_drafts else row.row for row in choosing]
+        numbers += [-1] * (len(wanted.tokens) - wanted.num_choices)
+        self._space.arrays.send(step, shape, list(zip(wanted.tokens, numbers, strict=True))[:most])
 
     def _run(self, shape: StepShape, selected: int) -> None:
         self._graphs.run(shape, selected)
 
     def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:
         """What a step starts, in order, its arrays on the device already: for a profile. Rows are not sampled."""
-        wanted = wanted_tokens(forward_input)[: self._space.arrays.sizes.selected]
+        wanted, most = wanted_tokens(forward_input), self._space.arrays.sizes.selected
         shape = self._shape(forward_input)
         self._send(forward_input, shape, wanted)
-        selected = padded_rows(len(wanted), self._space.arrays.sizes.selected)
+        selected = padded_rows(min(len(wanted.tokens), most), most)
         return [
             StepLaunch(launch.name, partial(launch.run, of), self._bytes_read(launch, forward_input))
             for launch, of in self._graphs.launches(shape, selected)

@@ -14,44 +14,53 @@ from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
+from realizar.backends.cuda.verify import NOT_REACHED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
-from realizar.batch import RowOutput, StepOutput
+from realizar.batch import RowOutput, ScheduledRow, StepOutput
 from realizar.errors import CapacityError, RealizarError
 from realizar.outputs import RowError, TokenLogprobs
 
-NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
 
-
-@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
-class Wanted:
-    """A token whose logits are wanted.
+@dataclass(frozen=True, slots=True)
+class WantedTokens:
+    """The tokens of a step whose logits are wanted: those before choices, in the order of their rows, then queries.
 
     Attributes:
-        token: index in the step. row_index: of its row in the step. query: of the row's queries, or -1 for a choice.
-        place: of the choice among the row's, which drafts make more than one.
+        tokens: index in the step of each.
+        rows: index in the step of each one's row.
+        places: before a choice, how many of the row's drafts stand before it; of a query, its number among the row's.
+        num_choices: how many of `tokens` stand before choices.
+        choosing: index in the step of each row that chooses.
+        num_drafts: most drafts of a row.
     """
 
-    token: int
-    row_index: int
-    query: int
-    place: int = 0
+    tokens: list[int]
+    rows: list[int]
+    places: list[int]
+    num_choices: int
+    choosing: list[int]
+    num_drafts: int
 
 
-def wanted_tokens(step: ForwardInput) -> list[Wanted]:
-    """Choices first, in the order of their rows, then queries."""
+def wanted_tokens(step: ForwardInput) -> WantedTokens:
+    """What a step's rows want logits of."""
     starts = step.query_starts
-    choices = [
-        Wanted(starts[index + 1] - 1 - row.num_drafts + place, index, -1, place)
-        for index, row in enumerate(step.rows)
-        if row.sample and row.token_ids
-        for place in range(row.num_drafts + 1)
-    ]
-    queries = [
-        Wanted(starts[index] + query.index, index, place)
-        for index, row in enumerate(step.rows)
-        for place, query in enumerate(row.logprob_queries)
-    ]
-    return choices + queries
+    choosing = [index for index, row in enumerate(step.rows) if row.sample and row.token_ids]
+    num_drafts = max([step.rows[index].num_drafts for index in choosing], default=0)
+    if num_drafts:
+        choices = [(index, place) for index in choosing for place in range(step.rows[index].num_drafts + 1)]
+        rows, places = [index for index, _ in choices], [place for _, place in choices]
+        tokens = [starts[index + 1] - 1 - step.rows[index].num_drafts + place for index, place in choices]
+    else:
+        rows, places = list(choosing), [0] * len(choosing)
+        tokens = [starts[index + 1] - 1 for index in choosing]
+    num_choices = len(tokens)
+    for index, row in enumerate(step.rows):
+        for number, query in enumerate(row.logprob_queries):
+            tokens.append(starts[index] + query.index)
+            rows.append(index)
+            places.append(number)
+    return WantedTokens(tokens, rows, places, num_choices, choosing, num_drafts)
 
 
 @dataclass(slots=True)
@@ -59,7 +68,7 @@ class PendingResult:
     """What is being copied to the host.
 
     Attributes:
-        choices: int32 of the choices, in the order of `wanted_tokens`; NOT_REACHED for those that were not made.
+        choices: int32 [rows that choose, 1 + drafts], NOT_REACHED where none stands.
         logprobs: of some wanted tokens, by their index.
         pooled: float32 [hidden_size] of rows, by their index in the step.
         errors: of rows that failed on the host, by their index in the step.
@@ -78,19 +87,21 @@ class CUDAStep:
 
     Args:
         finish: samples and starts the copies; called once.
+        take_in: hears the choices of a row with drafts, and returns those that stand, up to the output's end.
         device: where the step runs.
     """
 
     def __init__(
         self,
         forward_input: ForwardInput,
-        wanted: Sequence[Wanted],
+        wanted: WantedTokens,
         finish: Callable[[CUDAStep], PendingResult],
+        take_in: Callable[[int, Sequence[int]], list[int]],
         device: torch.device,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: dict[int, NDArray[np.uint32]] = {}
-        self._finish, self._device = finish, device
+        self._finish, self._take_in, self._device = finish, take_in, device
         self._pending: PendingResult | None = None
         self._output: StepOutput | None = None
         self._failed = False
@@ -121,47 +132,50 @@ class CUDAStep:
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
-        choices = pending.choices.tolist()
-        wanted: dict[int, list[int]] = {}
-        for index, want in enumerate(self.wanted):
-            wanted.setdefault(want.row_index, []).append(index)
+        chosen = dict(zip(self.wanted.choosing, pending.choices.tolist(), strict=True))
+        logprobs_of = self._by_rows(found)
         outputs: list[RowOutput] = []
         for index, row in enumerate(self.forward_input.rows):
-            error, vector = pending.errors.get(index), pending.pooled.get(index)
+            error = pending.errors.get(index)
             if error is None:
                 try:
-                    outputs.append(self._row_output(row.row, wanted.get(index, ()), choices, found, vector))
+                    of_choices, of_queries = logprobs_of.get(index, ((), ()))
+                    vector = pending.pooled.get(index)
+                    outputs.append(self._row_output(row, chosen.get(index, ()), of_choices, of_queries, vector))
                     continue
                 except RealizarError as raised:
                     error = RowError.of(raised, "sampling")
             outputs.append(RowOutput(row.row, (), error=error))
         return StepOutput(tuple(outputs))
 
+    def _by_rows(
+        self, found: Mapping[int, TokenLogprobs]
+    ) -> dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]:
+        """Log-probabilities of wanted tokens as those of each row's choices and of its queries, in order."""
+        by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
+        for index in sorted(found):
+            pair = by_rows.setdefault(self.wanted.rows[index], ([], []))
+            pair[index >= self.wanted.num_choices].append(found[index])
+        return by_rows
+
     def _row_output(
-        self, row: int, wanted: Sequence[int], choices: Sequence[int], found: Mapping[int, TokenLogprobs],
-        vector: torch.Tensor | None,
+        self, row: ScheduledRow, choices: Sequence[int], logprobs: Sequence[TokenLogprobs],
+        queried: Sequence[TokenLogprobs], vector: torch.Tensor | None,
     ) -> RowOutput:  # fmt: skip
-        """What one row got; `wanted` are the indices of its wanted tokens.
+        """One row's results, of which choices that were not reached are left out, and their log-probabilities.
 
         Raises:
             RealizarError: nothing could be chosen, or a number is not finite.
         """
-        token_ids: list[int] = []
-        chosen: list[TokenLogprobs] = []
-        queried: list[TokenLogprobs] = []
-        for index in wanted:
-            is_choice = self.wanted[index].query < 0
-            if is_choice and choices[index] == NOT_REACHED:
-                continue
-            if is_choice and choices[index] < 0:
-                if choices[index] == NONE_ALLOWED:
-                    raise nothing_allowed(row in self.masks)
-                raise RealizarError("no token can be sampled: the model gave a logit that is not finite")
-            if index in found and math.isnan(found[index].logprob):
-                raise RealizarError("the model's logits are not usable: their maximum is not finite")
-            if is_choice:
-                token_ids.append(choices[index])
-            if index in found:
-                (chosen if is_choice else queried).append(found[index])
+        made = [token_id for token_id in choices if token_id != NOT_REACHED]
+        bad = next((index for index, token_id in enumerate(made) if token_id < 0), None)
+        standing = self._take_in(row.row, made[:bad]) if row.num_drafts else made[:bad]
+        if bad is not None and len(standing) == bad:  # else the output has ended before
+            if made[bad] == NONE_ALLOWED:
+                raise nothing_allowed(row.row in self.masks)
+            raise RealizarError("no token can be sampled: the model gave a logit that is not finite")
+        logprobs = logprobs[: len(standing)]
+        if any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
+            raise RealizarError("the model's logits are not usable: their maximum is not finite")
         pooled = None if vector is None else finite_vector(vector.numpy())
-        return RowOutput(row, tuple(token_ids), tuple(chosen), tuple(queried), pooled)
+        return RowOutput(row.row, tuple(standing), tuple(logprobs), tuple(queried), pooled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 from realizar.backends.cpu.sampling.logprobs import token_logprobs  # noqa: E402
 from realizar.backends.cpu.sampling.sampler import RowSampler  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs  # noqa: E402
+from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import (  # noqa: E402
     NONE_ALLOWED,
     SCRATCH_BYTES_PER_ID,
@@ -46,6 +48,15 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+def sample(
+    device: DeviceSampler, logits: Any, rows: Sequence[int], positions: Sequence[int], masks: Mapping[int, Any]
+) -> Any:
+    """Choose for rows without drafts, and take the choices into their state."""
+    chosen = device.choose(logits, Positions(rows, positions), masks)
+    device.accept(chosen)
+    return chosen.ids
+
+
 def logits_of(rng: np.random.Generator, rows: int) -> np.ndarray:
     """Few distinct values, so that equal logits occur, and some forbidden ids."""
     values = np.round(rng.standard_normal((rows, VOCAB)) * 8).astype(np.float32) / np.float32(2)
@@ -74,7 +85,7 @@ def test_choices_are_the_cpu_samplers(top_k: int, at_once: int) -> None:
         values = logits_of(rng, len(listed))
         order = rng.permutation(len(listed)).tolist()
         positions = [lengths[row] for row in order]
-        found = device.sample(torch.from_numpy(values[order]), order, positions, {}).tolist()
+        found = sample(device, torch.from_numpy(values[order]), order, positions, {}).tolist()
         for token_id, row in zip(found, order, strict=True):
             expected = rows[row].sample(values[row], lengths[row]).token_id
             assert token_id == expected, f"row {row} ({listed[row]}), step {step}"
@@ -96,7 +107,7 @@ def test_masks() -> None:
         bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
         bits[list(allowed)] = 1
         masks[row] = np.packbits(bits, bitorder="little").view(np.uint32)
-    found = device.sample(torch.from_numpy(values), [0, 1, 2, 3], [1] * 4, masks).tolist()
+    found = sample(device, torch.from_numpy(values), [0, 1, 2, 3], [1] * 4, masks).tolist()
     assert found == [17, 17, 40, NONE_ALLOWED]
 
 
@@ -106,7 +117,7 @@ def test_unusable_logits_are_reported() -> None:
     device = DeviceSampler(3, VOCAB, 64, CPU)
     for row in range(3):
         device.open(opened_row(row, SamplingParams(temperature=row / 2), [1]))
-    assert device.sample(torch.from_numpy(values), [0, 1, 2], [1] * 3, {}).tolist() == [-1, -1, -1]
+    assert sample(device, torch.from_numpy(values), [0, 1, 2], [1] * 3, {}).tolist() == [-1, -1, -1]
 
 
 def test_bias_beyond_the_vocabulary() -> None:
@@ -122,11 +133,11 @@ def test_a_row_that_closes_leaves_nothing() -> None:
     values[0, [8, 9]] = 1.0, 0.5
     for _ in range(2):
         device.open(opened_row(0, penalised, [1]))
-        assert [device.sample(torch.from_numpy(values), [0], [1], {}).item() for _ in range(2)] == [8, 9]
+        assert [sample(device, torch.from_numpy(values), [0], [1], {}).item() for _ in range(2)] == [8, 9]
         device.close(0)
     device.open(opened_row(0, SamplingParams(temperature=0), [1]))
     assert device.takes_largest(0)
-    assert device.sample(torch.from_numpy(values), [0], [1], {}).item() == 8
+    assert sample(device, torch.from_numpy(values), [0], [1], {}).item() == 8
 
 
 def test_logprobs() -> None:

@@ -1,0 +1,146 @@
+"""Choices with drafts, all places at once on the device, beside the CPU's sampler, which goes from token to token."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+
+from backends.cuda.sampling.test_device_sampler import CPU, ROWS, VOCAB, logits_of  # noqa: E402
+from realizar.backends.cpu.sampling.sampler import RowSampler  # noqa: E402
+from realizar.backends.cuda.choices import ChoiceMaker  # noqa: E402
+from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, DeviceSampler  # noqa: E402
+from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens  # noqa: E402
+from realizar.backends.cuda.verify import NOT_REACHED, StepDrafts  # noqa: E402
+from realizar.batch import ScheduledRow  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
+
+MOST = 4
+MORE: list[dict[str, Any]] = [
+    {"temperature": 0, "min_tokens": 7, "stop_token_ids": tuple(range(0, 300, 3))},
+    {"temperature": 0, "stop_token_ids": tuple(range(0, 300, 3))},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.9, "repetition_penalty": 1.3},
+    {"temperature": 0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "frequency_penalty": 0.5},
+]
+
+
+class Device:
+    """Rows whose logits a test names, sampled as a step's are."""
+
+    def __init__(self, samplings: list[SamplingParams], histories: list[list[int]], at_once: int) -> None:
+        self.sampler = DeviceSampler(len(samplings), VOCAB, 128, CPU, at_once * SCRATCH_BYTES_PER_ID * VOCAB)
+        for row, (sampling, history) in enumerate(zip(samplings, histories, strict=True)):
+            self.sampler.open(opened_row(row, sampling, history, 6, row % 3))
+        self.space: Any = SimpleNamespace(last=torch.zeros(len(samplings), dtype=torch.int32), arrays={})
+        self.maker = ChoiceMaker(self.space, self.sampler)
+
+    def step(self, rows: list[ScheduledRow], logits: np.ndarray, masks: dict[int, Any]) -> list[tuple[int, ...]]:
+        """What rows get, whose choices' logits lie one after another."""
+        given = step_input(rows, (), ())
+        self.space.logits = torch.from_numpy(logits)
+        self.space.choices = torch.from_numpy(logits.argmax(axis=1).astype(np.int32))  # as the head's kernel does
+        self.space.arrays["ids"] = torch.from_numpy(given.token_ids)
+
+        def finish(step: CUDAStep) -> PendingResult:
+            return PendingResult(self.maker.make(step), [], {}, self.maker.errors, None)
+
+        step = CUDAStep(given, wanted_tokens(given), finish, self.sampler.take_in, CPU)
+        step.set_masks(masks)
+        return [output.token_ids for output in step.result().rows]
+
+
+def foreseen(sampler: RowSampler, logits: np.ndarray, position: int, masks: Any) -> tuple[list[int], list[RowSampler]]:
+    """What the CPU's sampler chooses from one row of logits after the other, up to the end of the output.
+
+    Returns the sampler as it is after each choice, too.
+    """
+    found: list[int] = []
+    after: list[RowSampler] = []
+    for place, values in enumerate(logits):
+        sampler = copy.deepcopy(sampler)
+        token_id = sampler.sample(values, position + place, None if masks is None else masks[place]).token_id
+        sampler.accept(token_id)
+        found.append(token_id)
+        after.append(sampler)
+        if sampler.ends(token_id):
+            break
+    return found, after
+
+
+def random_masks(rng: np.random.Generator, count: int) -> Any:
+    """uint32 [count, words] that allow about half of the ids."""
+    return rng.integers(0, 1 << 32, (count, -(-VOCAB // 32)), dtype=np.uint32) | np.uint32(1 << 7)
+
+
+@pytest.mark.parametrize("at_once", [100, 3])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_choices_with_drafts_are_those_without(at_once: int, seed: int) -> None:
+    """Every kind of sampling, some rows masked, some without drafts; all rows in one group, or groups that cut rows."""
+    rng = np.random.default_rng(seed)
+    samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate([*ROWS, *MORE])]
+    histories = [rng.integers(0, 12, 9).tolist() for _ in samplings]
+    device = Device(samplings, histories, at_once)
+    cpu = [
+        RowSampler(opened_row(row, sampling, histories[row], 6, row % 3), VOCAB)
+        for row, sampling in enumerate(samplings)
+    ]
+    going, accepted = list(range(len(samplings))), 0
+    for _ in range(6):
+        rows, values, masks, wanted, states = [], [], {}, [], []
+        for row in rng.permutation(going).tolist():
+            size = int(rng.integers(0, MOST + 1))
+            logits = logits_of(rng, size + 1)
+            if rng.random() < 0.3:
+                masks[row] = random_masks(rng, size + 1)
+            known = len(histories[row])
+            right, after = foreseen(cpu[row], logits, known, masks.get(row))
+            drafts = [*right, *rng.integers(0, VOCAB, MOST).tolist()][:size]
+            if size and rng.random() < 0.6:
+                drafts[int(rng.integers(0, size))] = int(rng.choice([VOCAB + 3, -1, 5]))  # ids of nothing, too
+            stands = next((i for i, pair in enumerate(zip(right, drafts, strict=False)) if pair[0] != pair[1]), size)
+            wanted.append(tuple(right[: stands + 1]))
+            states.append(after)
+            rows.append(scheduled_row(row, histories[row][-1:], known - 1, True, drafts=drafts))
+            values.append(logits)
+        found = device.step(rows, np.concatenate(values), masks)
+        for scheduled, got, expected, after in zip(rows, found, wanted, states, strict=True):
+            row = scheduled.row
+            assert got == expected, f"{samplings[row]}, drafts {scheduled.draft_ids}"
+            accepted += len(got) - 1
+            cpu[row] = after[len(got) - 1]
+            histories[row] += got
+            ended = cpu[row].ends(got[-1])
+            if not ended:
+                assert int(device.space.last[row]) == got[-1]
+            going = [other for other in going if other != row or not ended]
+    assert accepted > 40
+
+
+def test_verify_beside_a_loop() -> None:
+    """Random choices and drafts of few ids, many of them right; ids are read on the device."""
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        sizes = rng.integers(0, MOST + 1, int(rng.integers(1, 6))).tolist()
+        if not max(sizes):
+            continue
+        rows = [scheduled_row(i, (9,), 3, True, drafts=rng.integers(-1, 2, size)) for i, size in enumerate(sizes)]
+        ends = np.cumsum([row.num_tokens for row in rows]).tolist()
+        ids = torch.tensor([token_id for row in rows for token_id in row.token_ids], dtype=torch.int32)
+        choices = rng.integers(-3, 2, sum(sizes) + len(sizes)).astype(np.int32)
+        table, stands = StepDrafts.of(rows, ends, ids).verify(torch.from_numpy(choices))
+        first = 0
+        for index, row in enumerate(rows):
+            expected = []
+            for place in range(row.num_drafts + 1):
+                expected.append(int(choices[first + place]))
+                if place < row.num_drafts and (row.draft_ids[place] < 0 or row.draft_ids[place] != expected[-1]):
+                    break
+            first += row.num_drafts + 1
+            assert stands[index].tolist() == [place < len(expected) for place in range(max(sizes) + 1)]
+            assert table[index].tolist() == [*expected, *[NOT_REACHED] * (max(sizes) + 1 - len(expected))]
