@@ -39,7 +39,7 @@ class Native:
 
 
 class Arguments:
-    """What a decode's kernel depends on beside the shape: matmuls cut by tokens as on a card."""
+    """Stand-in for the arguments of a decode's kernel: matmuls are split by tokens as on a card."""
 
     def rotated_constants(self, _rotation: object, _linear: object, shape: StepShape) -> dict[str, Any]:
         splits = 8 if shape.tokens <= 16 else 4 if shape.tokens <= 64 else 2 if shape.tokens <= 256 else 1
@@ -52,7 +52,7 @@ class Arguments:
 
 
 def shapes_of_steps(sizes: StepSizes) -> set[StepShape]:
-    """What steps with a chunk and any number of decodes run in, with graphs and without."""
+    """Shapes of steps with a chunk and any number of decodes, with graphs and without."""
     found, graphs = set(), chunk_shapes(sizes)
     for decodes in range(sizes.rows):
         for tokens in range(decodes + 2, sizes.tokens + 1):
@@ -74,7 +74,7 @@ def test_decodes_beside_chunks(
     attention = Attention(heads, kv_heads, 64, 0.125, linear, linear, linear, linear)
     kv = SimpleNamespace(dtype="bf16", block_size=32)
     binder = DecodeBinder(Arguments(), SimpleNamespace(), kv, device, 1024, fixed_splits=False)  # type: ignore[arg-type]
-    binder.bind(BoundDecode(SimpleNamespace(attention=attention), None, None, None))  # type: ignore[arg-type]
+    binder.bind(BoundDecode(SimpleNamespace(attention=attention), None, None))  # type: ignore[arg-type]
     mixed = mixed_shapes(sizes)
     binder.prepare(mixed)
     native: Any = binder._native
