@@ -48,7 +48,7 @@ CASES = (
 
 
 class Inputs:
-    """What a case's kernel reads and writes; each layer has a cache of its own."""
+    """Inputs and outputs of a case's kernel; each layer has a cache of its own."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, rows, per_row = case, case.rows, -(-case.context // BLOCK)

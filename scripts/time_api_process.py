@@ -1,4 +1,4 @@
-"""What a token costs the API's process: reading it off the socket, making text of it, sending it to a client.
+"""The API process's time for a token: reading it off the socket, making text of it, sending it to a client.
 
     python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200]
 

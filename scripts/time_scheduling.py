@@ -1,4 +1,4 @@
-"""What the scheduler is for, in seconds on a real model: gaps of streams, cached prefixes, drafts.
+"""The scheduler's effects in seconds on a real model: gaps of streams, cached prefixes, drafts.
 
     python scripts/time_scheduling.py MODEL [gaps|prefix|drafts] [STREAMS]
 

@@ -1,4 +1,4 @@
-"""What a configuration comes to on each kind of device, with values given and left open. No GPU is needed."""
+"""A configuration resolved for each kind of device, with values given and left open. No GPU is needed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ForwardInput:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a loaded backend can hold.
+    """The capacity of a loaded backend.
 
     Attributes:
         block_size: tokens per block.

@@ -1,4 +1,4 @@
-"""What the machine is: processor, physical cores, caches, memory. Standard library only."""
+"""Facts of the machine: processor, physical cores, caches, memory. Standard library only."""
 
 from __future__ import annotations
 

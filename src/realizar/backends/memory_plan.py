@@ -1,4 +1,4 @@
-"""What a model will take in memory, as a backend plans it from the header. Standard library and the spec."""
+"""A model's planned memory, as a backend computes it from the header. Standard library and the spec."""
 
 from __future__ import annotations
 

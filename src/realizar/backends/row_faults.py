@@ -1,4 +1,4 @@
-"""What every backend says of a row that can't be sampled or pooled. numpy only."""
+"""Errors of a row that can't be sampled or pooled, in the same words for every backend. numpy only."""
 
 from __future__ import annotations
 

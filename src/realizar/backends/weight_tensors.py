@@ -37,7 +37,7 @@ class WeightTensors:
         return math.prod(outer) * self.layout(name).row_bytes(columns)
 
     def are_float32(self, linears: Iterable[Linear]) -> bool:
-        """Whether every matrix is stored in float32."""
+        """True if every matrix is stored in float32."""
         return all(self.layout(linear.weight).float_type == "f32" for linear in linears)
 
     def matrix(self, name: TensorName) -> MatrixSource:

@@ -50,7 +50,7 @@ def forward_input(runner: Runner, parts: Sequence[Part], blocks: int) -> Forward
 def run_step(
     runner: Runner, parts: Sequence[Part], blocks: int = 6, masks: Mapping[int, NDArray[np.uint32]] | None = None
 ) -> tuple[RowOutput, ...]:
-    """What each part got."""
+    """The outputs of each part."""
     step = runner.backend.submit(forward_input(runner, parts, blocks))
     if masks:
         step.set_masks(masks)

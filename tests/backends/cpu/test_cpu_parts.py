@@ -55,7 +55,7 @@ def test_parts_in_float32(name: str) -> None:
 
 
 def test_biases_are_the_heads_too() -> None:
-    """What the recipes above compare; without the head's bias the logits would be far off."""
+    """The recipes above compare it; without the head's bias the logits would be far off."""
     spec, checkpoint = random_model(RECIPES["sinks-window"])
     tensors = load_tensors(spec, checkpoint)
     assert spec.head.bias is not None
@@ -87,7 +87,7 @@ def test_kv_element_types_lose_little(kv: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize("weights", ["F16", "BF16"])
 def test_half_float_weights_are_not_quantised(weights: str) -> None:
-    """What remains is the half-float KV cache."""
+    """The half-float KV cache's rounding alone remains."""
     recipe = Recipe(parts=("sinks", "biases"), weights=weights)
     assert relative_error(*run_both(recipe)) <= 2e-3
 

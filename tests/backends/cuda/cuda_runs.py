@@ -89,7 +89,7 @@ class GPURunner:
         return np.concatenate([self.backend.logits(part).cpu().numpy().copy() for part in parts])
 
     def score(self, token_ids: Sequence[int], queries: tuple[LogprobQuery, ...]) -> tuple[TokenLogprobs, ...]:
-        """What the backend's seam answers to `queries` on all tokens in one step."""
+        """The backend's answer to `queries` on all tokens in one step."""
         positions = np.arange(len(token_ids), dtype=np.int32)
         table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
         row = scheduled_row(0, token_ids, logprob_queries=queries)

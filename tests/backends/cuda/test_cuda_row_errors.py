@@ -75,7 +75,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def alone(runner: GPURunner) -> tuple[RowOutput, ...]:
-    """What rows 0 and 2 get where no other is."""
+    """The outputs of rows 0 and 2 where no other row is."""
     return run(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]})
 
 
@@ -249,7 +249,7 @@ def test_the_next_step_after_an_exception_in_a_later_group(runner: GPURunner, mo
 
 
 def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[RowOutput]:
-    """What the second step gives the rows other than row 1."""
+    """The outputs of the second step for the rows other than row 1."""
     backend, rows = runner.backend, list(samplings)
     for row, sampling in samplings.items():
         backend.open(opened_row(row, sampling, PROMPTS[row]))

@@ -1,4 +1,4 @@
-"""What a CUDA engine of quantised models is made of, and where it lives here: a row for each part, with its check.
+"""The parts of a CUDA engine for quantised models, and where each lives here: a row for each part, with its check.
 
 Each row is one line of the design's table whose right side is the GPU backend; its id says what it holds. The checks
 are short, and the parts' own tests go into the corners.

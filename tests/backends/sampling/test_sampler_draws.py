@@ -1,4 +1,4 @@
-"""What comes out of many draws: goodness of fit, seeds, XTC's probability, mirostat's target. All seeds are fixed."""
+"""Statistics of many draws: goodness of fit, seeds, XTC's probability, mirostat's target. All seeds are fixed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def host_features() -> Mapping[str, bool]:
 
 
 def supported(candidate: InstructionSet, features: Mapping[str, bool]) -> bool:
-    """Whether a processor with these `features` can run it."""
+    """True if a processor with these `features` can run it."""
     return all(features.get(feature, False) for feature in candidate.features)
 
 

@@ -77,7 +77,7 @@ def use_cache_folder() -> Path | None:
 
 
 def is_kept() -> bool:
-    """Whether compiled kernels are kept: what `cache=` of Numba's decorators is given."""
+    """True if compiled kernels are kept on disk; the value of `cache=` in Numba's decorators."""
     return use_cache_folder() is not None
 
 

@@ -33,7 +33,7 @@ class KernelFaults:
         _walking.pop(threading.get_ident(), None)
 
     def take(self) -> list[BaseException]:
-        """What came since the last call."""
+        """Return the faults since the last call."""
         found = self._found[:]
         del self._found[: len(found)]
         return found

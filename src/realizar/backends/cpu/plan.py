@@ -1,4 +1,4 @@
-"""What a model will take in memory on the CPU, from its header alone: the sizes that loading it comes to."""
+"""Planned memory of a model on the CPU, from its header alone; the sizes equal those of a load."""
 
 from __future__ import annotations
 

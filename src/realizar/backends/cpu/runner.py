@@ -154,7 +154,7 @@ class CPUBackend:
 
     @property
     def programs(self) -> tuple[BoundProgram, BoundProgram]:
-        """What a step walks: over all tokens, and over the rows whose logits are wanted."""
+        """The two programs of a step: over all tokens, and over the rows whose logits are wanted."""
         return self._body, self._tail
 
     def walk(self, program: BoundProgram) -> None:

@@ -63,7 +63,7 @@ def free_memory(index: int) -> int:
 
 @cache
 def _missing_library() -> str | None:
-    """What the CUDA C++ kernels lack to be compiled and launched."""
+    """A line about the library that compiling and launching CUDA C++ kernels lacks here, or None."""
     try:
         from cuda.bindings import driver as _driver  # noqa: F401
     except ImportError:

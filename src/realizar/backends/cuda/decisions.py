@@ -1,4 +1,4 @@
-"""What loading has decided, for the log: the card, how matrices are multiplied, and which kernels were refused."""
+"""Decisions of loading as log lines: the card, the kernel of each matmul, and the kernels that were refused."""
 
 from __future__ import annotations
 

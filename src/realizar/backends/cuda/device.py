@@ -11,7 +11,7 @@ from realizar.errors import CapacityError
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What kernels are chosen by.
+    """Properties of a GPU that decide which kernels run.
 
     Attributes:
         torch_device: where tensors go; the CPU runs Triton's interpreter, for tests.
@@ -35,12 +35,12 @@ class DeviceProfile:
 
     @property
     def has_cuda_kernels(self) -> bool:
-        """Whether the CUDA C++ matmuls run here: an NVIDIA card from Ampere on."""
+        """True if the CUDA C++ matmuls run here: an NVIDIA card from Ampere on."""
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
 
     @property
     def has_dependent_launch(self) -> bool:
-        """Whether a kernel may start while the one before it ends: from Hopper on."""
+        """True if a kernel may start while the one before it ends: from Hopper on."""
         return self.has_cuda_kernels and self.capability >= (9, 0)
 
 

@@ -58,7 +58,7 @@ class GraphRunner:
             launch.run(shape)
 
     def launches(self, body: StepShape, selected: int) -> list[tuple[Launch, StepShape]]:
-        """What `run_eagerly` starts, in order."""
+        """The launches of `run_eagerly`, in order, each with its shape."""
         of_body = [(launch, body) for launch in self._body] if body.tokens else []
         of_tail = [(launch, StepShape(selected, 0, 0)) for launch in self._tail] if selected else []
         return of_body + of_tail

@@ -1,4 +1,4 @@
-"""What lies between two matmuls on the residual stream bound to kernels and buffers."""
+"""Norms and residual adds between two matmuls, bound to kernels and buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NORM_KINDS = {"rms": 1, "layer": 2}
 
 Run = Callable[[StepShape], None]
 Folded = Callable[[int], FoldedNorm | None]
-"""What a matmul of so many rows is left to do of its input's norm."""
+"""The norm scale that the consuming matmul must still apply, by number of tokens; None when nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Branch:
 
 
 def _is_folded(branch: Branch, consumer: MergedLinear) -> bool:
-    """Whether the norm after a branch may leave its root to its reader, in steps whose rows that finishes."""
+    """True if the consumer may apply the scale of the norm after a branch, in steps where its kernels can."""
     return branch.join.folds_next_norm and consumer.all_packed
 
 

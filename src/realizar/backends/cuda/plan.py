@@ -1,4 +1,4 @@
-"""What a model will take on an NVIDIA GPU, from its header alone; no GPU is needed.
+"""Planned memory of a model on an NVIDIA GPU, from its header alone; no GPU is needed.
 
 Weights are counted in fragment order, as cards from Ampere on have them. KV cache and workspace are the backend's own,
 made on torch's `meta` device, which takes no memory. What is not known before kernels are chosen is estimated: partial

@@ -1,4 +1,4 @@
-"""Whether the system lists a GPU, without importing torch. Standard library only."""
+"""Detection of a GPU by its device node, without importing torch. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _NODES = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's; Windows' GPU inside Linux; 
 
 
 def gpu_listed(devices: Path = Path("/dev")) -> bool:
-    """Whether a driver has made its device node."""
+    """True if a driver has made its device node."""
     return any(any(devices.glob(pattern)) for pattern in _NODES)

@@ -29,7 +29,7 @@ class Clock(Protocol):
     """Times work on a device."""
 
     def seconds(self, starts: Sequence[Callable[[], None]]) -> list[float]:
-        """What each of these starts takes, one after the other."""
+        """Seconds of each of these launches, one after the other."""
 
 
 class HostClock:

@@ -266,7 +266,7 @@ class CUDABackend:
         self._graphs.run(shape, selected)
 
     def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:
-        """What a step starts, in order, its arrays on the device already: for a profile. Rows are not sampled."""
+        """The launches of a step, in order, its arrays on the device already: for a profile. Rows are not sampled."""
         wanted, most = wanted_tokens(forward_input), self._space.arrays.sizes.selected
         shape = self._shape(forward_input)
         self._send(forward_input, shape, wanted)

@@ -1,4 +1,4 @@
-"""What a step's numbers of tokens and rows are padded to, so that kernels and graphs are few."""
+"""Padded numbers of tokens and rows of a step, few of them, so that kernels and graphs are few."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a ti
 
 
 def row_counts(most: int) -> list[int]:
-    """What numbers of rows up to `most` are padded to, ascending; the last is `most`."""
+    """The padded numbers of rows up to `most`, ascending; the last is `most`."""
     counts = [count for count in _ROWS if count < most]
     counts.extend(range(_ROWS[-1] + 64, most, 64))
     return [*counts, most]

@@ -43,7 +43,7 @@ class WantedTokens:
 
 
 def wanted_tokens(step: ForwardInput) -> WantedTokens:
-    """What a step's rows want logits of."""
+    """The tokens whose logits a step's rows want."""
     starts = step.query_starts
     choosing = [index for index, row in enumerate(step.rows) if row.sample and row.token_ids]
     num_drafts = max([step.rows[index].num_drafts for index in choosing], default=0)
@@ -65,7 +65,7 @@ def wanted_tokens(step: ForwardInput) -> WantedTokens:
 
 @dataclass(slots=True)
 class PendingResult:
-    """What is being copied to the host.
+    """Results of a step on their way to the host.
 
     Attributes:
         choices: int32 [rows that choose, 1 + drafts], NOT_REACHED where none stands.

@@ -1,4 +1,4 @@
-"""What a record of quantised activations must hold, read back by its documented bytes."""
+"""Checks of a record of quantised activations, read back by its documented bytes."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Device:
-    """What a case's kernel reads and writes on a GPU, its outputs poisoned."""
+    """Inputs and outputs of a case's kernel on a GPU, the outputs poisoned."""
 
     partials: torch.Tensor
     cache: list[torch.Tensor]

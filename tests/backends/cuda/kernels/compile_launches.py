@@ -109,7 +109,7 @@ def report(line: str) -> None:
 
 
 def waits_first(ptx: str) -> bool:
-    """Whether a kernel waits before its first access to memory."""
+    """True if a kernel waits before its first access to memory."""
     access = re.search(r"\b(ld|st|atom|red)\.[a-z.]*global", ptx)
     wait = ptx.find("griddepcontrol.wait")
     return access is None or 0 <= wait < access.start()

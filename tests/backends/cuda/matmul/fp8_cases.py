@@ -1,4 +1,4 @@
-"""What FP8 copies and activations must be, by torch's own conversion and float64; on the CPU and on GPUs."""
+"""Expected FP8 copies and activations, by torch's own conversion and float64; on the CPU and on GPUs."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActiva
 
 
 def down_projection(width: int) -> tuple[PackedMatrix, torch.Tensor]:
-    """What reads the activation: a matrix [256, width] on a GPU, and what it is."""
+    """The matmul that consumes the activation: a matrix [256, width] on a GPU, and its float64 values."""
     data = random_blocks(GGMLType.Q6_K, 256, width, np.random.default_rng(3), 0.05)
     source = block_source(GGMLType.Q6_K, data, 256, width)
     return pack_matrix(source, "cuda"), torch.from_numpy(source.dequantize()).to("cuda", torch.float64)

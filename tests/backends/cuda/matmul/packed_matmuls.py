@@ -156,7 +156,7 @@ def _join(
     sums: NDArray[np.float32], hidden_at: int, bias_at: int, scale: float, gain_at: int, codes_at: int, terms_at: int,
     square_sums_at: int, parts: int,
 ) -> None:  # fmt: skip
-    """What `residual` says of sums [tokens, width]."""
+    """The residual-add epilogue of sums [tokens, width]."""
     tokens, width = sums.shape
     hidden = _array(hidden_at, np.float32, sums.size).reshape(sums.shape)
     hidden += np.float32(scale) * (sums + (_array(bias_at, np.float32, width) if bias_at else 0))

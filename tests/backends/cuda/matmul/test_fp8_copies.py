@@ -77,7 +77,7 @@ def test_copies_beside_float64(types: list[str], cols: int, interleaved: bool, m
 
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16])
 def test_matmuls_scaled_by_token(out: Any) -> None:
-    """What kernels write times a copy is what both hold, in float64; beyond it nothing is written."""
+    """A matmul of kernel-written activations with a copy equals float64's; nothing is written beyond it."""
     x = torch.randn((20, 64), generator=torch.Generator().manual_seed(2))
     buffer = converted(x)
     codes = torch.randn((48, 64), generator=torch.Generator().manual_seed(3)).to(torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""What matmuls launch, with which arguments, on a device that only writes down what it is asked."""
+"""Launches of matmuls and their arguments, on a device that only records them."""
 
 from __future__ import annotations
 

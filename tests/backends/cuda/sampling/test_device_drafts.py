@@ -41,7 +41,7 @@ class Device:
         self.maker = ChoiceMaker(self.space, self.sampler)
 
     def step(self, rows: list[ScheduledRow], logits: np.ndarray, masks: dict[int, Any]) -> list[tuple[int, ...]]:
-        """What rows get, whose choices' logits lie one after another."""
+        """The outputs of rows, given the logits of their choices one after another."""
         given = step_input(rows, (), ())
         self.space.logits = torch.from_numpy(logits)
         self.space.choices = torch.from_numpy(logits.argmax(axis=1).astype(np.int32))  # as the head's kernel does
@@ -56,7 +56,7 @@ class Device:
 
 
 def foreseen(sampler: RowSampler, logits: np.ndarray, position: int, masks: Any) -> tuple[list[int], list[RowSampler]]:
-    """What the CPU's sampler chooses from one row of logits after the other, up to the end of the output.
+    """Choices of the CPU's sampler from one row of logits after the other, up to the end of the output.
 
     Returns the sampler as it is after each choice, too.
     """

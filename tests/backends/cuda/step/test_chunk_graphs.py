@@ -120,7 +120,7 @@ def runner() -> Iterator[GPURunner]:
 
 
 def poison(runner: GPURunner) -> None:
-    """What a step must write before it reads."""
+    """Poison the buffers that a step must write before it reads."""
     space = runner.backend._space
     for buffer in (space.hidden, space.query, space.attended, space.partial_sums, space.attention_parts, space.logits):
         buffer.fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""What the tuning chooses fits the device and the shape, whatever the format; the shipped tables are whole."""
+"""Tiles that the tuning chooses fit the device and the shape, whatever the format; the shipped tables are whole."""
 
 from __future__ import annotations
 

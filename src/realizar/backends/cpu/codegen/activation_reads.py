@@ -1,4 +1,4 @@
-"""What tiles read of a record of activations beside its codes and its scale: sums, in every lane."""
+"""Reads of an activation record beside its codes and its scale: sums, broadcast to every lane."""
 
 from __future__ import annotations
 

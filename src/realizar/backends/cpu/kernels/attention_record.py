@@ -1,4 +1,4 @@
-"""What an attention operation is told, and how the context is cut."""
+"""The record that an attention kernel reads its arguments from, and the constants that cut a context."""
 
 from __future__ import annotations
 

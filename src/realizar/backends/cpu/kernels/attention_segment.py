@@ -55,7 +55,7 @@ def segment_bytes(padded: int) -> int:
 
 
 def tile_bytes(padded: int) -> int:
-    """What a tile keeps from segment to segment."""
+    """Bytes that a tile keeps from segment to segment."""
     return TILE * (4 * padded + 8)
 
 

@@ -57,7 +57,7 @@ class KVSizes:
 
     @property
     def request_bytes(self) -> int:
-        """What one request of the whole context takes."""
+        """Bytes of one request that fills the whole context."""
         return sum(count * size for count, size in zip(self.blocks_per_request, self.block_bytes, strict=True))
 
     def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
@@ -73,12 +73,12 @@ class KVSizes:
 
 
 def most_kv_bytes(free_bytes: int) -> int:
-    """What the KV cache takes at most where its size is not configured: a share of free memory."""
+    """The KV cache's largest size where none is configured: a fraction of free memory."""
     return int(free_bytes * _FREE_MEMORY_SHARE)
 
 
 def kv_limit_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: KVSizes, free_bytes: int) -> int:
-    """What the KV cache may take.
+    """The KV cache's size limit in bytes.
 
     As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
     bounded by a share of free memory. The whole context for each of many requests would be most of a machine's memory

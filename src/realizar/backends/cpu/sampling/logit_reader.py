@@ -1,4 +1,4 @@
-"""What one row takes from the logits of a step: log-probabilities of its prompt, and its choices. numpy only.
+"""One row's use of a step's logits: log-probabilities of its prompt, and its choices. numpy only.
 
 With drafts a row has logits before each draft and after the last. The sampler chooses at each with the numbers of that
 position, and goes on only while what it chose is the draft: the very choices that it would make step by step, so drafts
@@ -80,7 +80,7 @@ class LogitReader:
         return RowOutput(self.row.row, tuple(self.token_ids), tuple(self._logprobs), tuple(self._queried), pooled)
 
     def _goes_on(self) -> bool:
-        """Whether every draft so far is what was chosen, and none ended the row's output."""
+        """True if every draft so far was chosen, and none ended the row's output."""
         count = len(self.token_ids)
         if not count:
             return True

@@ -93,7 +93,7 @@ class RowSampler:
         self._observed = None
 
     def ends(self, token_id: int) -> bool:
-        """Whether the output ends with this token, the last one accepted.
+        """True if the output ends with this token, the last one accepted.
 
         Before `min_tokens` a stop token is chosen only where a grammar leaves nothing else: it ends the output too.
         """

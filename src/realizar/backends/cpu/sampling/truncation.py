@@ -152,7 +152,7 @@ def truncate(logits: FloatRow, sampling: SamplingParams) -> Candidates:
 
 
 def truncates(sampling: SamplingParams) -> bool:
-    """Whether `truncate` may remove an id."""
+    """True if `truncate` may remove an id."""
     masses = sampling.typical_p, sampling.top_p
     return sampling.top_n_sigma > 0.0 or sampling.top_k > 0 or min(masses) < 1.0 or sampling.min_p > 0.0
 

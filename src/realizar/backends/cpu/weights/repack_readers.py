@@ -20,7 +20,7 @@ def _no_scales(e: Fields) -> list[Value]:
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """What a block holds.
+    """The fields of a raw block of one ggml type.
 
     Attributes:
         words: codes of a group of 32 columns, int32 [8], byte i of word j being column 4 j + i.

@@ -1,4 +1,4 @@
-"""What the kernels around attention take, in arguments that several of them share."""
+"""Arguments that several of the kernels around attention share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def columns(attention: Attention) -> tuple[int, int]:
 
 
 def _is_summed(attention: Attention) -> bool:
-    """Whether a norm of whole rows has summed the matmul's splits, into the first, and added its bias."""
+    """True if a norm over whole rows has summed the matmul's splits into the first, and added its bias."""
     return attention.qk_norm_axis == "row"
 
 
@@ -42,7 +42,7 @@ class AttentionArguments:
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
     def rotated(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
-        """What `rotated_heads` takes up to `value_at`, of the matmul that `linear` makes."""
+        """The arguments of `rotated_heads` up to `value_at`, for the output of `linear`."""
         bias, norms = linear.bias, (attention.q_norm, attention.k_norm)
         if _is_summed(attention):
             norms, bias = (None, None), None

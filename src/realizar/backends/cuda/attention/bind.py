@@ -51,7 +51,7 @@ class AttentionBinder:
         return self._decodes.kind(shape)
 
     def is_long(self, decodes: int, context: int) -> bool:
-        """Whether a step with so many decodes, the longest of which has this context, is `StepShape.long`."""
+        """True if a step of so many decodes, the longest with this context, is `StepShape.long`."""
         return self._decodes.is_long(decodes, context)
 
     def bind(self, block: AttentionBlock, linear: MergedLinear, consumer: MergedLinear) -> Iterator[Launch]:
@@ -131,7 +131,7 @@ class AttentionBinder:
         )  # fmt: skip
 
     def _convert(self, attention: Attention, consumer: MergedLinear) -> Callable[[StepShape], None]:
-        """What attention left as float32, for the output projection."""
+        """Convert float32 attention results to the format that the output projection reads."""
         space, width = self._space, attention.num_heads * attention.head_size
 
         def run(shape: StepShape) -> None:

@@ -29,7 +29,7 @@ class LayerCache:
 
 
 def kv_limit_bytes(config: ResolvedConfig, free: int) -> int:
-    """What the KV cache may take: as configured, or a share of free memory."""
+    """The KV cache's size limit in bytes: as configured, or a fraction of free memory."""
     return config.kv_cache_bytes or int(free * _FREE_MEMORY_SHARE)
 
 

@@ -47,7 +47,7 @@ class DecodeAttention:
                 self._kernels[kernel] = None
 
     def ready(self, kernel: AttendKernel) -> bool:
-        """Whether it was prepared, and compiled."""
+        """True if the kernel was prepared, and compiled."""
         return self._kernels.get(kernel) is not None
 
     def launch(

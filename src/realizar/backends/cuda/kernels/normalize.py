@@ -1,4 +1,4 @@
-"""What lies between two matmuls on the residual stream: sum, bias, norm, residual add, norm, and the next input."""
+"""Kernels between two matmuls on the residual stream: sum, bias, norm, residual add, norm, and the next input."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What the quantised matmuls read: activations in two formats, and numpy functions that build them. numpy only.
+"""The two activation formats that quantised matmuls read, and numpy functions that build them. numpy only.
 
 A matmul's input has `cols` columns, padded to a multiple of 64. Padding columns hold zero: buffers are allocated
 zeroed and nobody writes there. Which of the two formats a step uses depends on its number of rows alone

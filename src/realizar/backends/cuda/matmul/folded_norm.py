@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class FoldedNorm:
-    """What a matmul needs to finish the norm of its input.
+    """The norm scale that a matmul applies to its sums.
 
     Attributes:
         square_sums: float32 [>= tokens, parts], contiguous, 16-byte aligned: partial sums of a token's squares;
@@ -33,7 +33,7 @@ class FoldedNorm:
     eps: float
 
     def arguments(self) -> tuple[int, int, float, float]:
-        """What the kernels take: address, parts, 1 / width, epsilon."""
+        """The kernels' arguments: address, parts, 1 / width, epsilon."""
         return self.square_sums.data_ptr(), int(self.square_sums.shape[1]), 1.0 / self.width, self.eps
 
 

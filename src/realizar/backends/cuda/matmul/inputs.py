@@ -58,7 +58,7 @@ class ActivationBuffer:
         return -(-self.cols // CHUNK)
 
     def pointers(self) -> tuple[Any, ...]:
-        """What kernels call values, value_stride, value_scale, codes and terms."""
+        """Kernel arguments values, value_stride, value_scale, codes and terms."""
         return self.values, self.cols, self.scales, self.codes, self.terms
 
     def constants(self) -> dict[str, Any]:

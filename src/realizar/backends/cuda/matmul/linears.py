@@ -83,7 +83,7 @@ class MergedLinear:
         return sum(matrix_bytes(segment.matrix) for segment in self.segments)
 
     def forms(self, tokens: int) -> tuple[Form, ...]:
-        """What the input must be written as, for a step of so many rows; one, unless kinds of matrices are mixed."""
+        """Formats that the input must be written in, by number of tokens; one, unless kinds of matrices are mixed."""
         if self._copy_for(tokens) is not None:
             return (FORM,)
         return tuple(dict.fromkeys(self._form(segment, tokens) for segment in self.segments))
@@ -121,20 +121,20 @@ class MergedLinear:
 
     @property
     def interleaved(self) -> bool:
-        """Whether columns of gate and up take turns, 64 of each, as `PackedMatrix` says."""
+        """True if columns of gate and up alternate, 64 of each, as in `PackedMatrix`."""
         first = self.segments[0].matrix
         return isinstance(first, PackedMatrix) and first.interleaved
 
     def is_gated(self, tokens: int) -> bool:
-        """Whether `launch_gated` takes a step of so many rows: no partial sums are written then."""
+        """True if `launch_gated` takes a step of so many tokens; then no partial sums are written."""
         return self._activation is not None and self._has_epilogue(tokens)
 
     def adds_residual(self, tokens: int) -> bool:
-        """Whether `launch_residual` takes a step of so many rows: no partial sums are written then."""
+        """True if `launch_residual` takes a step of so many tokens; then no partial sums are written."""
         return self._adds_residual and self._has_epilogue(tokens)
 
     def _has_epilogue(self, tokens: int) -> bool:
-        """Whether the matmul of a step of so many rows ends with more than its sums."""
+        """True if the matmul of a step of so many tokens has an epilogue."""
         matmuls, routes = self._matmuls, self.routes(tokens)
         if matmuls is None or not routes:
             return False
@@ -142,7 +142,7 @@ class MergedLinear:
         return matmuls.runs_epilogue(matrix, config)
 
     def kernels(self, tokens: int) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
-        """What `MatmulKernels.prepare` must compile for a step of so many rows."""
+        """Formats and configs that `MatmulKernels.prepare` must compile for a step of so many tokens."""
         routes = self.routes(tokens)
         if not routes:
             return []
@@ -196,15 +196,15 @@ class MergedLinear:
 
     @property
     def all_packed(self) -> bool:
-        """Whether the CUDA matmuls alone read the input, in one launch, but for steps that the FP8 copy takes."""
+        """True if all matrices are packed: one launch of a CUDA matmul reads the input, unless the FP8 copy does."""
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
 
     def applies_norm_scale(self, tokens: int) -> bool:
-        """Whether a step of so many rows may leave a norm's root to `launch`."""
+        """True if `launch` applies a folded norm scale in a step of so many tokens."""
         return self.all_packed and self._copy_for(tokens) is None
 
     def _copy_for(self, tokens: int) -> FP8Copy | None:
-        """What a step of so many rows reads in place of the matrices, if anything."""
+        """The FP8 copy that a step of so many tokens reads in place of the matrices, if any."""
         return self.copy if tokens >= LEAST_TOKENS else None
 
     def _form(self, segment: Segment, tokens: int) -> Form:

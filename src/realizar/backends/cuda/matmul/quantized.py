@@ -174,7 +174,7 @@ class MatmulKernels:
         return [MatmulConfig(tiles, form, splits, self.is_dependent(tokens)) for _ in matrices]
 
     def is_dependent(self, tokens: int) -> bool:
-        """Whether matmuls of so many rows are launched with programmatic stream serialisation."""
+        """True if matmuls of so many tokens are launched with programmatic stream serialisation."""
         return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
     def _choose(self, tokens: int, form: ActivationFormat, matrix: PackedMatrix, out_features: int) -> Choice:
@@ -184,7 +184,7 @@ class MatmulKernels:
         return self.tuning.many_tokens(tokens, out_features, matrix.cols, matrix.format, self.batch_invariant)
 
     def runs_epilogue(self, matrix: PackedMatrix, config: MatmulConfig) -> bool:
-        """Whether a matmul ends as a config says, with more than partial sums: its kernel was not refused."""
+        """True if a config has an epilogue, and its kernel was not refused."""
         return config.epilogue is not None and ((matrix.format,), config.tiles, config.epilogue) not in self.refused
 
     def prepare(

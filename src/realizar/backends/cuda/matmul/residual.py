@@ -31,7 +31,7 @@ _STREAM_SIZES = "pfppppi"
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """What a matmul adds to, and what it leaves for the matmul after it.
+    """Operands of a residual-add epilogue.
 
     Attributes:
         hidden: float32 [>= tokens, matrix.out_features], contiguous: the stream.

@@ -70,7 +70,7 @@ class Line:
 
     @property
     def key(self) -> tuple[int, int, int, bool]:
-        """What a table has one line for: rows, shape, and whether activations are integers."""
+        """A table has one line for each key: tokens, shape, and True if activations are integers."""
         return self.tokens, self.out_features, self.cols, self.tiles.kind == "matvec"
 
     @property
@@ -117,7 +117,7 @@ class DeviceTuning:
         return next((size for size in _BLOCK_TOKENS if tokens <= size), _BLOCK_TOKENS[-1])
 
     def dependent(self, tokens: int) -> bool:
-        """Whether programmatic dependent launch pays."""
+        """True if programmatic dependent launch pays."""
         return tokens <= 512
 
     def few_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> Choice:
@@ -142,7 +142,7 @@ class DeviceTuning:
         return Choice(MatvecTiles(tokens, 1, parts, unroll, max(1, warps // parts)), splits)
 
     def keeps_columns(self, out_features: int) -> bool:
-        """Whether the mat-vec's tiles fill the device without splits: a matmul that adds to the stream needs that."""
+        """True if the mat-vec's tiles fill the device without splits, which the residual-add epilogue needs."""
         return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
     def many_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:

@@ -13,7 +13,7 @@ _TILE, _APART = 16, 32  # keys, and bytes between their runs
 
 @dataclass(frozen=True, slots=True)
 class AttendKernel:
-    """What one compiled kernel is for.
+    """Shape and parameters of one compiled attention kernel.
 
     Attributes:
         head: head size, a multiple of 8. group: query heads of a KV head.
@@ -50,7 +50,7 @@ class AttendKernel:
 
     @property
     def supported(self) -> bool:
-        """Whether there is a kernel of this shape."""
+        """True if there is a kernel of this shape."""
         fits = self.head % 8 == 0 and self.head <= 256 and self.group <= 8 and self.block_size % _TILE == 0
         return self.element in _ELEMENTS and fits
 

@@ -13,7 +13,7 @@ from realizar.quantization import WeightLayout
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
 Epilogue = Literal["silu", "gelu_tanh", "gelu", "residual"]
-"""What a matmul does with its sums: a gated feed-forward's activation, or the residual stream's next step."""
+"""An epilogue: the activation of a gated feed-forward, or the residual add."""
 _ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 
 _SMALL: dict[Small, str] = {

@@ -1,4 +1,4 @@
-"""What changes single logits before the temperature: bias, repetition, presence and frequency penalties. torch."""
+"""Changes of single logits before the temperature: bias, repetition, presence and frequency penalties. torch."""
 
 from __future__ import annotations
 

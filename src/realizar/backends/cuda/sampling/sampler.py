@@ -31,7 +31,7 @@ _MOST_DRY = 128 << 20
 
 @dataclass(slots=True)
 class RowState:
-    """What the host knows of an open row.
+    """The host's state of an open row.
 
     Attributes:
         seed, choice: of its random numbers.
@@ -114,7 +114,7 @@ class DeviceSampler:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether any open row asks for log-probabilities of its choices."""
+        """True if any open row asks for log-probabilities of its choices."""
         return bool(self._logprob_rows)
 
     def sampling_of(self, row: int) -> SamplingParams:
@@ -306,13 +306,13 @@ class DeviceSampler:
 
 
 def scratch_bytes(max_rows: int, vocab_size: int, memory_bytes: int) -> int:
-    """What sampling may take at once beside its tables, on a device with so much memory."""
+    """Scratch bytes of sampling, beside its tables, on a device with so much memory."""
     most = min(max(memory_bytes // 64, _LEAST_SCRATCH), _MOST_SCRATCH)
     return min(most, max_rows * vocab_size * SCRATCH_BYTES_PER_ID)
 
 
 def reserved_bytes(max_rows: int, vocab_size: int, context_length: int, memory_bytes: int) -> int:
-    """What the KV cache must leave to sampling: scratch, logits put together, tables of penalties, and some of DRY's.
+    """Bytes that the KV cache must leave to sampling: scratch, joined logits, penalties' tables, and some of DRY's.
 
     DRY's tables of all rows would be a gigabyte where contexts are long, and few rows have one. A row whose table does
     not fit is refused.

@@ -171,7 +171,7 @@ class Weights:
                 yield replace(packed, table=self._tables.setdefault(layout, packed.table))
 
     def _interleaved(self, linears: Sequence[Linear]) -> bool:
-        """Whether matrices that are packed as one are the gate and up of a feed-forward, and can take turns in it.
+        """True if matrices that are packed as one are a feed-forward's gate and up, and can be interleaved.
 
         Biases keep their order, so there must be none.
         """

@@ -43,7 +43,7 @@ class PackedMatrix:
         return int(self.weights.numel() + 4 * self.block_scales.numel())
 
     def arguments(self, out: int, first_block: int) -> tuple[int, ...]:
-        """What matmuls take of one of their matrices: `out` is where its rows go, `first_block` its first in x."""
+        """Kernel arguments of one matrix: `out` is the address of its output, `first_block` its first block in x."""
         table = self.weights if self.table is None else self.table
         weights = self.weights.data_ptr(), self.block_scales.data_ptr(), table.data_ptr()
         return *weights, out, self.out_features, first_block
@@ -111,7 +111,7 @@ def common_format(parts: Sequence[MatrixSource], compact: bool = False) -> Fragm
 
 
 def codebook_table(layout: WeightLayout) -> NDArray[np.uint8] | None:
-    """What codes index, as bytes of value + 128: uint8 [entries * vector], or None for affine codes."""
+    """The table that codes index, as bytes of value + 128: uint8 [entries * vector], or None for affine codes."""
     if layout.codebook is None:
         return None
     return (layout.codebook.load().astype(np.int16) + np.int16(128)).astype(np.uint8).reshape(-1)

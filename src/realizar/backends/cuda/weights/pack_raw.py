@@ -50,7 +50,7 @@ def pack_by_threads(
     parts: Sequence[MatrixSource], device: torch.device | str, into: torch.Tensor | None = None,
     uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
-    """What `Packer.pack` gives, from `Planes` of some strips at a time, by a thread for each core."""
+    """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
     first, form = parts[0], fragment_format(parts[0].layout)
     rows, cols = sum(part.out_features for part in parts), first.in_features
     weights, scales = _allocate(form, rows, cols, device, into)
