@@ -35,11 +35,11 @@ def parse_strictly(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise StrictJSONError(error.msg, error.pos) from None
     except RecursionError:
-        raise StrictJSONError("nested too deeply") from None
+        raise StrictJSONError("it is nested too deeply") from None
     except StrictJSONError:
         raise
     except ValueError:  # Python's bound on the digits of an integer
-        raise StrictJSONError("a number of too many digits") from None
+        raise StrictJSONError("a number has too many digits") from None
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -175,8 +175,8 @@ CASES: dict[str, tuple[bytes, str, str]] = {
     "duplicate key": (build([pair("a", U8, b"\0")] * 2), "offset", "duplicate key 'a'"),
     "alignment 0": (build([alignment_of(0)]), "key 'general.alignment'", "not a power of two"),
     "alignment 48": (build([alignment_of(48)]), "key 'general.alignment'", "48 is not a power of two"),
-    "alignment 2 MB": (build([alignment_of(1 << 21)]), "key 'general.alignment'", "over the limit of 1048576"),
-    "alignment largest": (build([alignment_of(1 << 31)]), "key 'general.alignment'", "over the limit"),
+    "alignment 2 MB": (build([alignment_of(1 << 21)]), "key 'general.alignment'", "exceeds the limit of 1048576"),
+    "alignment largest": (build([alignment_of(1 << 31)]), "key 'general.alignment'", "exceeds the limit"),
     "alignment of u64": (
         build([pair("general.alignment", U64, struct.pack("<Q", 32))]),
         "key 'general.alignment'",

@@ -48,7 +48,7 @@ def test_template_of_the_tokenizer_config(tmp_path: Path, value: object, templat
 @pytest.mark.parametrize("value", [7, {"a": 1}, [{"name": "default", "template": 3}]])
 def test_template_that_is_no_text(tmp_path: Path, value: object) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: key 'chat_template': is no text"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: key 'chat_template': is not text"):
         read_folder_metadata(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_template_that_is_no_text(tmp_path: Path, value: object) -> None:
         (b'{"a": 1, "b": {"c": 1, "c": 2}}', "duplicate key 'c'"),
         (b'{"\xe9": 1}', "offset 2: the JSON is not valid UTF-8"),
         (b'{"a":' * 100_000, "nested too deep"),
-        (b" " * ((16 << 20) + 1), "over its limit"),
+        (b" " * ((16 << 20) + 1), "exceeds its limit"),
     ],
     ids=["empty", "cut", "list", "nan", "duplicate", "utf-8", "deep", "large"],
 )
@@ -78,7 +78,7 @@ def test_bad_json_is_refused(tmp_path: Path, name: str, text: bytes, reason: str
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"x" * (MAX_TEMPLATE_BYTES + 1), "over its limit of 1048576 bytes"),
+        (b"x" * (MAX_TEMPLATE_BYTES + 1), "exceeds its limit of 1048576 bytes"),
         (b"ab\xff", "offset 2: the template is not"),
     ],
     ids=["large", "utf-8"],

@@ -27,7 +27,7 @@ def test_what_can_happen_to_a_file(model: Path) -> None:
     assert files.fault() == "tiny.gguf is gone"
     assert files.signature() != signature
     model.write_bytes(good[:1000])
-    assert files.fault() == f"tiny.gguf has 1000 bytes in place of {len(good)}"
+    assert files.fault() == f"tiny.gguf has 1000 bytes instead of {len(good)}"
     model.write_bytes(good[:600] + b"x" + good[601:])
     assert str(files.fault()).startswith("tiny.gguf is another file than when the server was started")
     model.write_bytes(good)

@@ -109,7 +109,7 @@ def test_pickles_beside_safetensors_do_not_matter(tmp_path: Path) -> None:
         (b"FUGG" + bytes(60), "byte-swapped"),
         (b"hello", "not a GGUF file"),
         (b"<!DOCTYPE html><html>", "not a GGUF file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a Git LFS pointer; fetch the file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "this is a Git LFS pointer; fetch the file"),
     ],
 )
 def test_other_content_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -119,7 +119,7 @@ def test_other_content_is_refused(tmp_path: Path, data: bytes, reason: str) -> N
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no GGUF or safetensors model in it"):
+    with pytest.raises(CheckpointError, match="the folder has no GGUF or safetensors model"):
         open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be opened: No such file"):
         open_checkpoint(tmp_path / "none.gguf")

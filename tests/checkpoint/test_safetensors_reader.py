@@ -156,14 +156,14 @@ OUTSIDE = "lies outside the folder"
         ("/etc/passwd.safetensors", OUTSIDE),
         ("link.safetensors", OUTSIDE),
         ("linked/model.safetensors", OUTSIDE),
-        ("..\\other\\model.safetensors", "no name of a safetensors file"),
-        ("a\0.safetensors", "no name of a safetensors file"),
-        ("\ud800.safetensors", "no name of a safetensors file"),
-        ("pytorch_model.bin", "no name of a safetensors file"),
-        ("", "no name of a safetensors file"),
-        (".safetensors", "no name of a safetensors file"),
-        (7, "its file name is no text"),
-        (None, "its file name is no text"),
+        ("..\\other\\model.safetensors", "not a name of a safetensors file"),
+        ("a\0.safetensors", "not a name of a safetensors file"),
+        ("\ud800.safetensors", "not a name of a safetensors file"),
+        ("pytorch_model.bin", "not a name of a safetensors file"),
+        ("", "not a name of a safetensors file"),
+        (".safetensors", "not a name of a safetensors file"),
+        (7, "its file name is not text"),
+        (None, "its file name is not text"),
     ],
 )
 def test_index_that_points_elsewhere(tmp_path: Path, file: object, reason: str) -> None:
@@ -183,7 +183,7 @@ def test_index_that_points_elsewhere(tmp_path: Path, file: object, reason: str) 
 @pytest.mark.parametrize("weight_map", [None, {}, [], "x", {"a": []}])
 def test_index_without_a_map(tmp_path: Path, weight_map: object) -> None:
     _write_index(tmp_path, weight_map)
-    with pytest.raises(CheckpointError, match=r"weight_map|its file name is no text"):
+    with pytest.raises(CheckpointError, match=r"weight_map|its file name is not text"):
         open_checkpoint(tmp_path)
 
 

@@ -88,7 +88,7 @@ def test_regen_that_says_nothing_keeps_the_old_answer(session: ChatSession, monk
 
 
 def test_regen_needs_a_question(session: ChatSession) -> None:
-    with pytest.raises(InvalidRequestError, match="nothing was asked"):
+    with pytest.raises(InvalidRequestError, match="needs a question"):
         say(session, "/regen")
 
 

@@ -63,7 +63,7 @@ def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--batch", "1,x"), "--batch takes numbers"),
+        (("--batch", "1,x"), "--batch must be numbers"),
         (("--batch", "0"), "at least 1"),
         (("--prompt-tokens", "0"), "at least 1"),
         (("--gen-tokens", "-1"), "at least 1"),

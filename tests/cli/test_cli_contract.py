@@ -104,7 +104,7 @@ def test_a_malformed_file_is_status_1_and_one_message(
 def test_a_missing_file_is_status_1(realizar: Callable[..., Any], tmp_path: Path, command: str) -> None:
     path = tmp_path / "nonesuch.gguf"
     result = realizar(command, path, *USES[command])
-    assert (result.status, result.stderr) == (1, f"realizar: {path}: no such file or folder\n")
+    assert (result.status, result.stderr) == (1, f"realizar: {path} does not exist\n")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_limit_on_addresses_is_reported(
     """Where it is why; without one such an error is a bug and stays one."""
     monkeypatch.setattr("resource.getrlimit", lambda _which: (700_000_000, 700_000_000))
     assert run_app(raising(error), []) == 1
-    assert "may have 700.0 MB of addresses, by ulimit -v" in capsys.readouterr().err
+    assert "ulimit -v allows this process 700.0 MB of address space" in capsys.readouterr().err
     monkeypatch.setattr("resource.getrlimit", lambda _which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if not isinstance(error, MemoryError):
         with pytest.raises(type(error)):
@@ -235,7 +235,7 @@ def test_words_without_quotes_are_explained(realizar: Callable[..., Any]) -> Non
 
 
 def test_what_is_no_number_is_shown(realizar: Callable[..., Any]) -> None:
-    assert "--top-k: not a whole number: 1.5 (" in realizar("run", "m", "hello", "--top-k", "1.5").stderr
+    assert "--top-k: 1.5 is not a whole number (" in realizar("run", "m", "hello", "--top-k", "1.5").stderr
 
 
 @pytest.mark.parametrize("text", ["", " \n"])

@@ -88,7 +88,7 @@ def test_a_piped_conversation_keeps_its_history(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
     result = realizar("chat", smollm2_path, "--temperature", "0", "--max-tokens", "12")
     assert result.status == 0
-    assert result.error_lines == ["realizar: /nonesuch: no such command; /help lists them"]
+    assert result.error_lines == ["realizar: /nonesuch is not a command; /help lists them"]
     assert result.stderr.count("tok/s (prompt") == 2
     messages = json.loads(saved.read_text())["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
@@ -208,4 +208,4 @@ def test_the_end_of_a_typed_conversation_ends_the_line(
     monkeypatch.setattr("sys.stdin", Terminal(""))
     result = realizar("chat", smollm2_path)
     assert (result.status, result.stdout) == (0, "> ")
-    assert result.stderr.endswith("/help lists the commands, Ctrl-D leaves.\n\n")
+    assert result.stderr.endswith("/help lists the commands; Ctrl-D quits.\n\n")

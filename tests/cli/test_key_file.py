@@ -13,7 +13,7 @@ from realizar.errors import RealizarError
 
 
 def test_a_file_without_end() -> None:
-    with pytest.raises(RealizarError, match=r"/dev/zero: larger than 1\.0 MB: not a file of keys"):
+    with pytest.raises(RealizarError, match=r"/dev/zero is larger than the 1\.0 MB of a key file"):
         read_keys(Path("/dev/zero"))
 
 

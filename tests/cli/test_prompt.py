@@ -80,7 +80,7 @@ def test_a_file_goes_before_stdin(stdin_from: Callable[[str | Path], None], tmp_
 def test_what_is_no_text_is_refused(stdin_from: Callable[[str | Path], None], tmp_path: Path, text: Path) -> None:
     broken = tmp_path / "broken.bin"
     broken.write_bytes(b"abc\xff")
-    with pytest.raises(InvalidRequestError, match=r"broken\.bin: not UTF-8 at byte 3"):
+    with pytest.raises(InvalidRequestError, match=r"broken\.bin is not UTF-8 at byte 3"):
         read_prompt(None, broken)
     with pytest.raises(InvalidRequestError, match="nonesuch: No such file"):
         read_prompt(None, tmp_path / "nonesuch")

@@ -90,7 +90,7 @@ def test_half_of_a_plan_that_was_off_is_tried_once(
     core = load_fitting_core(checkpoint, CONFIG)
     assert core.capacity.context_length == whole // 2
     core.close()
-    assert f"{whole} tokens was planned and does not fit, {whole // 2} are tried: the GPU is out" in caplog.text
+    assert f"{whole} tokens does not fit; {whole // 2} tokens are tried: the GPU is out" in caplog.text
     most = 0
     with pytest.raises(CapacityError, match="out of memory"):
         load_fitting_core(checkpoint, CONFIG)

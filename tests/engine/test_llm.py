@@ -173,7 +173,7 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM, alone: list[str]) 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([GREEDY], "1 sampling parameters were given for 2 prompts: one for all, or one for each"),
+        ([GREEDY], "1 sampling parameters were given for 2 prompts: give one for all, or one for each"),
         ([], "0 sampling parameters were given for 2 prompts"),
         ([GREEDY, {"temperature": 0}], "sampling_params must be SamplingParams, not dict"),
         ({"temperature": 0}, "sampling_params must be SamplingParams, not dict"),
@@ -234,5 +234,5 @@ def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
 
 @pytest.mark.parametrize("prompts", [5, None, 1.5])
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="a prompt is text or token ids"):
+    with pytest.raises(InvalidRequestError, match="a prompt must be text or token ids"):
         llm.generate(prompts, GREEDY)

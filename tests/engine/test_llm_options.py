@@ -42,7 +42,7 @@ def test_an_unknown_option_names_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_an_option_like_none_lists_all() -> None:
-    with pytest.raises(TypeError, match="there are threads, "):
+    with pytest.raises(TypeError, match="the options are threads, "):
         LLM("nonesuch.gguf", tensor_parallel_size=2)
 
 

@@ -205,7 +205,7 @@ def test_min_tokens_without_an_id_to_choose_is_refused() -> None:
     """The model's own end ids count; a grammar may still leave its end."""
     sampling = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(96)))
     prepare_request("a", [1], sampling, vocab_size=97, max_request_tokens=10)
-    with pytest.raises(InvalidRequestError, match="97 token ids ends the output") as refused:
+    with pytest.raises(InvalidRequestError, match="97 token ids end the output") as refused:
         prepare_request("a", [1], sampling, vocab_size=97, max_request_tokens=10, end_ids=[96])
     assert refused.value.param == "min_tokens"
     prepare_request("a", [1], replace(sampling, min_tokens=0), vocab_size=97, max_request_tokens=10, end_ids=[96])

@@ -169,9 +169,9 @@ def test_a_private_model_needs_its_token(tmp_path: Path, endpoint: Endpoint) -> 
 @pytest.mark.parametrize(
     ("name", "variables", "message"),
     [
-        ("user/nonesuch", {}, "no such model"),
+        ("user/nonesuch", {}, "does not exist on the endpoint"),
         ("user/pickles", {}, "pickled"),
-        ("user/quants:Q2_K", {}, "there are: Q4_K_M, Q8_0"),
+        ("user/quants:Q2_K", {}, "it has: Q4_K_M, Q8_0"),
         ("user/quants", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
         ("user/quants", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 can't be reached"),
     ],

@@ -69,8 +69,8 @@ def test_without_a_quantization_q4_k_m_comes_first_then_q8_0() -> None:
 @pytest.mark.parametrize(
     ("names", "wanted", "message"),
     [
-        (GGUFS, "Q3_K_M", "no file is Q3_K_M; there are: Q4_K_M, Q4_K_S, Q8_0, F16"),
-        (("a-Q2_K.gguf", "b-Q3_K.gguf"), None, "which one"),
+        (GGUFS, "Q3_K_M", "has no file of Q3_K_M; it has: Q4_K_M, Q4_K_S, Q8_0, F16"),
+        (("a-Q2_K.gguf", "b-Q3_K.gguf"), None, "has several models"),
         (("a-Q2_K.gguf", "b-Q2_K.gguf"), "Q2_K", "several"),
         (("config.json", "pytorch_model.bin"), None, "pickled"),
         (("README.md",), None, "neither"),

@@ -50,10 +50,10 @@ def test_json_names() -> None:
     ("checkpoint", "message"),
     [
         (gguf(top_p=2.0), "m.gguf: key 'general.sampling.top_p': 2.0 is out of range"),
-        (gguf(temp="hot"), "m.gguf: key 'general.sampling.temp': is 'hot', no number"),
+        (gguf(temp="hot"), "m.gguf: key 'general.sampling.temp': is 'hot', which is not a number"),
         (gguf(mirostat=1), "m.gguf: key 'general.sampling.mirostat': 1 is out of range"),
         (folder(min_p=float("nan")), "m/generation_config.json: key 'min_p': nan is out of range"),
-        (folder(top_k=True), "m/generation_config.json: key 'top_k': is True, no number"),
+        (folder(top_k=True), "m/generation_config.json: key 'top_k': is True, which is not a number"),
     ],
 )
 def test_values_out_of_range(checkpoint: Checkpoint, message: str) -> None:

@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tokens of one number": (
         {"added_tokens": [token(6, f"<{index}>") for index in range(5000)]},
-        "'added_tokens': 5006 tokens for the model's 8 rows",
+        "'added_tokens': it has 5006 tokens for the model's 8 rows",
     ),
     "a number too high": ({"added_tokens": [token(4_294_967_295, "<s>")]}, "token number 4294967295 is beyond"),
     "a high number in the vocabulary": (

@@ -47,8 +47,8 @@ def test_the_good_ones_load() -> None:
         ({"tokenizer.ggml.tokens": None}, "has no vocabulary"),
         ({"tokenizer.ggml.merges": None}, "has no merges"),
         ({"tokenizer.ggml.pre": "gpt-5"}, "unknown pre-tokenizer 'gpt-5'"),
-        ({"tokenizer.ggml.add_bos_token": True}, "BOS token is to be added and none is named"),
-        ({"tokenizer.ggml.add_eos_token": True}, "EOS token is to be added and none is named"),
+        ({"tokenizer.ggml.add_bos_token": True}, "file asks for a BOS token and names none"),
+        ({"tokenizer.ggml.add_eos_token": True}, "file asks for an EOS token and names none"),
     ],
 )
 def test_no_vocabulary(change: dict[str, Any], message: str) -> None:
@@ -61,10 +61,10 @@ def test_no_vocabulary(change: dict[str, Any], message: str) -> None:
     ("key", "value", "message"),
     [
         ("tokens", ["a", "b", "a", "<s>"], "token 'a' appears twice"),
-        ("tokens", [], "no list of strings"),
-        ("tokens", np.zeros(4), "no list of strings"),
+        ("tokens", [], "not a list of strings"),
+        ("tokens", np.zeros(4), "not a list of strings"),
         ("token_type", np.array([1, 1], np.int32), "2 entries for 4 tokens"),
-        ("token_type", ["x"], "no list of numbers"),
+        ("token_type", ["x"], "not a list of numbers"),
         ("token_type", np.array([1, 1, 99, 3], np.int32), "token 2 is of type 99, which is unknown"),
         ("token_type", np.array([1, -1, 1, 3], np.int64), "token 1 is of type -1, which is unknown"),
         ("token_type", np.array([1, 1, 1, (1 << 32) + 3], np.uint64), "token 3 is of type 4294967299"),
@@ -74,14 +74,14 @@ def test_no_vocabulary(change: dict[str, Any], message: str) -> None:
         ("scores", np.array([0, np.nan, 0, 0], np.float32), "holds NaN"),
         ("merges", ["a c"], "names no token"),
         ("merges", ["b a"], "names no token"),
-        ("merges", ["ab"], "is no pair"),
-        ("merges", 3, "no list of strings"),
+        ("merges", ["ab"], "is not a pair"),
+        ("merges", 3, "not a list of strings"),
         ("bos_token_id", 4, "is 4, beyond the 4 tokens"),
         ("eos_token_id", -1, "is -1, beyond the 4 tokens"),
-        ("eot_token_id", "x", "no id"),
-        ("unknown_token_id", True, "no id"),
+        ("eot_token_id", "x", "not an id"),
+        ("unknown_token_id", True, "not an id"),
         ("add_bos_token", 1, "neither true nor false"),
-        ("pre", 7, "is no text"),
+        ("pre", 7, "is not text"),
     ],
 )
 def test_malformed(key: str, value: Any, message: str) -> None:
@@ -101,7 +101,7 @@ def test_malformed_charsmap() -> None:
     unigram = {**SCORED, "tokenizer.ggml.model": "t5", "tokenizer.ggml.precompiled_charsmap": np.zeros(3, np.uint8)}
     with pytest.raises(CheckpointError, match="precompiled_charsmap"):
         load(unigram)
-    with pytest.raises(CheckpointError, match="no list of bytes"):
+    with pytest.raises(CheckpointError, match="not a list of bytes"):
         load({**unigram, "tokenizer.ggml.precompiled_charsmap": ["x"]})
 
 

@@ -106,7 +106,7 @@ def _alignment(path: Path, metadata: dict[str, Any], types: dict[str, ValueType]
     if value == 0 or value & (value - 1):
         raise CheckpointError(path, where, f"an alignment of {value} is not a power of two")
     if value > MAX_ALIGNMENT:
-        raise CheckpointError(path, where, f"an alignment of {value} is over the limit of {MAX_ALIGNMENT}")
+        raise CheckpointError(path, where, f"an alignment of {value} exceeds the limit of {MAX_ALIGNMENT}")
     return int(value)
 
 
@@ -149,5 +149,5 @@ def _split_number(path: Path, part: _Part, key: str, default: int) -> int:
 def _check_split_total(part: _Part, num_tensors: int) -> None:
     announced = _split_number(part.file.path, part, "split.tensors.count", num_tensors)
     if announced != num_tensors:
-        reason = f"{announced} tensors are announced and the model holds {num_tensors}"
+        reason = f"{announced} tensors are announced, but the model has {num_tensors}"
         raise CheckpointError(part.file.path, "key 'split.tensors.count'", reason)

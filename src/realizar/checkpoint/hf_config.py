@@ -70,4 +70,4 @@ def _read_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | N
         value = named.get("default")
     if value is None or isinstance(value, str):
         return value
-    raise CheckpointError(folder / "tokenizer_config.json", f"key '{_TEMPLATE_KEY}'", "is no text")
+    raise CheckpointError(folder / "tokenizer_config.json", f"key '{_TEMPLATE_KEY}'", "is not text")

@@ -88,7 +88,7 @@ def _fault(known: _Known) -> str | None:
     try:
         size = known.path.stat().st_size
         if size < known.size:
-            return f"{name} has {size} bytes in place of {known.size}"
+            return f"{name} has {size} bytes instead of {known.size}"
         if _digest(known.path, known.header_size) != known.digest:
             return f"{name} is another file than when the server was started; start the server again to serve it"
     except FileNotFoundError:

@@ -42,9 +42,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if start.startswith(_PICKLE_STARTS):
         raise CheckpointError(place, "offset 0", _PICKLE_REASON)
     if start.startswith(_LFS_START):
-        raise CheckpointError(place, "offset 0", "a Git LFS pointer; fetch the file itself with `git lfs pull`")
+        raise CheckpointError(place, "offset 0", "this is a Git LFS pointer; fetch the file itself with `git lfs pull`")
     if start.startswith(_OLD_MAGICS):
-        raise CheckpointError(place, "offset 0", "a GGML file from before GGUF; convert the model to GGUF")
+        raise CheckpointError(place, "offset 0", "this is a GGML file from before GGUF; convert the model to GGUF")
     if start[8:9] == b"{" or place.suffix == ".safetensors":
         return read_safetensors(place)
     if place.suffix in PICKLE_SUFFIXES:
@@ -60,13 +60,15 @@ def _open_folder(folder: Path) -> Checkpoint:
     if len(models) == 1:
         return read_gguf(folder / models[0])
     if models:
-        raise CheckpointError(folder, "folder", f"{len(models)} GGUF models; name one of them: {', '.join(models[:4])}")
+        raise CheckpointError(
+            folder, "folder", f"the folder has {len(models)} GGUF models; name one of them: {', '.join(models[:4])}"
+        )
     pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
     if pickles:
         raise CheckpointError(folder / pickles[0], "file", _PICKLE_REASON)
     if "config.json" in names or "tokenizer.json" in names:
         return read_safetensors(folder)
-    raise CheckpointError(folder, "folder", "no GGUF or safetensors model in it")
+    raise CheckpointError(folder, "folder", "the folder has no GGUF or safetensors model")
 
 
 def _names(folder: Path) -> list[str]:

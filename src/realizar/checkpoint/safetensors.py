@@ -84,7 +84,7 @@ def _read_index(index: Path) -> dict[str, Path]:
     shards: dict[str, Path] = {}
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str):
-            raise CheckpointError(index, f"tensor {shown(name)}", "its file name is no text")
+            raise CheckpointError(index, f"tensor {shown(name)}", "its file name is not text")
         if file_name not in shards:
             shards[file_name] = _shard_path(index, name, file_name)
     return {name: shards[file_name] for name, file_name in weight_map.items()}
@@ -94,7 +94,7 @@ def _shard_path(index: Path, tensor: str, file_name: str) -> Path:
     where = f"tensor {shown(tensor)}"
     plain = PurePosixPath(file_name)
     if not file_name.isprintable() or "\\" in file_name or plain.suffix != ".safetensors":
-        raise CheckpointError(index, where, f"{shown(file_name)} is no name of a safetensors file")
+        raise CheckpointError(index, where, f"{shown(file_name)} is not a name of a safetensors file")
     path = index.parent / plain
     if plain.is_absolute() or ".." in plain.parts or not _is_inside(index.parent, path):
         raise CheckpointError(index, where, f"the file {shown(file_name)} lies outside the folder")

@@ -99,14 +99,14 @@ def _read_header(file: MappedFile) -> tuple[int, dict[str, Any]]:
         raise CheckpointError(file.path, "offset 0", f"the file is too short for a header: {file.size} bytes")
     size = int.from_bytes(file.buffer[:_PREFIX_BYTES], "little")
     if size > MAX_HEADER_BYTES:
-        reason = f"a header of {size} bytes is over the limit of {MAX_HEADER_BYTES >> 20} MiB"
+        reason = f"a header of {size} bytes exceeds the limit of {MAX_HEADER_BYTES >> 20} MiB"
         raise CheckpointError(file.path, "offset 0", reason)
     if size > file.size - _PREFIX_BYTES:
         reason = f"a header of {size} bytes would run past the end of the file"
         raise CheckpointError(file.path, "offset 0", reason)
     data_start = _PREFIX_BYTES + size
     if size == 0 or file.buffer[_PREFIX_BYTES] != ord("{"):
-        reason = "not a safetensors file: the header is no JSON object"
+        reason = "not a safetensors file: the header is not a JSON object"
         raise CheckpointError(file.path, f"offset {_PREFIX_BYTES}", reason)
     return data_start, parse_json_object(file.path, file.buffer[_PREFIX_BYTES:data_start], _PREFIX_BYTES)
 
@@ -122,7 +122,7 @@ def _read_entry(file: MappedFile, name: str, value: Any, data_start: int) -> _En
     if not name:
         raise error("the name is empty")
     if not isinstance(value, dict):
-        raise error("its header entry is no object")
+        raise error("its header entry is not an object")
     dtype, shape, offsets = value.get("dtype"), _sizes(value.get("shape")), _sizes(value.get("data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
         raise error(f"unknown dtype {shown(str(dtype))}")
@@ -158,4 +158,6 @@ def _check_tiling(file: MappedFile, entries: list[_Entry], data_start: int) -> N
             raise CheckpointError(file.path, where, f"a hole of {entry.start - end} bytes between it and {previous}")
         end, previous = entry.stop, f"tensor {shown(entry.name)}"
     if end != file.size:
-        raise CheckpointError(file.path, f"offset {end}", f"{file.size - end} bytes after the last tensor are of none")
+        raise CheckpointError(
+            file.path, f"offset {end}", f"{file.size - end} bytes after the last tensor belong to no tensor"
+        )

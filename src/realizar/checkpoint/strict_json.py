@@ -24,7 +24,7 @@ def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
             duplicate key.
     """
     if is_too_large(data, MAX_CONTAINERS, MAX_VALUES):
-        raise CheckpointError(path, f"offset {base}", "bad JSON: too many values")
+        raise CheckpointError(path, f"offset {base}", "bad JSON: it has too many values")
     try:
         text = str(data, "utf-8")
         value = parse_strictly(text)
@@ -57,5 +57,5 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     except OSError as error:
         raise CheckpointError(path, "file", f"cannot be opened: {error.strerror or error}") from error
     if len(data) > max_bytes:
-        raise CheckpointError(path, f"offset {max_bytes}", f"the file is over its limit of {max_bytes} bytes")
+        raise CheckpointError(path, f"offset {max_bytes}", f"the file exceeds its limit of {max_bytes} bytes")
     return data

@@ -64,7 +64,7 @@ class ChatSession:
             name, _, rest = line[1:].partition(" ")
             command = getattr(self, f"_command_{name}", None)
             if command is None or not name.isalpha():
-                raise InvalidRequestError(f"/{name}: no such command; /help lists them")
+                raise InvalidRequestError(f"/{name} is not a command; /help lists them")
             yield from command(rest.strip())
         elif line:
             before = list(self._messages)
@@ -112,7 +112,7 @@ class ChatSession:
         if self._messages and self._messages[-1]["role"] == "assistant":
             self._messages.pop()
         if not self._messages:
-            raise InvalidRequestError("/regen: nothing was asked yet")
+            raise InvalidRequestError("/regen needs a question first")
         yield from self._answer(before)
 
     def _command_params(self, rest: str) -> Iterator[str]:
@@ -122,14 +122,14 @@ class ChatSession:
 
     def _command_save(self, rest: str) -> Iterator[str]:
         if not rest:
-            raise InvalidRequestError("/save takes the name of a file")
+            raise InvalidRequestError("/save needs the name of a file")
         record: dict[str, Any] = {"messages": self.messages}
         try:
             Path(rest).expanduser().write_text(
                 json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
             )
         except OSError as error:
-            raise InvalidRequestError(f"/save: {rest}: {error.strerror}") from error
+            raise InvalidRequestError(f"/save can't write {rest}: {error.strerror}") from error
         yield f"(saved {len(self.messages)} messages to {rest})"
 
     def _command_quit(self, _rest: str) -> Iterator[str]:

@@ -134,7 +134,7 @@ def _memory_limit() -> str:
     if limit == resource.RLIM_INFINITY or limit > _ENOUGH_ADDRESSES:
         return ""
     given = format_bytes(limit)
-    return f" (this process may have {given} of addresses, by ulimit -v, and even a small model needs 1.5 GB)"
+    return f" (ulimit -v allows this process {given} of address space; even a small model needs 1.5 GB)"
 
 
 def _fail(message: str, status: int) -> int:

@@ -272,7 +272,7 @@ class LLM:
                 raise InvalidRequestError(f"sampling_params must be SamplingParams, not {found}", "sampling_params")
         if len(listed) != count:
             raise InvalidRequestError(
-                f"{len(listed)} sampling parameters were given for {count} prompts: one for all, or one for each",
+                f"{len(listed)} sampling parameters were given for {count} prompts: give one for all, or one for each",
                 "sampling_params",
             )
         return listed
@@ -295,7 +295,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise InvalidRequestError(f"a prompt is text or token ids, not {type(prompts).__name__}", "prompt")
+        raise InvalidRequestError(f"a prompt must be text or token ids, not {type(prompts).__name__}", "prompt")
     items: list[Any] = list(prompts)
     return [items] if items and not isinstance(items[0], str | Sequence) else items
 
@@ -304,4 +304,4 @@ def _token_id(value: Any) -> int:
     try:
         return int(value.__index__())
     except AttributeError:
-        raise InvalidRequestError(f"a prompt is text or token ids, not {type(value).__name__}", "prompt") from None
+        raise InvalidRequestError(f"a prompt must be text or token ids, not {type(value).__name__}", "prompt") from None

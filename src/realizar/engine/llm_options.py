@@ -36,7 +36,7 @@ def with_options(config: EngineConfig | None, options: Mapping[str, Any], others
         field = VLLM_NAMES.get(name, name)
         if field not in known:
             near = difflib.get_close_matches(name, [*known, *VLLM_NAMES, *others], 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            hint = f"; did you mean {near[0]}?" if near else f"; the options are {', '.join(known)}"
             raise TypeError(f"LLM has no option {name!r}{hint}")
         if field in changes:
             raise TypeError(f"LLM was given {field!r} twice, once as {name!r}")

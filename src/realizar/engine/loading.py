@@ -91,7 +91,7 @@ def load_fitting_core(
         if length // 2 < _SHORTEST_CONTEXT:
             raise
         reason = str(error)  # the error itself would keep what was loaded
-    _LOG.warning("a context of %d tokens was planned and does not fit, %d are tried: %s", length, length // 2, reason)
+    _LOG.warning("the planned context of %d tokens does not fit; %d tokens are tried: %s", length, length // 2, reason)
     return load_core(checkpoint, replace(config, context_length=length // 2), progress=progress)
 
 

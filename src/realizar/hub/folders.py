@@ -49,4 +49,6 @@ def _home_of_account() -> Path:
             home = Path()
         if home.is_absolute():
             return home
-    raise HubError("no place for caches: neither XDG_CACHE_HOME nor HOME is an absolute path, and the user has no home")
+    raise HubError(
+        "there is no place for caches: neither XDG_CACHE_HOME nor HOME is an absolute path, and the user has no home"
+    )

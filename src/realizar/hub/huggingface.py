@@ -127,13 +127,13 @@ def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
     try:
         return call()
     except errors.GatedRepoError as error:
-        raise HubError(f"{name}: its owner asks for terms to be accepted; do so, then set HF_TOKEN") from error
+        raise HubError(f"{name} has terms that must be accepted: accept them on its page, then set HF_TOKEN") from error
     except errors.RepositoryNotFoundError as error:
-        raise HubError(f"{name}: no such model on the endpoint, or a private one (then set HF_TOKEN)") from error
+        raise HubError(f"{name} does not exist on the endpoint, or is private (then set HF_TOKEN)") from error
     except errors.RevisionNotFoundError as error:
         raise HubError(f"{name}: the repository has no revision {name.revision}") from error
     except errors.OfflineModeIsEnabled as error:
-        raise HubError(f"{name}: not in the cache, and HF_HUB_OFFLINE is set") from error
+        raise HubError(f"{name} is not in the cache, and HF_HUB_OFFLINE is set") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         raise HubError(f"{name}: {'not found' if status == 404 else f'HTTP {status}: {_first_line(error)}'}") from error
@@ -142,7 +142,7 @@ def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
             from huggingface_hub.constants import ENDPOINT
 
             raise HubError(
-                f"{name}: not in the cache, and {ENDPOINT} can't be reached: {_first_line(error)}"
+                f"{name} is not in the cache, and {ENDPOINT} can't be reached: {_first_line(error)}"
             ) from error
         raise HubError(f"{name}: {_first_line(error)}") from error
 

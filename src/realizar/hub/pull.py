@@ -109,7 +109,7 @@ def _local(name: str) -> Path | None:
         raise HubError(f"{name[:200]}: {error.strerror or error}") from error
     looks_like_a_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors"))
     if looks_like_a_path and ":" not in name:
-        raise HubError(f"{name}: no such file or folder")
+        raise HubError(f"{name} does not exist")
     return None
 
 
@@ -117,7 +117,7 @@ def _repository(name: str) -> RepositoryName:
     repository = parse_name(name)
     if repository is None:
         known = ", ".join(BUILTIN_MODELS)
-        raise HubError(f"{name}: not a file, not a known name ({known}) and not of the form user/repo:Q4_K_M")
+        raise HubError(f"{name} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M")
     return repository
 
 

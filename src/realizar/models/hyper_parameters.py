@@ -186,8 +186,8 @@ class HyperParameters:
             if key in self._read or not key.startswith(prefix) or self._is_without_effect(name, value):
                 continue
             raise UnsupportedModelError(
-                f"{self.path}: key '{self._parent}{key}': unsupported value {_shorten(value)}: no reader of this"
-                " architecture knows the key, and it may change the result"
+                f"{self.path}: key '{self._parent}{key}': unsupported value {_shorten(value)}: this architecture"
+                " does not know the key, which may change the result"
             )
         for inner in self._nested:
             inner.refuse_unread()

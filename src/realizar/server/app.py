@@ -98,7 +98,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         api_error = ApiError(404, f"Unknown request URL: {place}", code="unknown_url")
     elif error.status_code == 405:
-        api_error = ApiError(405, f"Not allowed: {place}", code="method_not_allowed", headers=error.headers)
+        api_error = ApiError(
+            405, f"The method is not allowed: {place}", code="method_not_allowed", headers=error.headers
+        )
     else:
         api_error = ApiError(error.status_code, error.detail, headers=error.headers)
     return await _error(request, api_error)

@@ -34,7 +34,8 @@ _ADDRESS = re.compile(r"\s*(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 _INTERNAL_PATH = re.compile(r"(?:/[\w.+-]+)+/[\w.+-]+\.(?:py|so|gguf|safetensors|json)\b")
 _MAX_MESSAGE = 2_000
 _DIED = (
-    "the engine stopped while the request was open; it is started again, and what ends it again and again is refused"
+    "the engine stopped while this request was open, and is started again; a request that stops it repeatedly"
+    " is refused"
 )
 
 
@@ -79,8 +80,8 @@ def refused(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def unsupported(param: str, reason: str) -> ApiError:
-    """The 400 error of a known field whose value is not supported; names the field."""
-    return refused(f"{param}: {reason}", param, "unsupported_parameter")
+    """The 400 error of a known field whose value is not supported. `reason` continues the sentence after the field."""
+    return refused(f"{param} {reason}", param, "unsupported_parameter")
 
 
 def to_api_error(error: BaseException) -> ApiError:
@@ -89,7 +90,9 @@ def to_api_error(error: BaseException) -> ApiError:
     if known is not None:
         return known
     _LOG.error("a request failed", exc_info=error)
-    return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")
+    return ApiError(
+        500, "the server failed to answer; its log names the error", kind="server_error", code="internal_error"
+    )
 
 
 @contextmanager
@@ -146,7 +149,9 @@ def _known(error: BaseException) -> ApiError | None:
         case RecursionError():
             return refused("the request is nested too deeply", None, "invalid_json")
         case TokenizerError():
-            return ApiError(500, "the tokenizer failed on this request", kind="server_error", code="internal_error")
+            return ApiError(
+                500, "the tokenizer failed on the text of this request", kind="server_error", code="internal_error"
+            )
         case _:
             return None
 

@@ -68,14 +68,14 @@ def open_port(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise RealizarError(f"can't listen on {host}: {error.strerror}") from error
+        raise RealizarError(f"the server can't listen on {host}: {error.strerror}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise RealizarError(f"can't listen on {host} port {port}: {error.strerror}") from error
+        raise RealizarError(f"the server can't listen on {host} port {port}: {error.strerror}") from error
     return listener
 
 

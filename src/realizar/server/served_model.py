@@ -37,7 +37,7 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         if not self.names or not all(self.names):
-            raise InvalidRequestError("a served model needs a name", "served_model_name")
+            raise InvalidRequestError("the served model needs a name", "served_model_name")
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ async def tokenize(request: Request) -> Response:
     record = await read_record(request, TokenizeRequest)
     api.check_model(record.model)
     if (record.prompt is None) == (record.messages is None):
-        raise refused("give either prompt or messages", "prompt", "missing_required_parameter")
+        raise refused("the request needs either prompt or messages", "prompt", "missing_required_parameter")
     answer = await compute(request, lambda _: _tokenized(api, record))
     return Response(answer, media_type="application/json")
 
@@ -82,7 +82,7 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
         raise refused("the model has no chat template; give a prompt", "messages", "no_chat_template")
     variables = template_variables(record.chat_template_kwargs)
     if record.add_special_tokens:
-        raise unsupported("add_special_tokens", "the chat template writes them")
+        raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
     tools = shown_tools(check_tools(record.tools))
     with about("messages"):
         return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **variables)

@@ -64,4 +64,4 @@ def _choices(text: str) -> str:
 
 def _check_size(what: str, size: int, most: int, unit: str) -> None:
     if size > most:
-        raise InvalidRequestError(f"{what} has {size} {unit}; at most {most} are taken", "structured")
+        raise InvalidRequestError(f"{what} has {size} {unit}; at most {most} are allowed", "structured")

@@ -34,13 +34,13 @@ def read_schema(text: str) -> dict[str, Any]:
         InvalidRequestError: the text is not a JSON schema, is too large or too deep, or no value can satisfy it.
     """
     if len(text) > MAX_SCHEMA_CHARACTERS:
-        refuse_schema(f"it has {len(text)} characters; at most {MAX_SCHEMA_CHARACTERS} are taken")
+        refuse_schema(f"it has {len(text)} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed")
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         refuse_schema(f"it is nested more than {MAX_DEPTH} deep")
     except ValueError as error:
-        refuse_schema(f"it is no JSON: {error}")
+        refuse_schema(f"it is not JSON: {error}")
     if schema is True:
         schema = {}
     if schema is False:
@@ -67,7 +67,7 @@ def prepare_schema(schema: dict[str, Any]) -> None:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(schema: Any) -> None:
@@ -86,7 +86,7 @@ def _check_properties(schema: Any) -> None:
         (sum(counts), MAX_PROPERTIES, "it"),
     ):
         if count > most:
-            refuse_schema(f"{where} has {count} properties; at most {most} are taken")
+            refuse_schema(f"{where} has {count} properties; at most {most} are allowed")
 
 
 def _property_counts(schema: Any) -> Iterator[int]:

@@ -37,7 +37,7 @@ def longest_replacement(charsmap: bytes) -> int:
     try:
         charsmap[4 + size :].decode()
     except UnicodeDecodeError:
-        raise CharsmapError("its replacements are no UTF-8") from None
+        raise CharsmapError("its replacements are not UTF-8") from None
     starts = _values(units)
     if len(starts) == 0:
         return 0

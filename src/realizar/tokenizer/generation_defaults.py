@@ -61,7 +61,7 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
             continue
         where = f"key '{keys[name]}'"
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(path, where, f"is {value!r}, no number")
+            raise CheckpointError(path, where, f"is {value!r}, which is not a number")
         number = _checked(name, value)
         if number is None:
             raise CheckpointError(path, where, f"{value!r} is out of range")

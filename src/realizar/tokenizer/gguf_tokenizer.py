@@ -45,9 +45,9 @@ class GGUFTokenizer(Tokenizer):
         if self.bos_id is None and not vocabulary.flags.get("add_bos_token"):
             self.add_bos = False  # only the kind of model asks for a BOS, and the file has none
         if self.add_bos and self.bos_id is None:
-            raise TokenizerError(f"{checkpoint.path}: a BOS token is to be added and none is named")
+            raise TokenizerError(f"{checkpoint.path}: the file asks for a BOS token and names none")
         if self.add_eos and self.eos_id is None:
-            raise TokenizerError(f"{checkpoint.path}: an EOS token is to be added and none is named")
+            raise TokenizerError(f"{checkpoint.path}: the file asks for an EOS token and names none")
         self.chat_templates = stored_templates(checkpoint)
         self.special_texts = {
             f"{name}_token": vocabulary.tokens[special.ids[role]]

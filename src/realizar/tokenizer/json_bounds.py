@@ -145,7 +145,7 @@ class _Check:
         if highest >= (limit := max(known, count) + MAX_TOKENS_BEYOND_ROWS):
             raise self.refuse("added_tokens", f"token number {highest} is beyond the model's {known} rows")
         if self._rows is not None and count + added > 2 * limit:
-            raise self.refuse("added_tokens", f"{count + added} tokens for the model's {known} rows")
+            raise self.refuse("added_tokens", f"it has {count + added} tokens for the model's {known} rows")
 
     def _steps(self, key: str, raw: msgspec.Raw) -> list[Mapping[str, Any]]:
         """Every step of a part, including those inside sequences."""

@@ -89,7 +89,7 @@ class JSONTokenizer(Tokenizer):
                 if index is None:
                     continue
                 if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-                    raise CheckpointError(path.parent / f"{file}.json", "key 'eos_token_id'", f"{index!r} is no id")
+                    raise CheckpointError(path.parent / f"{file}.json", "key 'eos_token_id'", f"{index!r} is not an id")
                 ends.add(index)
         return frozenset(ends)
 

@@ -146,7 +146,7 @@ class _Reader:
         if tokens is None:
             raise TokenizerError(f"{self.path} has no vocabulary (no {key})")
         if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
-            self.refuse(key, "is no list of strings")
+            self.refuse(key, "is not a list of strings")
         if reason := why_too_long(tokens, unigram=model == "t5"):
             self.refuse(key, reason)
         if "" in tokens:
@@ -186,7 +186,7 @@ class _Reader:
             return None
         values = np.asarray(values)
         if values.ndim != 1 or values.dtype.kind not in "iuf":
-            self.refuse(key, "is no list of numbers")
+            self.refuse(key, "is not a list of numbers")
         if len(values) != count:
             self.refuse(key, f"has {len(values)} entries for {count} tokens")
         return values
@@ -197,12 +197,12 @@ class _Reader:
         if lines is None:
             raise TokenizerError(f"{self.path} has no merges ({key})")
         if not isinstance(lines, list) or (lines and not isinstance(lines[0], str)):
-            self.refuse(key, "is no list of strings")
+            self.refuse(key, "is not a list of strings")
         merges: list[tuple[str, str]] = []
         for rank, line in enumerate(dict.fromkeys(lines)):  # the first of equal merges counts
             left, space, right = line.partition(" ")
             if not space:
-                self.refuse(key, f"merge {rank}, {line!r}, is no pair")
+                self.refuse(key, f"merge {rank}, {line!r}, is not a pair")
             merges.append((left, right))
         return merges
 
@@ -215,7 +215,7 @@ class _Reader:
                 if value is None:
                     continue
                 if isinstance(value, bool) or not isinstance(value, int):
-                    self.refuse(key, f"is {value!r}, no id")
+                    self.refuse(key, f"is {value!r}, which is not an id")
                 if not 0 <= value < count:
                     self.refuse(key, f"is {value}, beyond the {count} tokens")
                 special[name] = value
@@ -239,7 +239,7 @@ class _Reader:
             return b""
         values = np.asarray(value)
         if values.ndim != 1 or values.dtype.kind not in "iu" or values.dtype.itemsize != 1:
-            self.refuse(key, "is no list of bytes")
+            self.refuse(key, "is not a list of bytes")
         charsmap = values.tobytes()
         if charsmap:
             try:
@@ -251,7 +251,7 @@ class _Reader:
     def _text(self, key: str) -> str:
         value = self.metadata.get(key, "")
         if not isinstance(value, str):
-            self.refuse(key, "is no text")
+            self.refuse(key, "is not text")
         return value
 
 

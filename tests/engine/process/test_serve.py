@@ -133,7 +133,7 @@ def test_a_model_file_that_is_cut_short_while_it_is_served(tiny: Path, tmp_path:
         died = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
         assert (died.status_code, died.json()["error"]["code"]) == (503, "engine_died")
         wait_until(lambda: "reason" in httpx.get(f"{url}/ready", timeout=HANG_S).json())
-        reason = f"tiny.gguf has 4096 bytes in place of {len(good)}"
+        reason = f"tiny.gguf has 4096 bytes instead of {len(good)}"
         response = httpx.get(f"{url}/ready", timeout=HANG_S)
         assert (response.status_code, response.json()) == (503, {"status": "starting", "reason": reason})
         refused = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
@@ -192,7 +192,7 @@ def test_sigterm_ends_all_that_was_accepted(tiny: Path, tmp_path: Path) -> None:
             wait_until(lambda: figure(url, "num_requests_running") + figure(url, "num_requests_waiting") == 4)
             engine_pid = served.engine_pid
             served.process.send_signal(signal.SIGTERM)
-            served.wait_line("shutting down once open requests have ended")
+            served.wait_line("the server shuts down when the open requests have ended")
             late = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
             assert (late.status_code, "retry-after" in late.headers) == (503, True)
         for stream in streams:

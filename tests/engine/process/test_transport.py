@@ -142,9 +142,9 @@ def test_a_damaged_frame_is_a_frame_or_refused(command: Command, at: int, value:
 
 def test_a_frame_too_long_is_refused_by_its_length_alone() -> None:
     reader: FrameReader[Command] = FrameReader(Command, max_bytes=1000)
-    with pytest.raises(FrameError, match="1001 bytes is above the 1000"):
+    with pytest.raises(FrameError, match="1001 bytes exceeds the limit of 1000"):
         reader.feed(struct.pack(">I", 1001))
-    with pytest.raises(FrameError, match=r"Abort of .* bytes is above the 10"):
+    with pytest.raises(FrameError, match=r"Abort of .* bytes exceeds the limit of 10"):
         encode_frame(Abort("a" * 100), max_bytes=10)
 
 

@@ -157,7 +157,7 @@ def test_bodies_that_are_still_coming_count() -> None:
     ids=["keys", "keys with spaces and backslashes", "values", "lists"],
 )
 def test_what_a_body_may_hold(body: bytes) -> None:
-    with pytest.raises(ApiError, match="too many values"):
+    with pytest.raises(ApiError, match="it has too many values"):
         parse_json(body)
 
 

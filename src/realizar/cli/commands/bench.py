@@ -56,7 +56,7 @@ def _batches(text: str) -> tuple[int, ...]:
     try:
         return tuple(_positive("batch", int(number)) for number in text.split(","))
     except ValueError as error:
-        raise InvalidRequestError(f"--batch takes numbers with commas between, not {text!r}", "batch") from error
+        raise InvalidRequestError(f"--batch must be numbers with commas between, not {text!r}", "batch") from error
 
 
 def _positive(name: str, value: int) -> int:

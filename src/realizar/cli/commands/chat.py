@@ -36,7 +36,7 @@ def chat_command(
     chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
     no_history: Annotated[
-        bool, Parameter(negative=(), help="Keep what is typed out of the file that the arrow keys read.")
+        bool, Parameter(negative=(), help="Save no typed lines to the history file that the arrow keys read.")
     ] = False,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
@@ -54,13 +54,13 @@ def chat_command(
         if sys.stdin.isatty():
             history = LineHistory(None if no_history else history_path())
             history.load()
-            _report("/help lists the commands, Ctrl-D leaves.")
+            _report("/help lists the commands; Ctrl-D quits.")
         for line in _lines(history):
             with keys_unseen():
                 _show(session, line)
             if speaker.last is not None:
                 if _hit_the_end(llm, speaker.last):
-                    _report(f"(cut off: the context of {llm.max_request_tokens} tokens is full)")
+                    _report(f"(the answer was cut off: the context of {llm.max_request_tokens} tokens is full)")
                 if not quiet:
                     _report(statistics(speaker.last))
             speaker.last = None

@@ -48,7 +48,7 @@ def doctor_command(*, as_json: Json = False) -> None:
         print("\n".join(map(printable, _report(facts, checks))))
     failed = [check["name"] for check in checks if not check["ok"]]
     if failed:
-        raise DoctorError(f"failed: {', '.join(failed)}")
+        raise DoctorError(f"these checks failed: {', '.join(failed)}")
 
 
 def _facts() -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
         f"packages         {packages}",
         f"processor        {facts['processor']}",
         f"cores            {facts['physical_cores']} physical, {facts['logical_cores']} logical",
-        f"caches           {caches or 'not told'}",
+        f"caches           {caches or 'unknown'}",
         f"memory           {format_bytes(facts['available_bytes'])} free of {format_bytes(facts['memory_bytes'])}",
         f"instruction set  {facts['instruction_set']} (this processor has: {sets})",
         *_gpu_lines(facts, for_gpus),

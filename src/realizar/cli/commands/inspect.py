@@ -51,7 +51,7 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 
     reasons = []
     if not checkpoint.tensors:
-        reasons.append("it holds no weights")
+        reasons.append("it has no weights")
     else:
         try:
             spec = build_spec(checkpoint, None)
@@ -85,9 +85,9 @@ def file_bytes(checkpoint: Checkpoint) -> int:
 
 def _architecture(checkpoint: Checkpoint) -> str:
     if checkpoint.format == "gguf":
-        return str(checkpoint.metadata.get("general.architecture", "not told"))
+        return str(checkpoint.metadata.get("general.architecture", "unknown"))
     config = checkpoint.metadata.get("config")
-    return str(config.get("model_type", "not told")) if isinstance(config, dict) else "not told"
+    return str(config.get("model_type", "unknown")) if isinstance(config, dict) else "unknown"
 
 
 def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:

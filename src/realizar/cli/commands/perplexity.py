@@ -22,8 +22,8 @@ def perplexity_command(
     text_file: Annotated[Path, Parameter(allow_leading_hyphen=True, help="UTF-8 text; - is stdin.")],
     /,
     *,
-    window: Annotated[Integer, Parameter(help="Tokens that are read at once.")] = 512,
-    max_tokens: Annotated[MaybeInteger, Parameter(help="Score no more than the text's first tokens.")] = None,
+    window: Annotated[Integer, Parameter(help="Tokens in one window.")] = 512,
+    max_tokens: Annotated[MaybeInteger, Parameter(help="Score only this many first tokens of the text.")] = None,
     as_json: Json = False,
     engine: EngineOptions | None = None,
 ) -> None:
@@ -38,7 +38,7 @@ def perplexity_command(
     with load_model(model, engine or EngineOptions()) as llm:
         tokens = llm.tokenizer.encode(_read(text_file), parse_special=False)[:max_tokens]
         if len(tokens) < 2:
-            raise InvalidRequestError(f"{text_file}: fewer than two tokens", "text_file")
+            raise InvalidRequestError(f"{text_file} has fewer than two tokens", "text_file")
         losses: list[float] = []
         for start, first in windows(len(tokens), window):
             scored = llm.score(tokens[start : start + window])
@@ -77,4 +77,4 @@ def _read(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path}: not UTF-8 at byte {error.start}", "text_file") from error
+        raise InvalidRequestError(f"{path} is not UTF-8 at byte {error.start}", "text_file") from error

@@ -16,7 +16,7 @@ def remove_command(
     model: Annotated[str, Parameter(help="A name that `realizar list` shows.")],
     /,
     *,
-    yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative=(), help="Do not ask.")] = False,
+    yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative=(), help="Delete without asking.")] = False,
 ) -> None:
     """Delete a pulled model's files.
 

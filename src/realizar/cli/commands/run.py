@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def run_command(
     model: Model,
     prompt: Annotated[
-        str | None, Parameter(help="What to answer. Text that is piped in is appended; alone, it is the prompt.")
+        str | None, Parameter(help="The prompt. Piped text is appended to it, or is the prompt by itself.")
     ] = None,
     /,
     *,
@@ -57,9 +57,9 @@ def run_command(
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
     if raw and system is not None:
-        raise InvalidRequestError("--system needs the chat template that --raw leaves out", "system")
+        raise InvalidRequestError("--system needs a chat template, which --raw does not use", "system")
     if raw and chat_template is not None:
-        raise InvalidRequestError("--chat-template and --raw exclude each other", "chat_template")
+        raise InvalidRequestError("--chat-template can't be combined with --raw", "chat_template")
     sampling = (sampling or SamplingOptions()).checked()
     grammar = (structured or StructuredOptions()).chosen()
     chat = None if raw else ForChat(read_chat_template(chat_template))

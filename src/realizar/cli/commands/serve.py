@@ -53,7 +53,7 @@ def serve_command(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
-        _report(f"warning: {fitting} connections at most, as this process may open few files (ulimit -n)")
+        _report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
         settings = replace(settings, max_connections=fitting)
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
         url = _url(server.host, listener.getsockname()[1])
@@ -62,7 +62,7 @@ def serve_command(
         if served.template is None:
             _report(f"chat is refused: {NO_CHAT}")
         if not settings.api_keys and not is_loopback(server.host):
-            _report("warning: no --api-key-file: whoever reaches this machine may use the API")
+            _report("warning: without --api-key-file, everyone who can reach this machine may use the API")
 
         def ready(info: EngineInfo) -> None:
             progress.close()
@@ -145,7 +145,7 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
 
 
 def _report_drain(num_open: int) -> None:
-    _report(f"shutting down once open requests have ended ({num_open}); a second signal stops at once")
+    _report(f"the server shuts down when the open requests have ended ({num_open}); a second signal stops it at once")
 
 
 def _report(line: str) -> None:

@@ -16,13 +16,13 @@ from realizar.errors import InvalidRequestError
 
 def tokenize_command(
     model: Model,
-    text: Annotated[str | None, Parameter(help="Text to tokenize, where no --input is given.")] = None,
+    text: Annotated[str | None, Parameter(help="Text to tokenize, unless --input is given.")] = None,
     /,
     *,
     lines_in: InputLines | None = None,
     lines_out: OutputLines = Path("-"),
-    add_special: Annotated[bool, Parameter(help="Add the tokens that the model wants at the ends.")] = True,
-    parse_special: Annotated[bool, Parameter(help="Read texts like <|im_start|> as their special tokens.")] = True,
+    add_special: Annotated[bool, Parameter(help="Add the model's BOS and EOS tokens.")] = True,
+    parse_special: Annotated[bool, Parameter(help="Parse texts like <|im_start|> as special tokens.")] = True,
     as_json: Json = False,
 ) -> None:
     """Tokenize a text, or JSON lines: {"text": ...} gives {"tokens": [...]}."""
@@ -31,9 +31,9 @@ def tokenize_command(
     from realizar.tokenizer.load import load_tokenizer
 
     if (text is None) == (lines_in is None):
-        raise InvalidRequestError("tokenize takes a text or --input, one of them")
+        raise InvalidRequestError("tokenize needs either a text or --input")
     if lines_in is None and lines_out != Path("-"):
-        raise InvalidRequestError("--output goes with --input; a text's tokens go to stdout")
+        raise InvalidRequestError("--output needs --input; the tokens of a text go to stdout")
     with download_progress() as progress:
         path = resolve(model, progress)
     tokenizer = load_tokenizer(open_checkpoint(path))

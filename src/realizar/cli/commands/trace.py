@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 def trace_command(
     model: Model,
-    prompt: Annotated[str, Parameter(help="Text that is read, as it stands.")],
+    prompt: Annotated[str, Parameter(help="The prompt, used without a chat template.")],
     /,
     *,
     against: Annotated[
-        Path | None, Parameter(help="JSON of another run, on another device or with other options, to compare with.")
+        Path | None, Parameter(help="Compare with the JSON of another run (other device or options).")
     ] = None,
-    tolerance: Annotated[float, Parameter(help="Relative distance from which on two runs count as parted.")] = 0.1,
+    tolerance: Annotated[float, Parameter(help="Relative distance from which two runs count as different.")] = 0.1,
     as_json: Json = False,
     engine: BackendOptions | None = None,
 ) -> None:
@@ -48,7 +48,7 @@ def trace_command(
     if not tokens:
         raise InvalidRequestError("the prompt is empty", "prompt")
     if other is not None and other[0] != tokens:
-        raise InvalidRequestError(f"{against}: of another prompt or tokenizer: the token ids differ", "against")
+        raise InvalidRequestError(f"{against} has other token ids: it is from another prompt or tokenizer", "against")
     with load_progress() as loading:
         values = trace_prompt(checkpoint, (engine or BackendOptions()).config(), tokens, loading)
     if as_json:
@@ -66,7 +66,7 @@ def report(values: Sequence[StageValues], other: Sequence[StageValues] | None, t
     from realizar.backends.step_values import distance
 
     if other is not None and [each.stage for each in other] != [each.stage for each in values]:
-        raise InvalidRequestError("the other run is of a model with other layers", "against")
+        raise InvalidRequestError("the other run's model has other layers", "against")
     apart = [None] * len(values) if other is None else [distance(*pair) for pair in zip(values, other, strict=True)]
     header = f"{'stage':<28} {'norm':>12} {'largest':>12} {'NaN':>8} {'inf':>8}"
     lines = [header + ("" if other is None else f" {'distance':>9}")]
@@ -75,12 +75,14 @@ def report(values: Sequence[StageValues], other: Sequence[StageValues] | None, t
         lines.append(line if far is None else f"{line} {far:>9.2%}")
     bad = next((each.stage for each in values if each.num_nan or each.num_inf), None)
     if bad is not None:
-        lines.append(f"values are not finite from here on: {bad}")
+        lines.append(f"values are not finite from {bad} on")
     if other is not None:
-        parted = next(
+        diverged = next(
             (each.stage for each, far in zip(values, apart, strict=True) if far is not None and far > tolerance), None
         )
-        lines.append(f"the two runs part at: {parted}" if parted else f"the two runs agree within {tolerance:.0%}")
+        lines.append(
+            f"the two runs diverge at {diverged}" if diverged else f"the two runs agree within {tolerance:.0%}"
+        )
     return lines
 
 
@@ -92,4 +94,4 @@ def _read(path: Path) -> tuple[list[int], list[StageValues]]:
         values = [StageValues(**{**each, "samples": tuple(each["samples"])}) for each in found["values"]]
         return [int(token) for token in found["tokens"]], values
     except (ValueError, TypeError, KeyError) as error:
-        raise InvalidRequestError(f"{path}: not what `realizar trace --json` writes", "against") from error
+        raise InvalidRequestError(f"{path} is not an output of `realizar trace --json`", "against") from error

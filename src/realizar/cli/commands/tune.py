@@ -41,10 +41,10 @@ def tune_command(
 
     shapes = model_shapes(spec, checkpoint)
     if not shapes:
-        raise UnsupportedModelError(f"{model} has no quantised matmuls: there is nothing to tune")
+        raise UnsupportedModelError(f"{model} has no quantised matmuls, so there is nothing to tune")
     shown = _Progress()
     path = tune_device(open_device(device.index), shapes, counts or TOKEN_COUNTS, shown.measured)
-    print(f"{shown.count} ways measured for {len(shapes)} shapes; the fastest are kept in {path}")
+    print(f"{shown.count} configurations were measured for {len(shapes)} shapes; the fastest are saved in {path}")
 
 
 class _Progress:
@@ -66,7 +66,7 @@ def _token_counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError as error:
-        raise InvalidRequestError(f"--rows takes numbers with commas between, not {text!r}", "rows") from error
+        raise InvalidRequestError(f"--rows must be numbers with commas between, not {text!r}", "rows") from error
     if counts[0] < 1:
         raise InvalidRequestError(f"--rows must be at least 1, not {counts[0]}", "rows")
     return counts

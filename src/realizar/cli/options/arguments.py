@@ -19,7 +19,7 @@ def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
     try:
         return int(tokens[0].value)
     except ValueError:
-        raise ValueError(f"not a whole number: {tokens[0].value}") from None
+        raise ValueError(f"{tokens[0].value} is not a whole number") from None
 
 
 def checked_text(text: str, what: str) -> str:
@@ -42,7 +42,7 @@ def check_folder(file: Path | None) -> None:
         InvalidRequestError: the file's folder does not exist.
     """
     if file is not None and not file.parent.is_dir():
-        raise InvalidRequestError(f"{file}: no such folder: {file.parent}")
+        raise InvalidRequestError(f"{file} can't be written: the folder {file.parent} does not exist")
 
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -52,7 +52,7 @@ def size_in_bytes(_type: Any, tokens: Sequence[Token]) -> int:
     """Convert a size in bytes: a number, with a unit of 1,000 (`8G`, `8GB`) or of 1,024 (`8GiB`) if given."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]?)B?|([KMGT])(iB?))", tokens[0].value.strip(), re.IGNORECASE)
     if match is None:
-        raise ValueError(f"not a size: {tokens[0].value} (such as 8G, 512MB or 512MiB)")
+        raise ValueError(f"{tokens[0].value} is not a size such as 8G, 512MB or 512MiB")
     base = 1024 if match.group(4) else 1000
     return int(float(match.group(1)) * base ** _POWERS[(match.group(2) or match.group(3) or "").upper()])
 
@@ -75,7 +75,7 @@ MaybeInteger = Annotated[int | None, Parameter(converter=exact_integer)]
 
 def _checked_device(_type: Any, tokens: Sequence[Token]) -> str:
     if not is_device(tokens[0].value):
-        raise ValueError(f"not auto, cpu, cuda or cuda:N: {tokens[0].value}")
+        raise ValueError(f"{tokens[0].value} is not auto, cpu, cuda or cuda:N")
     return tokens[0].value
 
 

@@ -12,12 +12,12 @@ from realizar.errors import ChatTemplateError, InvalidRequestError
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
 
-NO_CHAT = "no template in the file, perhaps a base model: run --raw completes text, --chat-template FILE brings one"
+NO_CHAT = "the file has no chat template: `run --raw` completes text, --chat-template FILE adds a template"
 
 ChatTemplateFile = Annotated[
     Path | None,
     Parameter(
-        name=("--chat-template", "--chat-template-file"), help="File of a Jinja template to use for the model's own."
+        name=("--chat-template", "--chat-template-file"), help="File of a Jinja template that replaces the model's own."
     ),
 ]
 
@@ -36,9 +36,9 @@ def read_chat_template(file: Path | None) -> str | None:
         with file.open(encoding="utf-8") as opened:
             source = opened.read(MAX_TEMPLATE_CHARACTERS + 1)
     except OSError as error:
-        raise InvalidRequestError(f"--chat-template takes a file: {file}: {error.strerror}", "chat_template") from error
+        raise InvalidRequestError(f"--chat-template can't read {file}: {error.strerror}", "chat_template") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{file}: not UTF-8 at byte {error.start}", "chat_template") from error
+        raise InvalidRequestError(f"{file} is not UTF-8 at byte {error.start}", "chat_template") from error
     try:
         check_template(source)
     except ChatTemplateError as error:
@@ -78,6 +78,6 @@ def check_checkpoint_for_chat(model: str, checkpoint: Checkpoint) -> None:
 
 def _no_template(model: str) -> ChatTemplateError:
     return ChatTemplateError(
-        f"{model} has no chat template, as base models have none: `realizar run --raw` completes a text,"
-        " --chat-template FILE brings a template"
+        f"{model} has no chat template and may be a base model: `realizar run --raw` completes text,"
+        " --chat-template FILE adds a template"
     )

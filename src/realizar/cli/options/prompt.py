@@ -30,7 +30,7 @@ def read_prompt(words: str | None, file: Path | None) -> str:
     from_stdin = Path("-")
     if words == "-":
         if file is not None:
-            raise InvalidRequestError("the prompt - and --prompt-file exclude each other", "prompt")
+            raise InvalidRequestError("the prompt - can't be combined with --prompt-file", "prompt")
         words, file = None, from_stdin
     if file is None:
         added = _piped() if words is not None else _stdin()
@@ -46,7 +46,7 @@ def _file(file: Path) -> str:
     except OSError as error:
         raise InvalidRequestError(f"{file}: {error.strerror}", "prompt_file") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{file}: not UTF-8 at byte {error.start}", "prompt_file") from error
+        raise InvalidRequestError(f"{file} is not UTF-8 at byte {error.start}", "prompt_file") from error
 
 
 def _stdin() -> str:
@@ -65,7 +65,7 @@ def _piped() -> str:
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
         return ""
     if not select.select([descriptor], [], [], _SILENCE_S)[0]:
-        print("waiting for the end of stdin, which is appended to the prompt (</dev/null if none)", file=sys.stderr)
+        print("stdin is read to its end and appended to the prompt (</dev/null skips it)", file=sys.stderr)
     return _whole(sys.stdin, "stdin")
 
 

@@ -102,7 +102,7 @@ def parse_assignments(words: str, current: SamplingParams) -> SamplingParams:
         name, equals, text = word.partition("=")
         parse = known.get(name.replace("-", "_"))
         if parse is None or not equals:
-            raise InvalidRequestError(f"{word}: not NAME=VALUE with a name of: {', '.join(known)}")
+            raise InvalidRequestError(f"{word} is not NAME=VALUE with a known name ({', '.join(known)})")
         try:
             changes[name.replace("-", "_")] = parse(text)
         except ValueError as error:

@@ -74,11 +74,11 @@ class ServerOptions:
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
                 raise InvalidRequestError(
-                    f"--cors-origin takes * or an origin such as https://example.org, not {origin!r}", "cors_origin"
+                    f"--cors-origin must be * or an origin such as https://example.org, not {origin!r}", "cors_origin"
                 )
         if self.traces_endpoint is not None and not re.match(r"https?://[^/]", self.traces_endpoint):
             raise InvalidRequestError(
-                f"--traces-endpoint takes an address of HTTP, not {self.traces_endpoint!r}", "traces_endpoint"
+                f"--traces-endpoint must be an HTTP address, not {self.traces_endpoint!r}", "traces_endpoint"
             )
         from realizar.server.settings import ServerSettings
 
@@ -103,7 +103,7 @@ class ServerOptions:
         for host in self.allowed_host:
             if host != "*" and not re.fullmatch(r"\[[0-9a-fA-F:.]+\]|[^\s/:@*\[\]]+|[0-9a-fA-F:.]+", host):
                 raise InvalidRequestError(
-                    f"--allowed-host takes * or a name without scheme and port, not {host!r}", "allowed_host"
+                    f"--allowed-host must be * or a name without scheme and port, not {host!r}", "allowed_host"
                 )
         if not self.allowed_host and not is_loopback(self.host):
             return ()
@@ -120,14 +120,14 @@ def read_keys(path: Path) -> tuple[str, ...]:
         with path.open("rb") as file:  # a device or a pipe may have no end
             content = file.read(_MAX_KEY_FILE_BYTES + 1)
         if len(content) > _MAX_KEY_FILE_BYTES:
-            raise RealizarError(f"{path}: larger than {format_bytes(_MAX_KEY_FILE_BYTES)}: not a file of keys")
+            raise RealizarError(f"{path} is larger than the {format_bytes(_MAX_KEY_FILE_BYTES)} of a key file")
         lines = [line.strip() for line in content.decode("utf-8").splitlines()]
         if path.stat().st_mode & 0o004:
             _LOG.warning("every user of this machine may read %s", path)
     except OSError as error:
         raise RealizarError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise RealizarError(f"{path}: not text") from error
+        raise RealizarError(f"{path} is not UTF-8 text") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise RealizarError(f"{path} holds no key")

@@ -54,7 +54,7 @@ class StructuredOptions:
             choices = [_filled("--choice", choice) for choice in self.choice]
             given["--choice"] = StructuredOutput("choice", json.dumps(choices))
         if len(given) > 1:
-            raise InvalidRequestError(f"only one of {', '.join(given)} can be followed", "structured")
+            raise InvalidRequestError(f"{', '.join(given)} can't be combined", "structured")
         return next(iter(given.values()), None)
 
 
@@ -75,7 +75,7 @@ def _text(option: str, value: str) -> str:
     except OSError as error:
         raise InvalidRequestError(f"{path}: {error.strerror}", "structured") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path}: not UTF-8 at byte {error.start}", "structured") from error
+        raise InvalidRequestError(f"{path} is not UTF-8 at byte {error.start}", "structured") from error
     if len(text) > _MOST_CHARACTERS:
-        raise InvalidRequestError(f"{path}: more than {_MOST_CHARACTERS} characters", "structured")
+        raise InvalidRequestError(f"{path} has more than {_MOST_CHARACTERS} characters", "structured")
     return _filled(str(path), text)

@@ -348,10 +348,10 @@ class AsyncEngine:
         num_open, max_running = self._requests.num_choices, self.info.max_running
         room = max_running + self.max_queued
         if num_choices > room:
-            raise InvalidRequestError(f"n is {num_choices}; at most {room} answers are made at once", "n")
+            raise InvalidRequestError(f"n is {num_choices}; at most {room} answers run at once", "n")
         if num_open + num_choices > room:
             raise QueueFullError(
-                f"{num_open} answers are being made or wait, and at most {room} may",
+                f"the server is full ({num_open} answers running or waiting, limit {room}); try again later",
                 self._requests.wait_s(num_open - max_running),
             )
 

@@ -49,7 +49,7 @@ def prepare_request(
     stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
     if sampling.min_tokens and sampling.structured is None and len(stops) >= vocab_size:
         raise InvalidRequestError(
-            f"every one of the {vocab_size} token ids ends the output, which min_tokens forbids at first", "min_tokens"
+            f"all {vocab_size} token ids end the output, but min_tokens forbids that at first", "min_tokens"
         )
     if score_only or pooling is not None:
         max_tokens = 0

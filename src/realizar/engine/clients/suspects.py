@@ -102,7 +102,9 @@ class Suspects:
             return _nothing
         self._check(request)
         if self._num_waiting >= _MOST_WAITING:
-            raise QueueFullError("requests that were open when the engine stopped run one at a time; try later", 10.0)
+            raise QueueFullError(
+                "requests that were open when the engine stopped run one at a time; try again later", 10.0
+            )
         self._num_waiting += 1
         try:
             await self._apart.acquire()

@@ -57,7 +57,7 @@ class RowGrammars:
         try:
             self._made_service().start()
         except RealizarError as error:
-            _LOG.info("no structured output: %s", error)
+            _LOG.info("structured output is not available: %s", error)
 
     def prepare(self, structured: StructuredOutput | None, client: str = "") -> None:
         """Compile a request's grammar, unless that was done before; waits for it.

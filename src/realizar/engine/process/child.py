@@ -199,7 +199,7 @@ class EngineChild(asyncio.Protocol):
         while True:
             most = liveness.max_missed_pings if self._heard else liveness.start_limit_s / interval_s
             if self._missed_pings >= most:
-                self._end(EngineDeadError(f"the engine has not answered {self._missed_pings} questions in a row"))
+                self._end(EngineDeadError(f"the engine has not answered {self._missed_pings} pings in a row"))
             if self._missed_pings >= min(most, liveness.max_stopped_pings) and self._is_stopped():
                 self._end(EngineDeadError("the engine's process is stopped"))
             if self._step_s > liveness.step_limit_s:

@@ -79,11 +79,11 @@ class EngineProcess:
                 for command in reader.feed(data):
                     self._sort(command)
         except FrameError as error:
-            _LOG.critical("the server sent what is no command: %s", error)
+            _LOG.critical("the server sent a malformed command: %s", error)
         except ConnectionResetError:
             pass  # the parent ended with events unread
         except OSError as error:
-            _LOG.critical("the server can't be heard: %s", error)
+            _LOG.critical("the connection to the server failed: %s", error)
         os._exit(1)  # the parent is gone, so the running step has no purpose
 
     def _sort(self, command: Command) -> None:

@@ -92,10 +92,10 @@ class ProcessLink:
             if end.reported and not self._was_ready:
                 error = end.error
             elif crashes >= self._liveness.max_crashes:
-                error = EngineDeadError(f"the engine died {crashes} times in a row, the last time so: {end.error}")
+                error = EngineDeadError(f"the engine died {crashes} times in a row, the last reason: {end.error}")
             delay_s = min(self._liveness.first_delay_s * 2 ** min(deaths - 1, 30), self._liveness.longest_delay_s)
             if error is None:
-                _LOG.error("%s; another one is started %s", end.error, _when(delay_s, fault))
+                _LOG.error("%s; another engine is started %s", end.error, _when(delay_s, fault))
             listener.lost(error or end.error, restarting=error is None, blame=not touched and fault is None)
             if self._child is not None:
                 await self._child.reap()

@@ -28,7 +28,9 @@ def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
     except (TypeError, ValueError, OverflowError) as error:
         raise FrameError(f"a {type(record).__name__} can't be sent: {error}") from error
     if len(body) > max_bytes:
-        raise FrameError(f"a {type(record).__name__} of {len(body)} bytes is above the {max_bytes} of a frame")
+        raise FrameError(
+            f"a {type(record).__name__} of {len(body)} bytes exceeds the limit of {max_bytes} bytes of a frame"
+        )
     return _LENGTH.pack(len(body)) + body
 
 
@@ -64,7 +66,7 @@ class FrameReader(Generic[_Record]):
         while len(buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(buffer, start)
             if size > self._max_bytes:
-                raise FrameError(f"a frame of {size} bytes is above the {self._max_bytes} allowed")
+                raise FrameError(f"a frame of {size} bytes exceeds the limit of {self._max_bytes} bytes")
             end = start + _LENGTH.size + size
             if len(buffer) < end:
                 break

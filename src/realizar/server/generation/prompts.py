@@ -49,7 +49,7 @@ def tokenize_prompts(
     """
     if given is None:
         if tokenizer.bos_id is None:
-            raise refused(f"{param}: the model has no token to begin with; give a text", param)
+            raise refused(f"{param} is null, and the model has no BOS token to start from; give a text", param)
         return [Prompt((tokenizer.bos_id,), "")]
     items = _listed(given, param)
     if len(items) > max_prompts:

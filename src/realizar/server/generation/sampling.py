@@ -104,7 +104,7 @@ def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
         if size * num_prompts > MAX_LISTED_IDS:
             raise refused(
                 f"{name} has {size} entries for each of {num_prompts} prompts; at most {MAX_LISTED_IDS // num_prompts} "
-                "are taken with so many",
+                "are allowed with so many prompts",
                 name,
                 "array_too_long",
             )
@@ -123,7 +123,7 @@ def check_top(value: int | None, param: str) -> int | None:
 
 def _check_best_of(fields: GenerationFields) -> None:
     if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
-        raise unsupported("best_of", "no answers are made besides the n that are given")
+        raise unsupported("best_of", "must equal n: no further answers are generated")
 
 
 def check_priority(priority: int | None, *, allowed: bool) -> int:
@@ -142,7 +142,7 @@ def check_priority(priority: int | None, *, allowed: bool) -> int:
     if priority and not allowed:
         raise unsupported(
             "priority",
-            "turned off on this server, where it would let any client pass the others (--allow-request-priority)",
+            "is turned off: it would let a client overtake others (--allow-request-priority turns it on)",
         )
     return priority or 0
 
@@ -162,7 +162,7 @@ def _bias_id(key: str, tokenizer: Tokenizer) -> int:
         str(token_id) != key or not 0 <= token_id < tokenizer.vocab_size
     ):  # refuses "07", which would be a second name of 7
         raise refused(
-            f"logit_bias: {key[:40]!a} is no token id; the vocabulary has 0 to {tokenizer.vocab_size - 1}",
+            f"logit_bias names {key[:40]!a}, which is not a token id from 0 to {tokenizer.vocab_size - 1}",
             "logit_bias",
             "invalid_value",
         )

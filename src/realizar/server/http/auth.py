@@ -50,7 +50,7 @@ class AuthMiddleware:
             return
         error = ApiError(
             401,
-            "a valid API key is needed: send it as 'Authorization: Bearer KEY'",
+            "the request needs a valid API key: send it as 'Authorization: Bearer KEY'",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )

@@ -148,12 +148,12 @@ def _declared_size(request: Request) -> int:
 def _check_headers(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise ApiError(415, "compressed bodies are not accepted: send JSON as it is", code="unsupported_encoding")
+        raise ApiError(415, "compressed bodies are not accepted; send plain JSON", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         # A page of another origin can send other content types, or none, without a preflight request.
         raise ApiError(
-            415, "the header 'Content-Type: application/json' is needed for a body", code="unsupported_media_type"
+            415, "the request needs the header 'Content-Type: application/json'", code="unsupported_media_type"
         )
 
 

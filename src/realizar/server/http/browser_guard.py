@@ -49,7 +49,7 @@ class BrowserGuardMiddleware:
         for name, value in scope["headers"]:
             if name in (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"):
                 if name in headers:
-                    return ApiError(400, f"two {name.decode()} headers", code="invalid_headers")
+                    return ApiError(400, f"the request has two {name.decode()} headers", code="invalid_headers")
                 headers[name] = value
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._hosts and _bare(host) not in self._hosts:

@@ -55,7 +55,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._refuse(
             ApiError(
                 503,
-                f"too many open connections: this server takes {self.settings.max_connections} (--max-connections)",
+                f"the server has too many open connections (limit {self.settings.max_connections}, --max-connections)",
                 kind="server_error",
                 code="too_many_connections",
                 headers={"retry-after": "1"},
@@ -103,7 +103,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value) + _HEADER_COST)
         if self._num_headers > self.settings.max_headers:
             self._fail(
-                ApiError(431, f"more than {self.settings.max_headers} headers in one request", code="headers_too_large")
+                ApiError(
+                    431, f"the request has more than {self.settings.max_headers} headers", code="headers_too_large"
+                )
             )
         if self._in_headers:
             super().on_header(name, value)  # otherwise a trailer, which must not look like a checked header
@@ -112,7 +114,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._progress = True
         self._stop_timer()
         if self._owed > _MAX_PIPELINED:
-            self._fail(ApiError(400, f"more than {_MAX_PIPELINED} requests ahead of their answers", code="pipelined"))
+            self._fail(
+                ApiError(400, f"the connection has more than {_MAX_PIPELINED} unanswered requests", code="pipelined")
+            )
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
             self._fail(ApiError(400, f"a request needs one Host header, not {hosts}", code="invalid_host"))

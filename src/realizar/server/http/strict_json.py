@@ -32,18 +32,18 @@ def parse_json(body: bytes) -> Any:
         ApiError: 400; the message states the fault and its place.
     """
     if is_too_large(body, MAX_CONTAINERS, MAX_VALUES) or _has_too_many_keys(body):
-        raise _bad("too many values")
+        raise _bad("it has too many values")
     try:
         value = parse_strictly(str(body, "utf-8"))
         if _SURROGATE.search(body):
             msgspec.json.decode(body)
     except UnicodeDecodeError as error:
-        raise _bad(f"not UTF-8 at byte {error.start}") from None
+        raise _bad(f"it is not UTF-8 at byte {error.start}") from None
     except StrictJSONError as error:
         place = "" if error.position is None else f" at character {error.position}"
         raise _bad(f"{error}{place}") from None
     except msgspec.DecodeError:
-        raise _bad("a lone surrogate, which UTF-8 can't express") from None
+        raise _bad("it has a lone surrogate, which UTF-8 can't express") from None
     return value
 
 

@@ -141,7 +141,7 @@ def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOu
     if request.stream_options is not None and not request.stream:
         raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
     if request.stream and request.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "not together with stream")
+        raise unsupported("prompt_logprobs", "can't be combined with stream")
     top = check_top(request.top_logprobs, "top_logprobs") or 0
     wins = request.max_completion_tokens is not None
     sampling = build_sampling(
@@ -162,7 +162,7 @@ def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOu
 def _template(api: Api, request: ChatCompletionRequest) -> ChatTemplate:
     if request.chat_template is not None:
         if not api.settings.allow_request_templates:
-            raise unsupported("chat_template", "templates of requests are turned off on this server")
+            raise unsupported("chat_template", "is not accepted: this server does not allow templates in requests")
         return ChatTemplate(api.model.tokenizer, request.chat_template)
     if api.model.template is None:
         raise ApiError(
@@ -178,11 +178,13 @@ def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[s
     """The variables of a template besides messages and tools."""
     variables = template_variables(request.chat_template_kwargs)
     if request.add_special_tokens:
-        raise unsupported("add_special_tokens", "the chat template writes them")
+        raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
     source = template.source()
     if request.documents:
         if "documents" not in source:
-            raise unsupported("documents", "this model's template shows none; put them into a message")
+            raise unsupported(
+                "documents", "is not supported: the model's template does not show documents; put them into a message"
+            )
         variables["documents"] = request.documents
     effort = request.reasoning_effort
     if effort is None:
@@ -194,5 +196,5 @@ def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[s
     elif effort == "none" and "enable_thinking" in source:
         variables.setdefault("enable_thinking", False)
     elif effort != "medium" and not (effort == "none" and find_format(source).reasoning is None):
-        raise unsupported("reasoning_effort", "this model has no such setting")
+        raise unsupported("reasoning_effort", "is not supported by this model")
     return variables

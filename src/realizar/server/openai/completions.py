@@ -63,7 +63,7 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
     if record.stream_options is not None and not stream:
         raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
     if stream and record.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "not together with stream; echo with logprobs is")
+        raise unsupported("prompt_logprobs", "can't be combined with stream; echo with logprobs can")
     score_only = record.max_tokens == 0 and (echo or record.prompt_logprobs is not None)
     logprobs = check_top(record.logprobs, "logprobs")
     listed = check_top(record.prompt_logprobs, "prompt_logprobs")

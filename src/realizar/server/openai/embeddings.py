@@ -97,8 +97,7 @@ def _pooling(api: Api) -> Pooling:
     pooling = api.settings.embeddings or api.engine.pooling
     if pooling is None:
         raise refused(
-            f"The model {api.model.name} was not made for embeddings; the server's option --embeddings serves them "
-            "nevertheless",
+            f"The model {api.model.name} was not made for embeddings; the option --embeddings serves them nevertheless",
             "model",
             "embeddings_not_supported",
         )
@@ -110,7 +109,7 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
         raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
     size = api.engine.info.hidden_size
     if record.dimensions is not None and record.dimensions != size:
-        raise unsupported("dimensions", f"this model's vectors have {size} and can't be shortened")
+        raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
 
 
 async def _embed_all(api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling) -> list[_Unit]:

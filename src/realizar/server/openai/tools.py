@@ -53,12 +53,12 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
     if given is None:
         return ()
     if len(given) > MAX_TOOLS:
-        raise refused(f"tools holds {len(given)}; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
+        raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
     seen: set[str] = set()
     for place, tool in enumerate(given):
         path = f"tools[{place}]"
         if tool.type != "function" or tool.custom is not None:
-            raise unsupported(f"{path}.type", "only tools of type 'function' are supported")
+            raise unsupported(f"{path}.type", "must be 'function': other tools are not supported")
         if tool.function is None:
             raise refused(f"{path}.function is missing", f"{path}.function", "missing_required_parameter")
         name = tool.function.name
@@ -69,7 +69,7 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
                 "invalid_value",
             )
         if name in seen:
-            raise refused(f"{path}.function.name: two tools are called '{name}'", f"{path}.function.name")
+            raise refused(f"{path}.function.name: two tools have the name '{name}'", f"{path}.function.name")
         seen.add(name)
         kind = (tool.function.parameters or {}).get("type", "object")
         if kind != "object":  # the arguments of a call are an object, in every style
@@ -97,7 +97,7 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
         if choice == "auto":
             return ToolPlan(tools, parallel=parallel)
         if not tools:
-            raise refused("tool_choice is 'required' and there are no tools", "tool_choice", "invalid_value")
+            raise refused("tool_choice is 'required', but the request has no tools", "tool_choice", "invalid_value")
         return ToolPlan(tools, required=True, parallel=parallel)
     if choice.get("type") == "function":
         named = _named(tools, choice, "tool_choice", ("name",))
@@ -132,7 +132,9 @@ def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tu
     for tool in tools:
         if tool["function"]["name"] == name:
             return tool
-    raise refused(f"{path}: no tool is called {name[:80]!a}", f"{path}.function.name", "invalid_value")
+    raise refused(
+        f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.function.name", "invalid_value"
+    )
 
 
 def _known_only(path: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -36,7 +36,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     if not messages:
         raise refused("messages must not be empty", "messages", "empty_array")
     if len(messages) > MAX_MESSAGES:
-        raise refused(f"messages holds {len(messages)}; at most {MAX_MESSAGES} are allowed", "messages")
+        raise refused(f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are allowed", "messages")
     return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
 
 
@@ -95,7 +95,7 @@ def _check_content(where: str, content: Any) -> None:
         kind = part.get("type")
         if kind in _MEDIA:
             raise refused(
-                f"{path}: parts of type '{kind}' are not supported: this model takes text alone",
+                f"{path}: parts of type '{kind}' are not supported: the model reads text only",
                 f"{path}.type",
                 "unsupported_content",
             )

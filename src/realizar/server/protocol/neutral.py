@@ -25,29 +25,29 @@ def _empty(value: Any) -> bool:
 
 
 NEUTRAL: Mapping[str, tuple[_Check, str]] = {
-    "allowed_token_ids": (_empty, "not supported; use logit_bias, or structured outputs"),
-    "bad_words": (_empty, "not supported; use logit_bias"),
-    "include_stop_str_in_output": (_one_of(False), "stop strings are never part of the text"),
-    "kv_transfer_params": (_empty, "not supported"),
-    "length_penalty": (_one_of(1, 1.0), "beam search is not supported"),
-    "logits_processors": (_empty, "not supported"),
-    "return_token_ids": (_one_of(False), "not supported; use return_tokens_as_token_ids with logprobs"),
-    "skip_special_tokens": (_one_of(True), "control tokens are never part of the text"),
+    "allowed_token_ids": (_empty, "is not supported; use logit_bias or structured outputs"),
+    "bad_words": (_empty, "is not supported; use logit_bias"),
+    "include_stop_str_in_output": (_one_of(False), "is not supported: stop strings are never part of the text"),
+    "kv_transfer_params": (_empty, "is not supported"),
+    "length_penalty": (_one_of(1, 1.0), "is not supported: there is no beam search"),
+    "logits_processors": (_empty, "is not supported"),
+    "return_token_ids": (_one_of(False), "is not supported; use return_tokens_as_token_ids with logprobs"),
+    "skip_special_tokens": (_one_of(True), "must be true: control tokens are never part of the text"),
     "spaces_between_special_tokens": (_one_of(True, False), "must be true or false"),
-    "use_beam_search": (_one_of(False), "beam search is not supported"),
-    "vllm_xargs": (_empty, "not supported"),
-    "audio": (_never, "this model does not speak"),
-    "continue_final_message": (_one_of(False), "not supported"),
-    "function_call": (_one_of("none", "auto"), "deprecated; use tool_choice"),
-    "functions": (_empty, "deprecated; use tools"),
-    "mm_processor_kwargs": (_empty, "this model takes text alone"),
-    "modalities": (_one_of(["text"], []), "this model answers in text alone"),
-    "moderation": (_never, "nothing is moderated here"),
-    "store": (_one_of(False), "nothing is stored here"),
-    "verbosity": (_one_of("medium"), "this model has no such setting"),
-    "service_tier": (_one_of("auto", "default"), "this server has one tier"),
-    "web_search_options": (_never, "there is no search here; an empty object asks for it too"),
-    "suffix": (_empty, "this model does not fill in"),
+    "use_beam_search": (_one_of(False), "must be false: beam search is not supported"),
+    "vllm_xargs": (_empty, "is not supported"),
+    "audio": (_never, "output is not supported"),
+    "continue_final_message": (_one_of(False), "is not supported"),
+    "function_call": (_one_of("none", "auto"), "is deprecated; use tool_choice"),
+    "functions": (_empty, "is deprecated; use tools"),
+    "mm_processor_kwargs": (_empty, "is not supported: the model reads text only"),
+    "modalities": (_one_of(["text"], []), "must be ['text']: the model answers in text only"),
+    "moderation": (_never, "is not supported"),
+    "store": (_one_of(False), "is not supported: the server stores no answers"),
+    "verbosity": (_one_of("medium"), "is not supported by this model"),
+    "service_tier": (_one_of("auto", "default"), "must be auto or default: the server has one tier"),
+    "web_search_options": (_never, "is not supported: there is no web search"),
+    "suffix": (_empty, "is not supported: the model can't fill in text"),
 }
 
 
@@ -59,7 +59,7 @@ def check_neutral(record: msgspec.Struct) -> None:
     """
     options = getattr(record, "stream_options", None)
     if options is not None and options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "padding is not sent")
+        raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
     for name in record.__struct_fields__:
         rule = NEUTRAL.get(name)
         if rule is not None:

@@ -48,7 +48,7 @@ class Channel(Generic[_Record]):
         """
         body = _ENCODER.encode(record)
         if len(body) > MAX_RECORD_BYTES:
-            raise ChannelError(f"a record of {len(body)} bytes is above the {MAX_RECORD_BYTES} that are taken")
+            raise ChannelError(f"a record of {len(body)} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
         try:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(_LENGTH.pack(len(body)) + body)
@@ -74,11 +74,11 @@ class Channel(Generic[_Record]):
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline_s))
         if size > MAX_RECORD_BYTES:
-            raise ChannelError(f"a record of {size} bytes is above the {MAX_RECORD_BYTES} that are taken")
+            raise ChannelError(f"a record of {size} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
         try:
             return self._decoder.decode(self._exactly(size, deadline_s))
         except (msgspec.MsgspecError, ValueError) as error:
-            raise ChannelError(f"a malformed record: {error}") from error
+            raise ChannelError(f"a record is malformed: {error}") from error
 
     def receive_descriptor(self) -> int:
         """Receive the descriptor of an open file. Raises ChannelError."""

@@ -65,7 +65,9 @@ class CompileQueue:
                 raise EngineDeadError("the engine was closed")
             waiting = self._waiting.get(ticket.client, ())
             if len(waiting) >= self._most:
-                raise QueueFullError(f"{len(waiting)} of your grammars wait to be compiled (limit {self._most})")
+                raise QueueFullError(
+                    f"{len(waiting)} of your grammars wait to be compiled (limit {self._most}); try again later"
+                )
 
             job = self._jobs.setdefault(ticket.structured, CompileJob(ticket.structured))
             job.tickets.append(ticket)

@@ -100,7 +100,7 @@ class StepMasks:
                     self._receive(grammar, groups[grammar], left_s)
                 except WorkerDiedError as death:
                     reason = f"took longer than the {self._step_s:g} s of a step" if death.out_of_time else f"{death}"
-                    _LOG.warning("a grammar's process %s; its rows are followed anew", reason)
+                    _LOG.warning("a grammar's process %s; its rows start again with another process", reason)
                     failed.append((grammar, death.cause))
         for grammar, first in failed:
             self._one_by_one(grammar, groups[grammar], first)

@@ -89,7 +89,7 @@ class ServerHandle:
             raise
         if not isinstance(answer, Forked):
             channel.close()
-            raise ServerError(answer.reason if isinstance(answer, Refused) else "it gave no process")
+            raise ServerError(answer.reason if isinstance(answer, Refused) else "its server started no process")
         return answer.pid, channel
 
     def reap(self, pid: int) -> int | None:
@@ -125,7 +125,7 @@ class ServerHandle:
             self.alive = False
             raise ServerError(f"its process failed: {error}") from error
         if not isinstance(answer, Done | Refused | Forked | Reaped):
-            raise ServerError("its process answered out of turn")
+            raise ServerError("its process sent an unexpected answer")
         return answer
 
 

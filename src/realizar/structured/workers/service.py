@@ -164,7 +164,7 @@ class GrammarService:
         try:
             self._running_server()
         except ServerError as error:
-            _LOG.warning("no structured output for now: %s", error)
+            _LOG.warning("structured output is not available now: %s", error)
         while (job := self._queue.take()) is not None:
             self._queue.finish(job, self._outcome(job))
 
@@ -192,12 +192,16 @@ class GrammarService:
             surplus.close()
         count, size_bytes = self._known.usage()
         if count >= self._limits.processes:
-            raise QueueFullError(f"open requests have {count} different grammars, as many as may", _RETRY_S)
+            raise QueueFullError(
+                f"open requests have {count} different grammars, which is the limit; try again later", _RETRY_S
+            )
         if size_bytes >= self._limits.total_bytes:
-            raise QueueFullError("the grammars of open requests take all memory that grammars may have", _RETRY_S)
+            raise QueueFullError("the grammars of open requests use all memory for grammars; try again later", _RETRY_S)
         clients = {ticket.client for ticket in tuple(job.tickets)}
         if clients and not any(map(self._known.has_share, clients)):
-            raise QueueFullError("the grammars of this client's open requests take all of its share", _RETRY_S)
+            raise QueueFullError(
+                "the grammars of this client's open requests use all of its share; try again later", _RETRY_S
+            )
         try:
             worker = self._compile(job.structured, job)
         except (InvalidRequestError, RequestFailedError) as error:
@@ -252,7 +256,7 @@ class GrammarService:
         """Make a new process for a grammar that rows follow."""
         worker = self._compile(grammar.structured)
         if worker is None:
-            raise ServerError("nobody waits for it")
+            raise ServerError("its request was closed")
         return worker
 
     def _condemn(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:

@@ -100,7 +100,7 @@ class GrammarWorker:
             self._channel.send(Compile(structured.kind, structured.value, limits.compile_cpu_s), limits.compile_s)
             answer = self._answer(limits.compile_s)
             if not isinstance(answer, Done | Refused):
-                raise ChannelError("it answered out of turn")
+                raise ChannelError("it sent an unexpected answer")
         except ChannelError as error:
             raise self._death(error, limits.compile_s, limits.compile_cpu_s) from error
         if isinstance(answer, Refused):
@@ -126,7 +126,7 @@ class GrammarWorker:
             if isinstance(answer, Stepped):
                 self.memory_bytes = answer.memory_bytes
                 return answer
-            raise ChannelError("it answered out of turn")
+            raise ChannelError("it sent an unexpected answer")
         except ChannelError as error:
             raise self._death(error, timeout_s) from error
 

@@ -52,7 +52,7 @@ def call_grammar(
     if name is not None:
         tools = [tool for tool in tools if tool_name(tool) == name]
         if not tools:
-            raise InvalidRequestError(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+            raise InvalidRequestError(f"tool_choice names {name!r}, which is not in tools", "tool_choice")
     forced = required or name is not None
     if not forced and not any(_is_strict(tool) for tool in tools):
         return None

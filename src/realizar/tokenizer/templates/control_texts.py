@@ -56,7 +56,9 @@ class ControlTextHider:
             mark = next(free)
             stand_ins = {ord(text): next(free) for text in sorted(self._single & used)}
         except StopIteration:
-            raise InvalidRequestError("the conversation leaves no private-use character free", "messages") from None
+            raise InvalidRequestError(
+                "the conversation uses all private-use characters, and one must be free", "messages"
+            ) from None
         restore = {ord(mark): "", **{ord(stand_in): chr(code) for code, stand_in in stand_ins.items()}}
         return Hidden(self._marked(value, mark, stand_ins), restore)
 

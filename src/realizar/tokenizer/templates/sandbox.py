@@ -61,7 +61,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = _Bounder().visit(super()._parse(source, name, filename))
         if not isinstance(template, nodes.Template):
-            raise TypeError("a template stays a template")
+            raise TypeError("the parsed template is not a template")
         template.set_environment(self)
         return template
 
@@ -87,7 +87,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes):
             args = _bounded_method(owner, obj.__name__, args, kwargs)
         elif isinstance(owner, int) and obj.__name__ == "to_bytes":
-            raise SecurityError("bytes are not for templates")
+            raise SecurityError("templates may not use bytes")
         return budget.check(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -179,7 +179,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 def _bounded_method(owner: str | bytes, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Pay for the result of a string's method, and return its arguments."""
     if isinstance(owner, bytes) or name not in _STRING_METHODS:
-        raise SecurityError(f"the method {name!r} of strings is not for templates")
+        raise SecurityError(f"the method {name!r} of strings is not allowed in templates")
     budget = current_budget()
     if name == "replace" and len(args) >= 2:
         budget.reserve(_replaced_size(owner, *args[:2]))

@@ -93,7 +93,7 @@ def test_the_stage_at_which_two_runs_part(values_on_cpu: list[StageValues], monk
 
     monkeypatch.setattr(WeightTensors, "matrix", without)
     lines = report(values_on_gpu(), values_on_cpu, 0.1)
-    assert lines[-1] == "the two runs part at: layer 1 feed-forward input"
+    assert lines[-1] == "the two runs diverge at layer 1 feed-forward input"
 
 
 def test_values_that_are_not_finite() -> None:
@@ -105,7 +105,7 @@ def test_values_that_are_not_finite() -> None:
     assert good.norm == pytest.approx(np.sqrt(40))
     assert distance(bad, good) == float("inf")
     assert distance(bad, bad) == 0.0
-    assert report([good, bad], None, 0.1)[-1] == "values are not finite from here on: layer 0 feed-forward input"
+    assert report([good, bad], None, 0.1)[-1] == "values are not finite from layer 0 feed-forward input on"
     with pytest.raises(InvalidRequestError, match="other layers"):
         report([good, bad], [good], 0.1)
 
@@ -123,7 +123,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert lines[0].split() == ["stage", "norm", "largest", "NaN", "inf", "distance"]
     assert lines[-1] == "the two runs agree within 10%"
     assert run_app(app, [*words, "Twice", "--against", str(file)]) == 1
-    assert "token ids differ" in capsys.readouterr().err
+    assert "has other token ids" in capsys.readouterr().err
     file.write_text("{}")
     assert run_app(app, [*words, "Once", "--against", str(file)]) == 1
-    assert "not what `realizar trace --json` writes" in capsys.readouterr().err
+    assert "is not an output of `realizar trace --json`" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_the_command(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(("--rows", "1,x"), "--rows takes numbers"), (("--rows", "0"), "at least 1")]
+    ("words", "message"), [(("--rows", "1,x"), "--rows must be numbers"), (("--rows", "0"), "at least 1")]
 )
 def test_impossible_rows_are_refused(
     model: Path, words: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
