@@ -84,7 +84,7 @@ def test_what_is_no_text_is_refused(stdin_from: Callable[[str | Path], None], tm
         read_prompt(None, broken)
     with pytest.raises(InvalidRequestError, match="nonesuch: No such file"):
         read_prompt(None, tmp_path / "nonesuch")
-    with pytest.raises(InvalidRequestError, match="exclude each other"):
+    with pytest.raises(InvalidRequestError, match="can't be combined"):
         read_prompt("-", text)
     stdin_from(broken)
     with pytest.raises(InvalidRequestError, match="not UTF-8 at character 3"):
