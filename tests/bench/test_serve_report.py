@@ -82,7 +82,7 @@ def test_a_run_without_answers() -> None:
 def test_objectives() -> None:
     assert parse_objectives(["ttft:500", "tpot:12.5"]) == {"ttft": 500.0, "tpot": 12.5}
     for wrong in ("ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:nan", "ttft:inf", "speed:3"):
-        with pytest.raises(InvalidRequestError, match="goodput takes"):
+        with pytest.raises(InvalidRequestError, match="goodput must be of"):
             parse_objectives([wrong])
 
 

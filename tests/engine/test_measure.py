@@ -44,7 +44,7 @@ def test_prefill_alone() -> None:
 @pytest.mark.parametrize(("rows", "blocks"), [(3, 100), (8, 12)])
 def test_rows_that_do_not_fit_at_once_are_refused(rows: int, blocks: int) -> None:
     core = make_core(ScriptedBackend(num_blocks=[blocks], max_rows=rows))
-    with pytest.raises(CapacityError, match="4 rows of 20 tokens do not fit at once"):
+    with pytest.raises(CapacityError, match="4 rows of 20 tokens do not fit into memory at once"):
         measure(core, batch=4, prompt_tokens=10, gen_tokens=10)
     assert not core.has_work
     assert measure(core, batch=1, prompt_tokens=10, gen_tokens=10).batch == 1

@@ -64,11 +64,11 @@ def test_a_full_queue_refuses() -> None:
     scheduler = make_scheduler(max_running=2, max_queued=3)
     for name in "abcde":  # two for the rows, three to wait
         scheduler.add(request(name, 2, n=2))
-    with pytest.raises(QueueFullError, match="5 requests wait") as refused:
+    with pytest.raises(QueueFullError, match="5 waiting, limit 5") as refused:
         scheduler.add(request("f", 2))
     assert refused.value.retry_after_s == 1.0
     step(scheduler)
-    with pytest.raises(QueueFullError, match="4 requests wait"):
+    with pytest.raises(QueueFullError, match="4 waiting, limit 4"):
         scheduler.add(request("f", 2))
     scheduler.abort("e")
     scheduler.abort("d")

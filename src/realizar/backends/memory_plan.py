@@ -94,7 +94,7 @@ class MemoryPlan:
             )
             raise CapacityError(
                 f"the model does not fit: {weights} of weights, {work} to work in, and a KV cache of {request} for one"
-                f" request of {longest.context_length} tokens, with {free} free: lower the context length"
+                f" request of {longest.context_length} tokens, with {free} free; lower the context length"
             )
 
 

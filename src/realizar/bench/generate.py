@@ -68,7 +68,7 @@ def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, s
     """
     shape = SHAPES.get(shape_name)
     if shape is None:
-        raise ValueError(f"no shape {shape_name!r}; there are {', '.join(SHAPES)}")
+        raise ValueError(f"{shape_name!r} is not a shape; the shapes are {', '.join(SHAPES)}")
     write_gguf(path, _metadata(shape, shape_name, file_type), list(_tensors(shape, file_type, seed)))
 
 

@@ -76,5 +76,5 @@ def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> P
             read |= names
             read_s = time.perf_counter()
     if len(read) < batch or core.counts.preemptions > preemptions:
-        raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit at once")
+        raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
     return PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, time.perf_counter() - read_s)

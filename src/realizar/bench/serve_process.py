@@ -46,7 +46,7 @@ def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
         CapacityError: it ends or does not answer in time; tells its last words.
     """
     if not program.is_file():
-        raise HubError(f"llama-server not found: {program}")
+        raise HubError(f"llama-server was not found: {program}")
     options = ["--parallel", str(size.parallel), "--ctx-size", str(size.parallel * size.context_length)]
     if size.threads is not None:
         options += ["--threads", str(size.threads), "--threads-batch", str(size.threads)]
@@ -86,9 +86,7 @@ def _running(
         except TimeoutError as error:
             words.seek(0)
             lines = words.read().decode(errors="replace").strip().splitlines()
-            raise CapacityError(
-                f"{Path(command[0]).name} {error}: {lines[-1] if lines else 'it said nothing'}"
-            ) from None
+            raise CapacityError(f"{Path(command[0]).name} {error}: {lines[-1] if lines else 'no message'}") from None
         finally:
             process.terminate()
             try:

@@ -92,7 +92,7 @@ def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
             limit_ms = math.nan
         if name not in OBJECTIVES or not 0 < limit_ms < math.inf:
             known = ", ".join(f"{known}:MS" for known in OBJECTIVES)
-            raise InvalidRequestError(f"goodput takes {known}, not {text}", "goodput")
+            raise InvalidRequestError(f"goodput must be of {known}, not {text}", "goodput")
         objectives[name] = limit_ms
     return objectives
 

@@ -234,9 +234,11 @@ class Scheduler:
         if self._max_queued is None:
             return
         queued = self._open.num_queued_requests
-        if queued >= self._max_queued + self._rows.num_free:
+        limit = self._max_queued + self._rows.num_free
+        if queued >= limit:
             raise QueueFullError(
-                f"{queued} requests wait, as many as may; try again later", self._departures.next_in_s(self._clock())
+                f"the queue is full ({queued} waiting, limit {limit}); try again later",
+                self._departures.next_in_s(self._clock()),
             )
 
     def _schedule_decodes(self, sequences: list[Sequence], plan: Plan) -> None:

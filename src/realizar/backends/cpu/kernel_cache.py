@@ -108,5 +108,5 @@ _TOLD: list[str] = []
 
 def _tell(reason: str) -> None:
     if not _TOLD:
-        _LOG.warning("compiled kernels can't be kept (%s): this process compiles its own", reason)
+        _LOG.warning("the kernel cache can't be written (%s); this process compiles its own kernels", reason)
     _TOLD.append(reason)

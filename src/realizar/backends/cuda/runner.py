@@ -310,7 +310,7 @@ class CUDABackend:
                 if gpu is not None:
                     torch.cuda.empty_cache()
         except DeviceLostError as error:
-            _LOG.warning("memory of the GPU is left to the end of the process: %s", error)
+            _LOG.warning("GPU memory is freed only when the process ends: %s", error)
 
     def _free(self) -> None:
         """Drop all that is on the device, also what a load that failed has left."""

@@ -50,7 +50,7 @@ def bench_serve_command(
         Parameter(consume_multiple=True, negative=(), help="Objectives in ms: ttft:500 tpot:50 e2e:9000."),
     ] = (),
     rounds: Annotated[Integer, Parameter(help="Times that every server gets the load, in turn.")] = 1,
-    warmup: Annotated[Integer, Parameter(help="Requests before, not counted.")] = 2,
+    warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
     seed: Integer = 0,
     timeout_s: Annotated[float, Parameter(help="Seconds that an answer may take.")] = 600.0,
     json_file: Annotated[Path | None, Parameter(name="--json", help="Write all figures to this file.")] = None,
@@ -96,7 +96,7 @@ def bench_serve_command(
     if picture is not None:
         picture.write_text(latency_svg(runs, _title(runs, work)), encoding="utf-8")
     if any(summary.num_failed == summary.num_requests for summary in summaries):
-        raise InvalidRequestError("a server answered no request whole", "url")
+        raise InvalidRequestError("a server completed no request", "url")
 
 
 def _start(

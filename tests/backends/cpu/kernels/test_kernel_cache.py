@@ -57,7 +57,7 @@ def test_without_a_place_kernels_are_not_kept(
     for _ in range(2):
         assert use_cache_folder.__wrapped__() is None
     assert len(warnings()) == 1
-    assert "can't be kept" in warnings()[0]
+    assert "can't be written" in warnings()[0]
     assert folder == numba.config.CACHE_DIR
     monkeypatch.setattr(kernel_cache, "use_cache_folder", lambda: None)
     assert not is_kept()
@@ -84,7 +84,7 @@ def test_a_disk_that_fills_up(monkeypatch: pytest.MonkeyPatch, warnings: Callabl
     monkeypatch.setattr("tempfile.TemporaryFile", full_disk)
     assert [triple()(7), triple()(8)] == [21, 24]
     assert warnings() == [
-        "compiled kernels can't be kept ([Errno 28] No space left on device): this process compiles its own"
+        "the kernel cache can't be written ([Errno 28] No space left on device); this process compiles its own kernels"
     ]
 
 

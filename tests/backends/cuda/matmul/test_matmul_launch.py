@@ -277,7 +277,7 @@ def test_an_activation_that_does_not_fit_its_matmul_runs_alone(
     with caplog.at_level(logging.WARNING):
         matmuls.prepare([(weights.format, config)])
     assert not matmuls.runs_epilogue(weights, config)
-    assert "what it ends with runs as a kernel of its own" in caplog.text
+    assert "its epilogue runs as a separate kernel" in caplog.text
     monkeypatch.setattr(matmul_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
     matmuls.launch(weights, x, torch.empty((1, tokens, 28672)), tokens, config, stream=0)
     assert kernel.launches[0][0] == plain
@@ -295,7 +295,7 @@ def test_a_kernel_that_fails_is_replaced_and_said_once(
     assert [launch[0] for launch in kernel.launches] == ["mma_sync_q4_f16_tokens16"] * 3
     assert kernel.launches[0][1] == (-(-320 // 128), config.splits, 1)
     assert len(caplog.records) == 1
-    assert "does not fit; mma.sync takes its place" in caplog.text
+    assert "does not fit; mma.sync is used instead" in caplog.text
 
 
 def test_a_kernel_without_replacement_is_an_error(

@@ -214,4 +214,4 @@ def test_a_table_of_this_machine_comes_first(
     assert load_tuning("NVIDIA X", (9, 0), 132, 227 * 1024).lines == ()
     path.write_text('{"not": "a table"}')
     assert load_tuning("NVIDIA H200", (9, 0), 132, 227 * 1024).lines == DEVICES["NVIDIA H200"].lines
-    assert "is no tuning table" in caplog.text
+    assert "is not a tuning table" in caplog.text

@@ -43,7 +43,9 @@ class KVSizes:
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
         if config.block_size % BLOCK_MULTIPLE:
-            raise CapacityError(f"blocks of {config.block_size} tokens: the CPU takes multiples of {BLOCK_MULTIPLE}")
+            raise CapacityError(
+                f"block_size must be a multiple of {BLOCK_MULTIPLE} on the CPU, not {config.block_size}"
+            )
         self.dtype = config.kv_dtype
         self.block_size = config.block_size
         self.context_length = config.context_length

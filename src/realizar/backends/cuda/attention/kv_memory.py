@@ -50,7 +50,7 @@ class KVMemory:
     def __init__(self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0) -> None:
         size = config.block_size
         if size < 16 or size & (size - 1):
-            raise CapacityError(f"blocks of {size} tokens: the GPU takes powers of two from 16 on")
+            raise CapacityError(f"block_size must be a power of two and at least 16 on a GPU, not {size}")
         self.dtype = config.kv_dtype
         self.block_size = size
         groups = spec.cache_groups()
@@ -67,7 +67,7 @@ class KVMemory:
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
         if device.is_gpu and taken > free:
             raise CapacityError(
-                f"the KV cache is to take {format_bytes(taken)}, and {format_bytes(free)} of the GPU are free"
+                f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"
             )
         self.layers = {
             layer: self._allocate(attention, self.num_blocks[self._group[layer]], device.torch_device)

@@ -32,18 +32,18 @@ class DecodeAttention:
         wanted = list(dict.fromkeys(wanted))
         for kernel in wanted:
             if not kernel.supported:
-                _LOG.debug("attention of single tokens is Triton's for %s", kernel)
+                _LOG.debug("decode attention runs in Triton for %s", kernel)
         missing = [kernel for kernel in wanted if kernel not in self._kernels and kernel.supported]
         try:
             compile_sources([kernel.source() for kernel in missing], self._arch)
         except KernelError as error:
-            _LOG.debug("a kernel of attention does not compile: %s", error)  # the loop says which one
+            _LOG.debug("an attention kernel does not compile: %s", error)  # the loop says which one
         for kernel in missing:
             source = kernel.source()
             try:
                 self._kernels[kernel] = Kernel(compile_source(source, self._arch), source.name, kernel.shared_bytes)
             except KernelError as error:
-                _LOG.warning("%s; Triton's takes its place", error)
+                _LOG.warning("%s; the Triton kernel is used instead", error)
                 self._kernels[kernel] = None
 
     def ready(self, kernel: AttendKernel) -> bool:

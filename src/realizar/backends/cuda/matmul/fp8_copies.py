@@ -104,8 +104,8 @@ def sum_type(device: DeviceProfile) -> torch.dtype:
             reason = "its sums are wrong"
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().split("\n", 1)[0]
-        _LOG.debug("no FP8 matmuls with sums in %s: %s", out, reason)
-    raise UnsupportedModelError(f"torch's FP8 matmul with scales by rows does not run on {device.name}: {reason}")
+        _LOG.debug("FP8 matmuls with sums in %s are not used: %s", out, reason)
+    raise UnsupportedModelError(f"torch's FP8 matmul with row scales does not run on {device.name}: {reason}")
 
 
 def is_copied(out_features: int, cols: int) -> bool:

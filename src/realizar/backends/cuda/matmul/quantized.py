@@ -219,12 +219,12 @@ class MatmulKernels:
             return Kernel(compile_source(source, self.arch), source.name, shared), tiles
         except KernelError as error:
             if epilogue is not None:
-                _LOG.warning("%s; what it ends with runs as a kernel of its own", error)
+                _LOG.warning("%s; its epilogue runs as a separate kernel", error)
                 self.refused.add((forms, tiles, epilogue))
                 return self.prepared(forms, tiles)
             if not isinstance(tiles, WgmmaTiles):
                 raise
-            _LOG.warning("%s; mma.sync takes its place", error)
+            _LOG.warning("%s; mma.sync is used instead", error)
             return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.tokens, 2, 4, 1), forms), None)
 
     def launch(

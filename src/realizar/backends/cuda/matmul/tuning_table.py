@@ -280,7 +280,7 @@ def _own_lines(name: str) -> tuple[Line, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        _LOG.warning("%s is no tuning table (%s): the program's own is used", path, error)
+        _LOG.warning("%s is not a tuning table (%s); the built-in table is used", path, error)
         return ()
 
 

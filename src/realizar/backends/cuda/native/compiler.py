@@ -142,4 +142,4 @@ def _keep(path: Path, cubin: bytes) -> None:
 @cache
 def _warn_unkept(folder: Path, reason: str) -> None:
     """Once for a folder and a reason, not for each kernel."""
-    _LOG.warning("compiled kernels can't be kept in %s (%s): this process compiles its own", folder, reason)
+    _LOG.warning("compiled kernels can't be saved in %s (%s); this process compiles its own", folder, reason)

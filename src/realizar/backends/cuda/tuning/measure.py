@@ -125,7 +125,7 @@ def tune_device(
         KernelError: no kernel compiles.
     """
     if not device.has_cuda_kernels:
-        raise CapacityError(f"{device.name} runs no kernels that could be tuned: they need compute capability 8.0")
+        raise CapacityError(f"{device.name} can't run the kernels that are tuned: they need compute capability 8.0")
     with device_errors():
         matmuls = MatmulKernels(device.torch_device)
         lines = sweep(matmuls.tuning, shapes, token_counts, DeviceMeter(matmuls), measured)
