@@ -44,7 +44,7 @@ class EngineConfig:
     Attributes:
         device: where the model runs: `cpu`; `cuda`, the first GPU that can run one; `cuda:1`, the second GPU; `auto` is
             `cuda` where there is such a GPU, else `cpu`.
-        batch_invariant: on a GPU, whether quantised products and the attention of decodes run alike in every batch, at
+        batch_invariant: on a GPU, true if quantised matmuls and the attention of decodes run alike in every batch, at
             some cost in speed. A row's bits may still depend on the batch where matrices are bf16, fp16 or fp32, and
             where a chunk of a prompt has one token. On the CPU a row always gets the same bits.
         fp8_copies: on a GPU of compute capability 8.9 or more, whether quantised matrices get a copy in FP8 that steps

@@ -68,7 +68,7 @@ def test_a_full_queue_refuses() -> None:
         scheduler.add(request("f", 2))
     assert refused.value.retry_after_s == 1.0
     step(scheduler)
-    with pytest.raises(QueueFullError, match="4 waiting, limit 4"):
+    with pytest.raises(QueueFullError, match="4 waiting, limit 3"):
         scheduler.add(request("f", 2))
     scheduler.abort("e")
     scheduler.abort("d")
