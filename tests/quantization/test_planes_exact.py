@@ -76,7 +76,7 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 
 
 def check_invariants(planes: Planes, rows: int, cols: int) -> None:
-    assert (planes.rows, planes.cols) == (rows, cols)
+    assert (planes.out_features, planes.in_features) == (rows, cols)
     assert planes.bits in (1, 2, 3, 4, 5, 6, 8) or planes.vector_size > 1
     assert 16 <= planes.group_size <= 256
     assert planes.codes.dtype == (np.uint16 if planes.vector_size > 1 else np.uint8)
@@ -219,7 +219,7 @@ def test_a_large_matrix_is_converted_as_a_whole(ggml_type: GGMLType) -> None:
             planes = to_planes(ggml_type, data, rows, 1024)
         finally:
             sys.setprofile(None)
-        assert planes.cols == 1024
+        assert planes.in_features == 1024
         return count
 
     assert calls(2048) < 512

@@ -20,7 +20,7 @@ class WeightTensors:
         self._spec, self._checkpoint = spec, checkpoint
 
     def layout(self, name: TensorName) -> WeightLayout:
-        """How a tensor is stored, from the checkpoint's header alone.
+        """The layout of a stored tensor, from the checkpoint's header alone.
 
         Raises:
             UnsupportedModelError: weights can't have its type.

@@ -1,4 +1,4 @@
-"""Matrices of ggml blocks, and of plain numbers, as sources: what GGUF and unquantised safetensors files hold."""
+"""Matrices of ggml blocks, and of plain numbers, as sources: GGUF and unquantised safetensors files hold these."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEMORY = Path("memory")
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Where a run of out_features lies in a mapped file: from a byte of a tensor on, so many bytes apart."""
+    """The place of a run of out_features in a mapped file: from a byte of a tensor on, so many bytes apart."""
 
     checkpoint: Checkpoint
     stored: StoredTensor

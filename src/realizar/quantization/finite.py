@@ -50,7 +50,7 @@ _AT_ONCE = 1 << 15  # numbers, so that what is made of them stays in the cache
 
 
 def find_not_finite(ggml_type: GGMLType, data: NDArray[np.uint8], first_block: int = 0) -> str | None:
-    """What is wrong with the first weight that is NaN or infinite, as `the scale of block 3 is not finite`, or None.
+    """The first weight that is NaN or infinite, as `the scale of block 3 is not finite`; None where all are finite.
 
     Args:
         ggml_type: one that weights can have.

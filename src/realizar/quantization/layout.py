@@ -36,7 +36,7 @@ class Codebook:
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """How the numbers of a weight matrix are stored. Layouts that compare equal are read by the same kernels.
+    """The storage of a weight matrix's numbers. Layouts that compare equal are read by the same kernels.
 
     A weight is `scale * (code - offset) + minimum`, or `scale * codebook[code]`, per group of columns, as in `Planes`.
     A float matrix has no codes: `float_type` is set, and the fields from `bits` to `signs` keep their defaults.
@@ -76,7 +76,7 @@ class WeightLayout:
 
     @property
     def is_float(self) -> bool:
-        """Whether weights are plain numbers."""
+        """True if weights are plain numbers."""
         return self.float_type is not None
 
     @property

@@ -22,7 +22,7 @@ class PlanesSource(MatrixSource):
     """A matrix whose planes are at hand; there are no raw bytes."""
 
     def __init__(self, layout: WeightLayout, planes: Planes, name: str = "matrix") -> None:
-        super().__init__(layout, planes.rows, planes.cols, Path("memory"), name)
+        super().__init__(layout, planes.out_features, planes.in_features, Path("memory"), name)
         self._planes = planes
 
     def planes(self, start: int, stop: int) -> Planes:

@@ -105,7 +105,7 @@ def _q4_k(x: _Floats) -> Bytes:
 
 
 def _pack_six_bits(scales: Bytes, minima: Bytes) -> Bytes:
-    """uint8 [n, 8] each -> uint8 [n, 12]; the layout is told in `k_quants`."""
+    """uint8 [n, 8] each -> uint8 [n, 12]; `k_quants` describes the layout."""
     first = np.concatenate([scales[:, :4], minima[:, :4]], axis=-1)
     later = np.concatenate([scales[:, 4:], minima[:, 4:]], axis=-1)
     tops = (later >> np.uint8(4)) << np.uint8(6)

@@ -87,7 +87,7 @@ class MatrixSource(ABC):
             raise CheckpointError(self.path, f"tensor {shown(self.name)}", reason)
 
     def find_not_finite(self, start: int, stop: int) -> str | None:
-        """Why a run of out_features has a weight that is NaN or infinite, as a sentence; or None."""
+        """The reason to refuse a run of out_features, a weight that is NaN or infinite, as a sentence; or None."""
         planes = self.planes(start, stop)
         arrays = {
             "scale": (planes.scales, planes.super_scales),

@@ -120,7 +120,7 @@ def packed_format(layout: WeightLayout) -> WeightFormat:
 
 
 def _refusal(layout: WeightLayout) -> str | None:
-    """Why no kernel reads a layout, or None."""
+    """The reason why no kernel reads a layout, or None."""
     one_level = layout.super_group_size is None
     small = ("f16", "e8m0", "e4m3") if one_level else ("i8", "u8", "u4")
     eight = layout.bits == 8 and layout.codebook is None

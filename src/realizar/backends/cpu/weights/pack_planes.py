@@ -47,11 +47,11 @@ def pack_planes(planes: Planes, form: WeightFormat, lanes: int, tiles: Tiles) ->
 
 def _write_codes(planes: Planes, form: WeightFormat, lanes: int, target: NDArray[np.uint8]) -> None:
     """The bits of codes, plane by plane: the layout stands in `formats`."""
-    count = -(-planes.rows // lanes)
-    codes = np.zeros((count * lanes, planes.cols), np.uint8)
-    codes[: planes.rows] = planes.codes
-    words = codes.reshape(count, lanes, planes.cols // GROUP, 8, 4)
-    out = target.reshape(count, planes.cols // GROUP, form.vectors, lanes, 4)
+    count = -(-planes.out_features // lanes)
+    codes = np.zeros((count * lanes, planes.in_features), np.uint8)
+    codes[: planes.out_features] = planes.codes
+    words = codes.reshape(count, lanes, planes.in_features // GROUP, 8, 4)
+    out = target.reshape(count, planes.in_features // GROUP, form.vectors, lanes, 4)
     first_vector, shift = 0, 0
     for bits in PLANES[form.bits]:
         part = (words >> shift) & ((1 << bits) - 1)

@@ -166,7 +166,7 @@ _SMALL_OF: dict[str, Small] = {"u4": "u4_pair", "u8": "u8_pair", "i8": "i8"}  # 
 
 
 def _refusal(layout: WeightLayout) -> str | None:
-    """Why no kernel reads a layout, or None."""
+    """The reason why no kernel reads a layout, or None."""
     two_level = layout.super_group_size is not None
     if layout.is_float:
         return "they have no codes"
@@ -195,7 +195,7 @@ def pack_fragments(planes: Planes, form: FragmentFormat) -> tuple[NDArray[np.uin
     Returns:
         uint8 [form.size_bytes(rows, cols)], and block_scales, float32 [ceil(rows / 64)].
     """
-    strips, chunks = -(-planes.rows // BLOCK), form.chunks(planes.cols)
+    strips, chunks = -(-planes.out_features // BLOCK), form.chunks(planes.in_features)
     exponents = _exponents(planes, form, strips)
     parts = _code_planes(planes, form, strips, chunks)
     if form.small != "none":
@@ -213,7 +213,7 @@ def _exponents(planes: Planes, form: FragmentFormat, strips: int) -> NDArray[np.
     def largest(values: NDArray[np.float32]) -> NDArray[np.int32]:
         """x such that all values of a strip are below 2^x."""
         tops = np.zeros(strips * BLOCK, dtype=np.float32)
-        tops[: planes.rows] = np.abs(values).max(axis=1)
+        tops[: planes.out_features] = np.abs(values).max(axis=1)
         strip_tops = tops.reshape(strips, BLOCK).max(axis=1)
         return np.where(strip_tops > 0, np.frexp(strip_tops)[1], -200).astype(np.int32)
 
