@@ -280,3 +280,45 @@ def test_phis_bias_of_the_head_in_a_gguf_file() -> None:
     spec = build_spec(dataclasses.replace(checkpoint, tensors=tensors))
     assert spec.head.bias == "lm_head.bias"
     assert spec.tensors["lm_head.bias"].name == "output.bias"
+
+
+def _smollm3(**config: Any) -> ModelSpec:
+    return build_spec(config_checkpoint({"model_type": "smollm3", "num_hidden_layers": 5, **config}))
+
+
+def _rotating(spec: ModelSpec) -> list[int]:
+    return [index for index, layer in enumerate(spec.layers) if layer.mixer.rope is not None]
+
+
+def test_smollm3_layers_without_rope() -> None:
+    """A 1 in `no_rope_layers` stands for a layer that rotates. A GGUF file says nothing."""
+    assert _rotating(_smollm3()) == [0, 1, 2, 4]
+    assert _rotating(_smollm3(no_rope_layer_interval=2)) == [0, 2, 4]
+    assert _rotating(_smollm3(no_rope_layer_interval=2, no_rope_layers=[0, 1, 1, 0, 1, 0])) == [1, 2, 4]
+    in_gguf = gguf_checkpoint({"smollm3.block_count": 9, "smollm3.rope.freq_base": None}, "smollm3")
+    assert _rotating(build_spec(in_gguf)) == [0, 1, 2, 4, 5, 6, 8]
+    assert _rope(build_spec(in_gguf)).inverse_frequencies[1] == pytest.approx(10000.0**-0.5)
+    assert _rope(_smollm3()).inverse_frequencies[1] == pytest.approx(2e6**-0.5)
+
+
+def test_smollm3_windows_are_those_of_layers_without_rope() -> None:
+    assert _windows(_smollm3(sliding_window=8)) == [None] * 5
+    assert _windows(_smollm3(sliding_window=8, use_sliding_window=True)) == [None, None, None, 8, None]
+    kinds = ["sliding_attention", *["full_attention"] * 4]
+    listed = _smollm3(sliding_window=8, use_sliding_window=True, layer_types=kinds)
+    assert _windows(listed) == [8, None, None, None, None]
+    with pytest.raises(UnsupportedModelError, match=r"layer_types.*unsupported value 'sliding_attention'"):
+        _smollm3(sliding_window=8, layer_types=kinds)
+    with pytest.raises(UnsupportedModelError, match=r"smollm3\.attention\.sliding_window"):
+        build_spec(gguf_checkpoint({"smollm3.attention.sliding_window": 8}, "smollm3"))
+
+
+@pytest.mark.parametrize("stated", [[1, 1, 1, 0], [1, 1, 1, 2, 1], "11101", {"3": 0}])
+def test_smollm3_refuses_a_list_that_does_not_fit_the_layers(stated: object) -> None:
+    with pytest.raises(CheckpointError, match=r"no_rope_layers.*expected a list of 0 and 1 for 5 layers"):
+        _smollm3(no_rope_layers=stated)
+
+
+def test_smollm3_refuses_partial_rotation_of_reordered_heads() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"smollm3\.rope\.dimension_count.*2"):
+        build_spec(gguf_checkpoint({"smollm3.rope.dimension_count": 2}, "smollm3"))
