@@ -1,1 +1,10 @@
-"""Where models run: one protocol, one folder per kind of device."""
+"""Where models run: one protocol, and one folder per kind of device.
+
+Read `base.py` first: `Backend` is the whole seam between the engine and a device. Then `program.py`, which turns a
+`ModelSpec` into blocks, the form in which both backends bind a model to their kernels. `select.py` chooses the backend
+and the device (`devices.py`); `resolved_config.py` fills in what a configuration leaves open. `cpu/` and `cuda/` are
+the two backends, and `supported.py` has each refuse the kinds of layers that it does not run.
+
+The other modules are shared by both: `memory_plan.py` and `kv_blocks.py` (memory from a file's header), `parts.py`
+and `inspection.py` (profiles and traces), `weight_tensors.py`, `row_faults.py`, `philox.py`.
+"""

@@ -1,1 +1,16 @@
-"""The GPU backend: torch for memory and streams, Triton and CUDA C++ for kernels. Importing it imports neither."""
+"""The GPU backend: torch for memory and streams, Triton and CUDA C++ for kernels. Importing it imports neither.
+
+A model is loaded once and stepped many times. Read in this order:
+
+1. `runner.py`: `CUDABackend` loads a model, sizes its memory and submits steps.
+2. `step_arrays.py`, `shapes.py`: a step's integers at fixed addresses, and the padded shapes that steps run in.
+3. `bind.py`, `norms.py`: the program's blocks become a list of launches over the buffers of `workspace.py`.
+4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
+5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
+6. `step.py`, `finish.py`, `choices.py`, `verify.py`, `sampling/`: a submitted step, its tokens, and its drafts.
+7. `weights/`, `layouts/`: how weights are packed at load, and how they and activations lie in memory.
+8. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
+
+Besides: `device.py`, `cards.py`, `presence.py` (the GPUs of a machine), `device_errors.py` (their errors), `plan.py`
+(memory from a header), `profile.py`, `inspected.py`, `step_values.py` and `decisions.py` (a look inside).
+"""

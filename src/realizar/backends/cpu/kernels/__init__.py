@@ -1,1 +1,7 @@
-"""CPU kernels. Each is a C function `kernel(arguments, thread, threads)` bound to addresses at load."""
+"""CPU kernels. Each is a C function `kernel(arguments, thread, threads)` bound to addresses at load.
+
+A step meets them in this order: `select.py` (rows whose logits are wanted), `normalize.py` and `quantize.py` (norms,
+residual adds, activations to records), `linear.py` and `float_linear.py` (matmuls), `rotate.py` (QK norm, rope, keys
+and values into the cache), `attention.py` with `attention_record.py`, `attention_segment.py` and `attention_wide.py`,
+and `activate.py` (the feed-forward's activation). Inner loops come from `codegen/`.
+"""

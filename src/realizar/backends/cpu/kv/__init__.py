@@ -1,1 +1,1 @@
-"""The KV cache's memory on the CPU, and how a block lies in it."""
+"""The KV cache on the CPU: `memory.py` sizes and allocates it, `layout.py` says how a block lies in it."""

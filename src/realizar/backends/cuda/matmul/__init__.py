@@ -1,1 +1,13 @@
-"""Matmuls with packed weights: their kernels' launches, and the linears of a model that share an input."""
+"""Matmuls with packed weights: which kernel runs, with which tiles, and what it does with its sums.
+
+Read in this order:
+
+1. `linears.py`: `MergedLinear`, matrices that share an input, multiplied as one; `merging.py` makes them from a
+   program's blocks.
+2. `quantized.py`: `MatmulKernels` picks, compiles and launches the CUDA C++ kernels. Its docstring is the contract.
+3. `inputs.py`: the activation buffers that matmuls read, one for each format and width.
+4. `tuning_table.py`: tiles and splits for a number of tokens and a shape, from measured tables or by rule.
+5. The epilogues: `gated.py` (activation(gate) * up), `residual.py` (residual add), and `folded_norm.py`, the norm
+   scale that one kernel leaves to the next matmul.
+6. `fp8_copies.py`: a second copy of the weights in FP8 for large steps, off by default.
+"""
