@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from realizar.models.spec import ExpertLinear, Experts, TensorSource
-from realizar.models.spec_builder import Activation, SpecBuilder
+from realizar.models.spec import Activation, ExpertLinear, Experts, TensorSource
+from realizar.models.spec_builder import SpecBuilder
 
 
 def build_experts(

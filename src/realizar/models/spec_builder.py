@@ -12,6 +12,7 @@ from typing import Literal
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.spec import (
+    Activation,
     Attention,
     FeedForward,
     Layer,
@@ -24,7 +25,6 @@ from realizar.models.spec import (
 )
 from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
