@@ -56,11 +56,13 @@ def test_experts() -> None:
     places = {
         "together": TensorSource("experts", (3, 5, 64)),
         "apart": TensorSource(names[0], (3, 5, 64), stack=names),
+        "fused": TensorSource("experts", (3, 2, 64), 3, True),
     }
     tensors = tensors_of(places, together, *(tensor for tensor, _ in apart))
     for expert in range(3):
         np.testing.assert_array_equal(tensors.expert("together", expert).dequantize(), weights[expert])
         np.testing.assert_array_equal(tensors.expert("apart", expert).dequantize(), apart[expert][1])
+        np.testing.assert_array_equal(tensors.expert("fused", expert).dequantize(), weights[expert, 3:])
     for name in places:
         for beyond in (-1, 3):
             with pytest.raises(ValueError, match=f"has 3 experts, and not number {beyond}"):

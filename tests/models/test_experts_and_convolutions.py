@@ -9,6 +9,14 @@ import numpy as np
 import pytest
 
 from models.handmade_checkpoint import HIDDEN, KV_HEADS, LAYERS, config_checkpoint, gguf_checkpoint, stored
+from realizar.backends.program import (
+    AttentionBlock,
+    ExpertsBlock,
+    FeedForwardBlock,
+    ShortConvolutionBlock,
+    build_program,
+)
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.cache_kinds import FullCache, StateCache
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -75,6 +83,9 @@ def test_experts_are_one_tensor_in_gguf_and_many_in_safetensors() -> None:
         checkpoint = _with_tensors(bare, spec)
         check_tensors(spec, checkpoint)
         values = load_tensor(spec.tensors[name], checkpoint)
+        for expert in range(EXPERTS):
+            source = WeightTensors(spec, checkpoint).expert(name, expert)
+            np.testing.assert_array_equal(source.dequantize(), values[expert])
         last = checkpoint.tensors[spec.tensors[name].names[-1]].data.view(np.float32).ravel()
         np.testing.assert_array_equal(values[-1].ravel(), last[-HIDDEN * EXPERT_WIDTH :])
 
@@ -96,6 +107,8 @@ def test_fused_experts_of_safetensors_are_rows_of_each_matrix() -> None:
     assert spec.layers == plain.layers
     for name, values in whole.items():
         np.testing.assert_array_equal(load_tensor(spec.tensors[name], fused), values)
+        if values.ndim == 3:
+            np.testing.assert_array_equal(WeightTensors(spec, fused).expert(name, 2).dequantize(), values[2])
     name = "model.layers.1.mlp.experts.gate_up_proj"
     short = dataclasses.replace(fused, tensors={**tensors, name: stored(name, (EXPERTS, EXPERT_WIDTH, HIDDEN))})
     with pytest.raises(CheckpointError, match=rf"misshaped {name} .* in place of \(3, 16, 16\)"):
@@ -192,6 +205,11 @@ def test_lfm2_is_the_same_from_both_formats() -> None:
         checkpoint = _with_tensors(bare, spec)
         check_tensors(spec, checkpoint)
         assert load_tensor(spec.tensors[kernel], checkpoint).shape == (HIDDEN, 3)
+        WeightTensors(spec, checkpoint).check_vectors()
+        values = checkpoint.tensors[spec.tensors[kernel].name].data.view(np.float32)
+        values[..., -1] = np.nan
+        with pytest.raises(CheckpointError, match=r"conv.* is not finite"):
+            WeightTensors(spec, checkpoint).check_vectors()
 
 
 def test_lfm2_layers_by_index_by_kind_and_neither() -> None:
@@ -269,3 +287,18 @@ def test_sizes_of_the_parts() -> None:
     assert part.out_proj.bias == "model.layers.0.conv.out_proj.bias"
     experts = _experts(build_spec(_moe_gguf()))
     assert (experts.router.out_features, experts.num_experts, experts.experts_per_token) == (EXPERTS, EXPERTS, 2)
+
+
+def test_blocks_of_the_program() -> None:
+    """Each token goes through the router's matrix; a convolution's block has its two."""
+    experts = build_program(build_spec(_moe_gguf()))
+    assert [type(block) for block in experts.blocks] == [AttentionBlock, ExpertsBlock] * LAYERS
+    names = [linear.weight.removeprefix("model.layers.") for group in experts.block_matmuls() for linear in group]
+    assert [name for name in names if ".mlp." in name] == ["0.mlp.gate.weight", "1.mlp.gate.weight"]
+    hybrid = build_program(build_spec(_lfm2_gguf()))
+    kinds = [ShortConvolutionBlock, FeedForwardBlock, AttentionBlock, FeedForwardBlock]
+    assert [type(block) for block in hybrid.blocks] == kinds
+    first = hybrid.blocks[0]
+    assert first.join.linear is not None
+    names = [linear.weight for linear in (*first.inputs.linears, first.join.linear)]
+    assert names == ["model.layers.0.conv.in_proj.weight", "model.layers.0.conv.out_proj.weight"]

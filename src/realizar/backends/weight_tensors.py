@@ -59,7 +59,8 @@ class WeightTensors:
         """
         place = self._spec.tensors[name]
         if not place.stack:
-            return expert_source(self._checkpoint, place.name, expert)
+            whole = expert_source(self._checkpoint, place.name, expert)
+            return whole.rows(place.first_row, place.first_row + place.shape[1]) if place.fused else whole
         if not 0 <= expert < len(place.stack):
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
         return tensor_source(self._checkpoint, place.stack[expert])
