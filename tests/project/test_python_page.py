@@ -6,12 +6,15 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.process.served import serving
+from realizar.config import EngineConfig
+from realizar.engine.llm_options import VLLM_NAMES
 
 _PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 _TEXT = _PAGE.read_text(encoding="utf-8")
@@ -32,6 +35,15 @@ def _run(snippet: str, names: dict[str, Any]) -> None:
     with contextlib.redirect_stdout(printed):
         exec(compile(snippet, str(_PAGE), "exec"), names)
     assert not _promised(snippet) or printed.getvalue() == _promised(snippet)
+
+
+def test_options_are_those_of_a_configuration() -> None:
+    """Beside vLLM's names for them."""
+    table = _LOCAL.partition("| option | vLLM's name |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \| (`(\w+)`)? ?\|", table, re.MULTILINE)
+    named = {option: vllm for options, _, vllm in rows for option in re.findall(r"`(\w+)`", options)}
+    assert set(named) <= {field.name for field in fields(EngineConfig)}
+    assert {vllm: option for option, vllm in named.items() if vllm} == dict(VLLM_NAMES)
 
 
 def test_snippets_with_the_model_in_this_process(smollm2_path: Path) -> None:
