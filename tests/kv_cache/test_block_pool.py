@@ -84,45 +84,45 @@ def test_a_key_names_one_block_and_a_block_has_one_key() -> None:
     assert (pool.find(b"a"), pool.find(b"b")) == (first, None)
     pool.free([first, second])
     assert pool.audit() == BlockCounts(free=1, used=0, total=2, cached=1)
-    with pytest.raises(RuntimeError, match="has no user and can't get a key"):
+    with pytest.raises(RuntimeError, match="is not in use and can't get a key"):
         pool.register(second, b"c")
 
 
-def test_random_users_and_keys_against_a_model() -> None:
-    """Ten thousand operations beside plain dictionaries of users and keys, and a list of what is cached."""
+def test_random_references_and_keys_against_a_model() -> None:
+    """Ten thousand operations beside plain dictionaries of reference counts and keys, and a list of what is cached."""
     rng = random.Random(3)
-    pool, users, keys, cached = BlockPool(16), dict[int, int](), dict[int, bytes](), list[int]()
+    pool, counts, keys, cached = BlockPool(16), dict[int, int](), dict[int, bytes](), list[int]()
     for number in range(10_000):
         action = rng.random()
-        if action < 0.35 and len(users) < 16:
-            count = rng.randint(1, 16 - len(users))
-            num_evicted = max(count - (16 - len(users) - len(cached)), 0)
+        if action < 0.35 and len(counts) < 16:
+            count = rng.randint(1, 16 - len(counts))
+            num_evicted = max(count - (16 - len(counts) - len(cached)), 0)
             evicted, cached = cached[:num_evicted], cached[num_evicted:]
             for block in evicted:
                 del keys[block]
             blocks = pool.allocate(count)
             assert set(evicted) <= set(blocks)
-            assert not set(blocks) & (users.keys() | set(cached))
-            users |= dict.fromkeys(blocks, 1)
-        elif action < 0.5 and (users or cached):
-            block = rng.choice([*users, *cached])
+            assert not set(blocks) & (counts.keys() | set(cached))
+            counts |= dict.fromkeys(blocks, 1)
+        elif action < 0.5 and (counts or cached):
+            block = rng.choice([*counts, *cached])
             pool.share([block])
-            users[block] = users.get(block, 0) + 1
+            counts[block] = counts.get(block, 0) + 1
             cached = [other for other in cached if other != block]
-        elif action < 0.6 and users:
-            block = rng.choice(list(users))
+        elif action < 0.6 and counts:
+            block = rng.choice(list(counts))
             pool.register(block, str(number).encode())
             keys.setdefault(block, str(number).encode())
-        elif users:
-            block = rng.choice(list(users))
+        elif counts:
+            block = rng.choice(list(counts))
             pool.free([block])
-            users[block] -= 1
-            if not users[block]:
-                del users[block]
+            counts[block] -= 1
+            if not counts[block]:
+                del counts[block]
                 cached += [block] if block in keys else []
-        free = 16 - len(users) - len(cached)
-        assert pool.num_available == 16 - len(users)
-        assert pool.audit() == pool.counts == BlockCounts(free, len(users), 16, len(cached))
+        free = 16 - len(counts) - len(cached)
+        assert pool.num_available == 16 - len(counts)
+        assert pool.audit() == pool.counts == BlockCounts(free, len(counts), 16, len(cached))
         assert all(pool.find(key) == block for block, key in keys.items())
 
 
@@ -135,7 +135,7 @@ def test_the_audit_sees_damage(damage: str) -> None:
     elif damage == "doubled":
         pool._free.append(pool._free[-1])
     elif damage == "used":
-        pool._users[pool._free[0]] = 1
+        pool._ref_counts[pool._free[0]] = 1
     elif damage == "cached":
         pool._cached[pool._free[0]] = None
     elif damage == "key":

@@ -154,7 +154,7 @@ def test_the_audit_sees_a_table_that_lost_a_block() -> None:
     manager = make_manager()
     manager.allocate(0, 0, 8)
     manager._groups[0].end[0] = 1
-    with pytest.raises(RuntimeError, match="hold KV block 1 0 times, and it has 1 users"):
+    with pytest.raises(RuntimeError, match="hold KV block 1 0 times, and its reference count is 1"):
         manager.audit()
 
 

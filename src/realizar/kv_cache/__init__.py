@@ -1,1 +1,1 @@
-"""Who owns which block of the KV cache: integers only; the memory is the backend's."""
+"""Ownership of KV cache blocks, in integers only; the memory belongs to the backend."""

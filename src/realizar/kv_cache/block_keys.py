@@ -1,8 +1,8 @@
-"""`BlockKeys`: what names the contents of a sequence's full blocks. Standard library only.
+"""`BlockKeys`: names for the contents of a sequence's full blocks. Standard library only.
 
 A block's KV depends on its tokens, on all tokens before them, and on whatever else the request brings. Its key is
-SHA-256 over the key of the block before and its own token ids; before the first block stands a key of the rest. Nobody
-can make two histories with one key, so a hit never shows one user what another's block holds.
+SHA-256 over the key of the block before and its own token ids; the first block follows a key of the salt. No two
+histories with one key can be made, so that a hit never shows one client the contents of another's block.
 """
 
 from __future__ import annotations

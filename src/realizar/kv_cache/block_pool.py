@@ -1,4 +1,4 @@
-"""`BlockPool`: the blocks of one cache group, how many users each has, and what is worth keeping in those without."""
+"""`BlockPool`: the blocks of one cache group with their reference counts, and the cached contents of unused blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realizar.errors import CapacityError
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """Blocks of a pool by state. A cached block has no users and keeps its contents until it is given out again."""
+    """Blocks of a pool by state. A cached block has no reference and keeps its contents until it is allocated again."""
 
     free: int
     used: int
@@ -23,16 +23,16 @@ class BlockPool:
     """Hands out block numbers 0 .. num_blocks - 1.
 
     The block freed last is handed out first: its memory is the warmest, and memory never needed is never touched. When
-    none is free, the cached block that was left longest ago loses its key and is handed out.
+    none is free, the least recently used cached block loses its key and is handed out.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._users = [0] * num_blocks
+        self._ref_counts = [0] * num_blocks
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
-        self._cached: OrderedDict[int, None] = OrderedDict()  # without users, least recently used first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # with no reference, least recently used first
 
     @property
     def num_blocks(self) -> int:
@@ -48,11 +48,12 @@ class BlockPool:
         free, cached = len(self._free), len(self._cached)
         return BlockCounts(free, self._num_blocks - free - cached, self._num_blocks, cached)
 
-    def num_users(self, block: int) -> int:
-        return self._users[block]
+    def ref_count(self, block: int) -> int:
+        """Rows that hold the block."""
+        return self._ref_counts[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, each with one user.
+        """Take `count` blocks, each with one reference.
 
         Raises:
             CapacityError: fewer are free or cached; nothing is taken.
@@ -61,25 +62,25 @@ class BlockPool:
             raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self._num_blocks} free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
-            self._users[block] = 1
+            self._ref_counts[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add a user to each block, all of them in use or cached."""
+        """Add a reference to each block, all of them in use or cached."""
         for block in blocks:
-            if self._users[block] == 0:
+            if self._ref_counts[block] == 0:
                 if block not in self._cached:
                     raise RuntimeError(f"KV block {block} is free and can't be shared")
                 del self._cached[block]
-            self._users[block] += 1
+            self._ref_counts[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Take a user from each block; without users, one with a key is cached and any other is free."""
+        """Drop a reference to each block; at 0, a block with a key is cached and any other is free."""
         for block in blocks:
-            if self._users[block] == 0:
+            if self._ref_counts[block] == 0:
                 raise RuntimeError(f"KV block {block} is freed twice")
-            self._users[block] -= 1
-            if self._users[block] == 0:
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
                 if block in self._keys:
                     self._cached[block] = None
                 else:
@@ -87,8 +88,8 @@ class BlockPool:
 
     def register(self, block: int, key: bytes) -> None:
         """Let a block in use be found by its key, unless another has that key, or the block has one."""
-        if self._users[block] == 0:
-            raise RuntimeError(f"KV block {block} has no user and can't get a key")
+        if self._ref_counts[block] == 0:
+            raise RuntimeError(f"KV block {block} is not in use and can't get a key")
         if key not in self._blocks and block not in self._keys:
             self._keys[block], self._blocks[key] = key, block
 
@@ -109,12 +110,12 @@ class BlockPool:
         Raises:
             RuntimeError: a block is in two states or in none, or keys and blocks disagree.
         """
-        used = {block for block, users in enumerate(self._users) if users > 0}
+        used = {block for block, count in enumerate(self._ref_counts) if count > 0}
         free, cached = set(self._free), set(self._cached)
         if len(free) != len(self._free) or used & free:
-            raise RuntimeError("a free KV block is listed twice or has users")
+            raise RuntimeError("a free KV block is listed twice or in use")
         if used & cached or free & cached:
-            raise RuntimeError("a cached KV block is free or has users")
+            raise RuntimeError("a cached KV block is free or in use")
         if len(free) + len(used) + len(cached) != self._num_blocks:
             raise RuntimeError(
                 f"{len(free)} KV blocks free + {len(used)} used + {len(cached)} cached is not {self._num_blocks}"

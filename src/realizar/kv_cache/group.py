@@ -54,8 +54,8 @@ class GroupBlocks:
         return sum(0 < end - first < most for first, end in zip(self.first, self.end, strict=True))
 
     def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
-        """Whether a new sequence fits that starts with the blocks of `prefix`, and one more for each growing row."""
-        in_use = sum(self.pool.num_users(block) > 0 for block in prefix)
+        """True if a new sequence that starts with the blocks of `prefix` fits, beside a block for each growing row."""
+        in_use = sum(self.pool.ref_count(block) > 0 for block in prefix)
         wanted = self.blocks_for(num_tokens, max_step_tokens) - in_use
         return wanted + self.num_growing <= self.pool.num_available
 
@@ -72,18 +72,18 @@ class GroupBlocks:
         return tuple(block for block in blocks if block is not None)
 
     def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
-        """Give an empty row a share in cached blocks that end before index `end`."""
+        """Let an empty row share cached blocks that end before index `end`."""
         self.pool.share(blocks)
         self.first[row], self.end[row] = end - len(blocks), end
         self.tables[row, end - len(blocks) : end] = blocks
 
     def register(self, row: int, index: int, key: bytes) -> None:
-        """Let the row's block at `index` be found, unless it has left the window."""
+        """Let the row's block at `index` be found, unless it is out of the window already."""
         if index >= self.first[row]:
             self.pool.register(int(self.tables[row, index]), key)
 
     def release(self, row: int, first: int) -> None:
-        """Leave the row's blocks before index `first`."""
+        """Release the row's blocks before index `first`."""
         start = self.first[row]
         first = min(first, self.end[row])
         if first > start:
@@ -92,17 +92,17 @@ class GroupBlocks:
             self.first[row] = first
 
     def fit(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
-        """How many of the next `num_tokens` the row's blocks and the free ones hold; may be more, or below 0."""
+        """Number of the next `num_tokens` that the row's blocks and the free ones hold; may be more, or below 0."""
         start, end = self.first[row], self.end[row]
         own = end * self.block_size - num_computed_tokens
         if own >= num_tokens:
             return own
-        leaving = self.tables[row, start : max(min(self.first_needed(num_computed_tokens), end), start)].tolist()
-        left = sum(self.pool.num_users(block) == 1 for block in leaving)
-        return own + (self.pool.num_available + left) * self.block_size
+        released = self.tables[row, start : max(min(self.first_needed(num_computed_tokens), end), start)].tolist()
+        freed = sum(self.pool.ref_count(block) == 1 for block in released)
+        return own + (self.pool.num_available + freed) * self.block_size
 
     def extend(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
-        """Leave what is out of the window, then own the blocks of the next `num_tokens`."""
+        """Release the blocks that are out of the window, then own those of the next `num_tokens`."""
         if self.window is not None:
             self.release(row, self.first_needed(num_computed_tokens))
         end = -(-(num_computed_tokens + num_tokens) // self.block_size)
@@ -111,14 +111,14 @@ class GroupBlocks:
             self.end[row] = end
 
     def clear(self, row: int) -> None:
-        """Leave all blocks of the row, the last first: cached, they are worth nothing without those before them."""
+        """Release all blocks of the row, the last first: in the cache a block is useless without those before it."""
         first, end = self.first[row], self.end[row]
         self.pool.free(reversed(self.tables[row, first:end].tolist()))
         self.tables[row, first:end] = 0
         self.first[row] = self.end[row] = 0
 
     def audit(self) -> BlockCounts:
-        """Prove that every block has as many users as rows hold it, and that the pool adds up.
+        """Prove that every block's reference count is the number of rows that hold it, and that the pool adds up.
 
         Raises:
             RuntimeError: it is not so.
@@ -127,10 +127,10 @@ class GroupBlocks:
         owned = np.zeros(self.pool.num_blocks, np.int64)
         for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
             np.add.at(owned, self.tables[row, first:end], 1)
-        wrong = [block for block in range(len(owned)) if owned[block] != self.pool.num_users(block)]
+        wrong = [block for block in range(len(owned)) if owned[block] != self.pool.ref_count(block)]
         if wrong:
             raise RuntimeError(
                 f"block tables hold KV block {wrong[0]} {owned[wrong[0]]} times, "
-                f"and it has {self.pool.num_users(wrong[0])} users"
+                f"and its reference count is {self.pool.ref_count(wrong[0])}"
             )
         return counts

@@ -37,7 +37,7 @@ class KVCacheManager:
         num_rows: rows that may hold blocks at once.
         context_length: tokens per row.
         max_step_tokens: tokens of one row in one step.
-        prefix_cache: whether blocks are found by their contents, also after those who computed them have left.
+        prefix_cache: blocks are found by their contents, also after the sequence that computed them has ended.
 
     Raises:
         UnsupportedModelError: a group keeps no keys and values.
@@ -83,7 +83,7 @@ class KVCacheManager:
         return tuple(group.pool.counts for group in self._groups)
 
     def holds(self, num_tokens: int) -> bool:
-        """Whether a sequence of so many tokens fits when it is alone, in steps of one token if need be."""
+        """True if a sequence of so many tokens fits when it is alone, in steps of one token if need be."""
         return all(group.blocks_for(num_tokens, 1) <= group.pool.num_blocks for group in self._groups)
 
     @property
@@ -134,14 +134,14 @@ class KVCacheManager:
             group.pool.forget()
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
-        """Whether a new sequence of so many tokens fits now, with one more block for each row that may still grow."""
+        """True if a new sequence of so many tokens fits now, beside a block for each row that may still grow."""
         return all(
             group.has_room(num_tokens, self._max_step_tokens, prefix.blocks[index] if prefix else ())
             for index, group in enumerate(self._groups)
         )
 
     def allocate(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
-        """Own the blocks of the row's next tokens, up to `num_tokens` of them, and leave those out of a window.
+        """Own the blocks of the row's next tokens, up to `num_tokens` of them, and release those out of a window.
 
         Returns:
             The tokens whose blocks the row now owns; 0 when not even one fits.
@@ -154,7 +154,7 @@ class KVCacheManager:
         return count
 
     def free(self, row: int) -> None:
-        """Leave all blocks of the row."""
+        """Release all blocks of the row."""
         self._num_registered[row] = 0
         for group in self._groups:
             group.clear(row)
@@ -170,7 +170,7 @@ class KVCacheManager:
         return tuple(group.tables[rows, index] * np.int32(self._block_size) + place for group in self._groups)
 
     def audit(self) -> tuple[BlockCounts, ...]:
-        """Prove, per cache group, that free + used + cached = total and that users are the rows that hold a block.
+        """Prove, per cache group, that free + used + cached = total and that reference counts are right.
 
         Raises:
             RuntimeError: it is not so.
