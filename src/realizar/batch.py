@@ -1,4 +1,4 @@
-"""The records of a step: what the scheduler wants of each row, and what the backend gave it.
+"""The records of a step: each row's work, from the scheduler, and its results, from the backend.
 
 One record serves every hop. The scheduler makes `ScheduledRow`, the engine hands the same object to the backend inside
 `ForwardInput`, and the scheduler takes in the `RowOutput` that the backend made. Standard library only; numpy appears

@@ -7,7 +7,7 @@ import pytest
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.counts import Departures
+from realizar.scheduler.counts import EndTimes
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
 
 
@@ -76,16 +76,16 @@ def test_a_full_queue_refuses() -> None:
     scheduler.audit()
 
 
-def test_the_time_to_try_again_is_that_of_the_last_departures() -> None:
-    departures = Departures()
-    assert departures.next_in_s(100.0) == 1.0
+def test_the_time_to_try_again_is_that_of_the_last_ends() -> None:
+    ends = EndTimes()
+    assert ends.next_in_s(100.0) == 1.0
     for now in (10.0, 14.0, 18.0):
-        departures.note(now)
-    assert departures.next_in_s(22.0) == pytest.approx(4.0)
-    assert departures.next_in_s(1000.0) == 60.0
+        ends.note(now)
+    assert ends.next_in_s(22.0) == pytest.approx(4.0)
+    assert ends.next_in_s(1000.0) == 60.0
     for _ in range(100):
-        departures.note(50.0)
-    assert departures.next_in_s(50.1) == 1.0
+        ends.note(50.0)
+    assert ends.next_in_s(50.1) == 1.0
 
 
 def test_an_aborted_request_leaves_its_blocks_at_once() -> None:

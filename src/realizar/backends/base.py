@@ -1,8 +1,8 @@
 """The seam between engine and device: `Backend`, `ForwardInput`, `Step`. numpy only.
 
 Scheduler and cache decide with integers; a backend owns weights, KV memory and sampler state. Rows are numbered by the
-engine; a row is opened with its sampling parameters before its first step and closed when its request ends. What is
-wanted of a row and what it got are the records of `realizar.batch`.
+engine; a row is opened with its sampling parameters before its first step and closed when its request ends. The records
+of a row are those of `realizar.batch`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ForwardInput:
         positions: int32 [tokens].
         slot_mapping: per cache group int32 [tokens], block * block_size + place in it.
         block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on; entries of
-            blocks that left a window are never read.
+            blocks that are out of a window are never read.
         rows: in the order of their tokens.
         query_starts: index of each row's first token, and the number of tokens at the end: rows + 1 numbers.
     """
@@ -106,7 +106,7 @@ class Backend(Protocol):
     def capacity(self) -> Capacity: ...
 
     def device_memory(self) -> DeviceMemory | None:
-        """Of the device that the model is on; None where that is the processor."""
+        """Memory of the device that the model is on; None on the CPU."""
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row.

@@ -1,1 +1,1 @@
-"""Which sequences take part in the next step, and with how many tokens. Imports kv_cache and the nouns."""
+"""Scheduling of steps: the sequences of each, and their tokens. Imports kv_cache and the nouns."""

@@ -1,4 +1,4 @@
-"""Whether a request may be queued, and whether one that waits had better wait on."""
+"""Admission checks for new requests, and for waiting requests whose prefix is still being computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realizar.scheduler.sequence import Sequence
 
 
 def check_request(request: Request, open_ids: Collection[str], context_length: int, cache: KVCacheManager) -> None:
-    """Refuse what could never run.
+    """Refuse a request that could never run.
 
     Raises:
         InvalidRequestError: an empty prompt, an id in use, or a pooled request that is to generate.
@@ -40,10 +40,10 @@ def check_request(request: Request, open_ids: Collection[str], context_length: i
 
 
 def waits_for_blocks(sequence: Sequence, prefix: Prefix, running: Iterable[Sequence], cache: KVCacheManager) -> bool:
-    """Whether the block after the sequence's cached prefix is about to be computed by a running sequence.
+    """True if a running sequence is about to compute the block after this sequence's cached prefix.
 
-    Choices of one request wait so for the first of them, and requests with one long beginning for each other: it is
-    computed once.
+    The choices of one request wait for the first of them, and requests with the same long prefix for each other, so
+    that the prefix is computed once.
     """
     size, end = cache.block_size, prefix.num_tokens + cache.block_size
     if not cache.prefix_cache or end > sequence.most_cached_tokens:

@@ -1,4 +1,4 @@
-"""What the scheduler counts: `SchedulerCounts`, and how fast requests leave."""
+"""`SchedulerCounts`, and the rate at which sequences end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SchedulerCounts:
 
     Attributes:
         running, waiting: sequences, each choice of a request being one.
-        preemptions: sequences computed again for lack of blocks.
+        preemptions: sequences that gave up their blocks and were recomputed.
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up when a sequence first entered a step,
             and found.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
@@ -30,18 +30,18 @@ class SchedulerCounts:
     accepted_tokens: int = 0
 
 
-class Departures:
-    """When requests left, to say when the next one may."""
+class EndTimes:
+    """Times at which sequences ended, from which the next one's is estimated."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=32)
 
     def note(self, now_s: float) -> None:
-        """A request left."""
+        """A sequence ended."""
         self._times_s.append(now_s)
 
     def next_in_s(self, now_s: float) -> float:
-        """Seconds after which another will have left, by the mean of the last ones; 1 to 60."""
+        """Seconds after which another will have ended, by the mean of the last ones; 1 to 60."""
         if not self._times_s:
             return _LEAST_WAIT_S
         mean_s = (now_s - self._times_s[0]) / len(self._times_s)

@@ -13,7 +13,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Drafting:
-    """Owns the drafter. One that raises is used no more: texts are the same without drafts.
+    """Owns the drafter. A drafter that raises is not asked again: texts are the same without drafts.
 
     Attributes:
         num_drafts, num_accepted: tokens drafted and verified so far, and those of them that were right.
@@ -27,9 +27,9 @@ class Drafting:
         self.num_drafts = self.num_accepted = 0
 
     def awaits(self, sequences: Iterable[Sequence]) -> bool:
-        """A step over these sequences must be known before the next one, since drafts may follow it.
+        """True if drafts may follow a step over these sequences, so that its results are awaited.
 
-        That is not so while they all read their prompts, with more than one token left: none can have drafts yet.
+        Sequences that all read their prompts, with more than one token to go, can have no drafts yet.
         """
         if self._drafter is None or not self._drafter.awaits_results:
             return False

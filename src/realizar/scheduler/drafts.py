@@ -115,7 +115,7 @@ class DraftLookup:
         return tuple(token_ids[place + index % period] for index in range(most_tokens))
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
-        """So many of the drafts were right: propose twice as many next time, or fewer where they keep being wrong."""
+        """Take in how many drafts were right: up to twice as many are proposed next time, and at least one."""
         if num_drafts:
             self._allowed = min(self._most_tokens, max(1, 2 * num_accepted))
 

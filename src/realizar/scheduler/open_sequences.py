@@ -13,7 +13,7 @@ from realizar.scheduler.sequence import Sequence
 
 
 class OpenSequences:
-    """Owns the lists; who moves between them is the scheduler's to say.
+    """Owns the lists; the scheduler decides which sequences move between them.
 
     Attributes:
         waiting, running: sorted by `policy.order`; a preempted sequence waits.
@@ -46,7 +46,7 @@ class OpenSequences:
         return len({sequence.request.request_id for sequence in self.waiting if sequence.row is None})
 
     def add(self, request: Request) -> None:
-        """Let every choice of a request wait; none does where one of them can't be made."""
+        """Queue every choice of a request, or none if one of them can't be made."""
         choices = {choice: self._sequence(request, choice) for choice in range(request.sampling.n)}
         self.requests[request.request_id] = choices
         for sequence in choices.values():
@@ -58,26 +58,26 @@ class OpenSequences:
         return Sequence(next(self._ids), request, choice, keys)
 
     def start(self, sequence: Sequence) -> None:
-        """From waiting to running."""
+        """Move a sequence from waiting to running."""
         self.waiting.remove(sequence)
         self.preempted.discard(sequence)
         sequence.running = True
         bisect.insort(self.running, sequence, key=order)
 
     def stop(self, sequence: Sequence) -> None:
-        """From running to waiting."""
+        """Move a sequence from running to waiting."""
         self.running.remove(sequence)
         sequence.running = False
         self.preempted.add(sequence)
         bisect.insort(self.waiting, sequence, key=order)
 
     def forget_row(self, sequence: Sequence) -> None:
-        """A sequence that waits has no row any more."""
+        """Note that a waiting sequence has no row any more."""
         sequence.row = None
         self.preempted.discard(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Drop a sequence that has ended."""
         (self.running if sequence.running else self.waiting).remove(sequence)
         self.preempted.discard(sequence)
         del self._sequences[sequence.sequence_id]

@@ -1,9 +1,9 @@
-"""`Pace`: how many prompt tokens a step may read beside decodes, so that running streams keep theirs.
+"""`Pace`: the number of prompt tokens that a step may read beside decodes, so that streams keep their pace.
 
-Two things are learned from the steps' times: how long a step of decodes alone takes, by their number, and what a prompt
-token adds, by its position. While anybody decodes, a step reads as many prompt tokens as keep it under `stretch` times
-the former; while nobody does, as many as fit. What is not known yet, or was measured long ago, is measured by a step of
-decodes alone.
+Two things are learned from the steps' times: the time of a step of decodes alone, by their number, and the time that a
+prompt token adds, by its position. While sequences decode, a step reads as many prompt tokens as keep it under
+`stretch` times the former; otherwise as many as fit. A time that is not known yet, or was measured long ago, is
+measured by a step of decodes alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MOST_PROBES = 4
 _DECODE_UP, _DECODE_DOWN = 0.4, 0.4  # seldom measured; the middle one of three, as a slow one would last 64 steps
 _TOKEN_UP, _TOKEN_DOWN = 0.6, 0.4  # too long a step is felt, too short a one is not
 _MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free, where decodes left a tile half empty
-_FIRST_CHUNK_DEARER = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
+_FIRST_CHUNK_FACTOR = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
 _NEAR_TOKENS = 512  # positions before this are measured together, those after it by powers of two
-_FARTHER_DEARER = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
+_FARTHER_FACTOR = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
 
 
 @dataclass(slots=True)
@@ -85,21 +85,21 @@ class Pace:
         return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
 
     def submitted(self, now_s: float) -> None:
-        """A step is on its way."""
+        """Note that a step was submitted."""
         self._submitted_s.append(now_s)
 
     def ended(self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0) -> None:
-        """The oldest step on its way is done; it began when it was submitted, or when the one before it ended."""
+        """Take in the oldest step in flight, which began when it was submitted, or when the one before it ended."""
         started_s = max(self._submitted_s.popleft(), self._ended_s)
         self._ended_s = now_s
         self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s, position)
 
     def lost(self) -> None:
-        """The steps on their way will not end."""
+        """Forget the steps in flight, which were given up."""
         self._submitted_s.clear()
 
     def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float, position: int = 0) -> None:
-        """A step took so long.
+        """Take in the time of a step.
 
         Args:
             position: tokens before those of prompts, in the mean.
@@ -121,9 +121,9 @@ class Pace:
                 self._learn_token(decode.seconds, num_prompt_tokens, seconds, _distance(position))
 
     def _learn_token(self, decode_s: float, num_tokens: int, seconds: float, distance: int) -> None:
-        """What a step took beyond what was expected is laid to prompt tokens by their share in that.
+        """Attribute the time beyond the expected one to prompt tokens, by their share of the expected time.
 
-        Else a slow moment of the machine, divided by two tokens, would look like tokens ten times as dear.
+        Otherwise a slow moment of the machine, divided by two tokens, would make tokens look ten times as slow.
         """
         token_s = self._token_s(distance)
         if token_s is None:
@@ -135,22 +135,22 @@ class Pace:
         known.take_in_middle(sample, self._num_steps, _TOKEN_UP, _TOKEN_DOWN)
 
     def _token_s(self, distance: int) -> float | None:
-        """What a prompt token adds at a distance, or is taken to add by what is known of others."""
+        """Seconds that a prompt token adds at a distance, estimated from other distances where it was not measured."""
         known = self._token_beside
         if distance in known:
             return known[distance].seconds
         if nearer := [other for other in known if other < distance]:
-            return known[max(nearer)].seconds * _FARTHER_DEARER ** (distance - max(nearer))
+            return known[max(nearer)].seconds * _FARTHER_FACTOR ** (distance - max(nearer))
         if known:
             return known[min(known)].seconds
-        return None if self._token_alone is None else _FIRST_CHUNK_DEARER * self._token_alone.seconds
+        return None if self._token_alone is None else _FIRST_CHUNK_FACTOR * self._token_alone.seconds
 
 
 def _distance(position: int) -> int:
-    """Positions that are measured together: 0 is the first ones, and each further number twice as far."""
+    """Group positions that are measured together: 0 has the first ones, and each further group is twice as wide."""
     return (position // _NEAR_TOKENS).bit_length()
 
 
 def _bucket(num_decode_tokens: int) -> int:
-    """Numbers of decodes that are measured together: each alone up to 4, then those less than a fifth apart."""
+    """Group numbers of decodes that are measured together: each alone up to 4, then those less than a fifth apart."""
     return num_decode_tokens if num_decode_tokens <= 4 else int(4 * math.log2(num_decode_tokens)) - 4

@@ -1,4 +1,4 @@
-"""`Plan`: a step in the making."""
+"""`Plan`: a step that is being composed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from realizar.scheduler.sequence import Sequence
 
 
 class Plan:
-    """Tokens per sequence, drafts among them, and the budget left.
+    """The tokens of each sequence, drafts included, and the remaining budget.
 
     Args:
         budget: tokens of the step. max_rows: sequences of the step.
@@ -30,24 +30,24 @@ class Plan:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further sequence may join."""
+        """True if no further sequence may join."""
         return self.budget == 0 or len(self.tokens) == self._max_rows
 
     def most_of(self, sequence: Sequence) -> int:
-        """Tokens of a prompt that it may take while others may want some: half of what is left, so none waits long."""
+        """Tokens that a prompt may take while others wait: half of the remaining budget, so that none waits long."""
         return min(sequence.num_remaining_tokens, -(-self.budget // 2))
 
     def start_prompts(self, position: int) -> None:
-        """The decodes are in, and prompts may follow as far as that keeps the decodes' pace.
+        """Limit the budget for prompts, now that all decodes are in, to what keeps the decodes' pace.
 
         Args:
-            position: how far the farthest prompt has come.
+            position: computed tokens of the prompt that is farthest.
         """
         self._num_decode_tokens = self.num_tokens
         self._limit(position, 0)
 
     def go_farther(self, position: int) -> None:
-        """A prompt joins whose first `position` tokens are cached; dearer ones follow them, of which it gets one."""
+        """Limit the budget for a prompt whose first `position` tokens are cached: slower ones follow, at least one."""
         if self._num_decode_tokens is not None:
             self._limit(position, 1)
 

@@ -1,4 +1,4 @@
-"""Who comes first, who gives way, and what fills a step first."""
+"""The order of sequences in admission and preemption, and the phase that fills a step first."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ ARRIVALS_PER_PRIORITY = 64
 
 
 def order(sequence: Sequence) -> int:
-    """Sort key of admission, smallest first. The largest gives way for lack of blocks.
+    """Sort key of admission, smallest first. Under pressure the largest running one is preempted.
 
-    Priority moves a sequence forward or back in the order of arrival. Whoever waits is so overtaken by a bounded number
-    of others, however urgent those that keep coming are: waiting counts as much as urgency.
+    Priority moves a sequence forward or back in the order of arrival. A bounded number of later sequences overtake one
+    that waits, however urgent they are.
     """
     return sequence.sequence_id + ARRIVALS_PER_PRIORITY * sequence.request.priority
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a step's token budget is filled.
+    """The rules by which a step's token budget is filled.
 
     Attributes:
-        first: `decode` keeps running streams at their pace; `prefill` reads every prompt that fits before anyone
-            decodes, so that the two phases are apart (benchmarks).
+        first: `decode` keeps running streams at their pace; `prefill` reads every prompt that fits before any
+            decode, so that the two phases are apart (benchmarks).
         stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them;
-            infinite where throughput is all and nobody watches a stream.
+            infinite where only throughput counts.
     """
 
     first: Literal["decode", "prefill"] = "decode"

@@ -8,7 +8,7 @@ from realizar.scheduler.sequence import Gain, Sequence
 
 
 def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float) -> TokenOutput | None:
-    """What a step brought whoever waits for the sequence; None for a chunk of prompt that brought nothing."""
+    """The output of one step for a sequence's request; None for a chunk of a prompt without results."""
     finish = gain.finish_reason
     if not gain.token_ids and not result.queried and finish is None:
         return None

@@ -1,4 +1,4 @@
-"""`RowPool`: the backend's rows, none of which is used again while a submitted step still names it."""
+"""`RowPool`: the backend's rows. A row is not used again while a submitted step still names it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RowPool:
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
         self._steps = [0] * num_rows
-        self._leaving: set[int] = set()
+        self._draining: set[int] = set()
         self._closed: list[int] = []
 
     @property
@@ -19,37 +19,37 @@ class RowPool:
         return len(self._free)
 
     def take(self) -> int:
-        """A free row; the caller has seen that there is one."""
+        """Take a free row; the caller has checked `num_free`."""
         return self._free.pop()
 
     def submitted(self, rows: Iterable[int]) -> None:
-        """A step with these rows is on its way."""
+        """Note that a step with these rows was submitted."""
         for row in rows:
             self._steps[row] += 1
 
     def finished(self, rows: Iterable[int]) -> None:
-        """A step with these rows is done."""
+        """Note that a step with these rows is done."""
         for row in rows:
             self._steps[row] -= 1
-            if self._steps[row] == 0 and row in self._leaving:
-                self._leaving.remove(row)
+            if self._steps[row] == 0 and row in self._draining:
+                self._draining.remove(row)
                 self._closed.append(row)
 
     def release(self, row: int) -> None:
-        """The row's sequence has left; the row follows once its steps are done."""
+        """Close a row whose sequence has ended, at once or when its steps in flight are done."""
         if self._steps[row]:
-            self._leaving.add(row)
+            self._draining.add(row)
         else:
             self._closed.append(row)
 
     def take_closed(self) -> list[int]:
-        """Rows to close in the backend; from now on they are free."""
+        """Return the rows to close in the backend; from now on they are free."""
         closed, self._closed = self._closed, []
         self._free.extend(reversed(closed))
         return closed
 
     def audit(self, owned: Iterable[int]) -> None:
-        """Prove that every row is free, owned, leaving or closed, and only one of these.
+        """Prove that every row is free, owned, draining or closed, and only one of these.
 
         Args:
             owned: rows of open sequences.
@@ -57,8 +57,8 @@ class RowPool:
         Raises:
             RuntimeError: one is lost or in two states.
         """
-        rows = [*self._free, *owned, *self._leaving, *self._closed]
+        rows = [*self._free, *owned, *self._draining, *self._closed]
         if sorted(rows) != list(range(len(self._steps))):
-            raise RuntimeError(f"rows {sorted(rows)} are free, owned, leaving or closed, of {len(self._steps)}")
+            raise RuntimeError(f"rows {sorted(rows)} are free, owned, draining or closed, of {len(self._steps)}")
         if min(self._steps) < 0:
             raise RuntimeError("a row has ended more steps than it was in")

@@ -1,11 +1,11 @@
 """`Scheduler`: continuous batching, one step at a time.
 
-A step has a budget of tokens: one for each running sequence that decodes, and its drafts, then chunks of prompts, then
-prompts of those that wait, by priority and arrival: each takes half of what is left, and what nobody wanted goes to
-those that end soonest, so that a short prompt does not wait until a long one is read. A sequence starts from the cached
-blocks of its prompt. When blocks run out, the sequence that comes last gives its blocks up and is computed again later.
-A step may be scheduled before the one before it is done: tokens not known yet are FROM_PREVIOUS_STEP, and what comes
-for a sequence that has ended meanwhile is dropped.
+A step has a budget of tokens. Each running sequence that decodes takes one and its drafts; chunks of running prompts
+and prompts of waiting sequences follow, by priority and arrival. Each prompt takes half of the remaining budget, and
+tokens that remain go to the prompts that end soonest, so that a short prompt does not wait until a long one is read.
+A sequence starts from the cached blocks of its prompt and waits when no block is free. Under pressure the running
+sequence that comes last is preempted and recomputed later. A step may be scheduled before the one before it is done:
+tokens that are not known yet are FROM_PREVIOUS_STEP, and results of a sequence that has ended meanwhile are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
-from realizar.scheduler.counts import Departures, SchedulerCounts
+from realizar.scheduler.counts import EndTimes, SchedulerCounts
 from realizar.scheduler.drafting import Drafting
 from realizar.scheduler.drafts import Drafter
 from realizar.scheduler.open_sequences import OpenSequences
@@ -39,7 +39,7 @@ class Scheduler:
     """Owns waiting and running sequences and the rows they run in.
 
     Args:
-        cache: owner of the KV blocks; used by nobody else.
+        cache: owner of the KV blocks, used by this scheduler alone.
         max_running: sequences in one step.
         max_step_tokens: tokens in one step.
         context_length: tokens of a request, prompt and output.
@@ -71,13 +71,13 @@ class Scheduler:
         self._clock = clock
         self._rows = RowPool(max_running)
         self._open = OpenSequences(cache.block_size)
-        self._departures = Departures()
+        self._end_times = EndTimes()
         self._drafting = Drafting(drafter)
         self._preemptions = self._queries = self._hits = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is open."""
+        """True while any sequence is open."""
         return len(self._open) > 0
 
     @property
@@ -98,10 +98,10 @@ class Scheduler:
         )
 
     def awaits(self, batch: ScheduledBatch) -> bool:
-        """A submitted step must be done before the next is scheduled.
+        """True if a submitted step must be done before the next is scheduled.
 
-        That is so after a step that did not fit into memory, to know which one it was, and where drafts may follow its
-        choices.
+        Each step is awaited after one that did not fit into memory, to know which one fails, and a step after whose
+        choices drafts may follow.
         """
         return self._limit.is_short or self._drafting.awaits(self._sequences(batch))
 
@@ -112,14 +112,14 @@ class Scheduler:
             InvalidRequestError: an empty prompt, an id in use, or a pooled request that is to generate.
             ContextLengthError: prompt and output exceed the context.
             CapacityError: the KV cache could not hold it even alone.
-            QueueFullError: as many requests wait as may.
+            QueueFullError: the queue is full.
         """
         check_request(request, self._open.requests, self._context_length, self._cache)
         self._check_queue()
         self._open.add(request)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether a request waits or runs."""
+        """True while a request waits or runs."""
         return request_id in self._open.requests
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -129,7 +129,7 @@ class Scheduler:
                 self._remove(sequence)
 
     def fail(self, sequence_id: int, error: RowError) -> TokenOutput | None:
-        """End a whole request because one of its sequences can't go on; its last output. None if it is not open."""
+        """End a whole request because one of its sequences failed. Returns its last output, None if it is not open."""
         sequence = self._open.get(sequence_id)
         if sequence is None:
             return None
@@ -137,7 +137,7 @@ class Scheduler:
         return failed_output(sequence, error, self._clock())
 
     def lose(self, rows: Collection[ScheduledRow], error: RowError) -> list[TokenOutput]:
-        """End the requests of all steps on their way, which gave nothing; what they were to compute is not found."""
+        """End the requests of all steps in flight, which gave nothing; no cached block is found any more."""
         failed = [self.fail(row.sequence_id, error) for row in rows]
         self._rows.finished(row.row for row in rows)
         self._cache.forget()
@@ -146,10 +146,10 @@ class Scheduler:
         return [output for output in failed if output is not None]
 
     def try_smaller(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
-        """Give up all steps on their way, one of which did not fit into memory, and have smaller ones take their place.
+        """Replace all steps in flight, one of which did not fit into memory, by smaller ones.
 
-        Their sequences start again, each in a new row, since what the backend knows of the old one is not certain. One
-        that was alone in a step which can't be smaller ends with the error.
+        Their sequences start again, each in a new row, since the backend's state of the old one is not certain. A
+        sequence that was alone in a step which can't be smaller ends with the error.
         """
         rows = [row for step in steps for row in step.rows]
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
@@ -167,7 +167,7 @@ class Scheduler:
         return []
 
     def take_closed_rows(self) -> list[int]:
-        """Rows that ended and that no submitted step names any more: to be closed in the backend now."""
+        """Return the rows to close in the backend: they have ended, and no submitted step names them any more."""
         return self._rows.take_closed()
 
     def schedule(self) -> ScheduledBatch:
@@ -201,10 +201,7 @@ class Scheduler:
         return batch
 
     def update(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> list[TokenOutput]:
-        """Take in what a step gave, then have drafts proposed for its sequences.
-
-        Steps come back in order, and `results` are in the order of the batch's rows.
-        """
+        """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
         now = self._clock()
         self._limit.fitted()
         if self._pace is not None:
@@ -233,13 +230,10 @@ class Scheduler:
     def _check_queue(self) -> None:
         if self._max_queued is None:
             return
-        queued = self._open.num_queued_requests
-        limit = self._max_queued + self._rows.num_free
+        queued, limit = self._open.num_queued_requests, self._max_queued + self._rows.num_free
         if queued >= limit:
-            raise QueueFullError(
-                f"the queue is full ({queued} waiting, limit {limit}); try again later",
-                self._departures.next_in_s(self._clock()),
-            )
+            retry_after_s = self._end_times.next_in_s(self._clock())
+            raise QueueFullError(f"the queue is full ({queued} waiting, limit {limit}); try again later", retry_after_s)
 
     def _schedule_decodes(self, sequences: list[Sequence], plan: Plan) -> None:
         for index, sequence in enumerate(sequences):
@@ -259,7 +253,7 @@ class Scheduler:
     def _take_blocks(
         self, sequence: Sequence, row: int, plan: Plan, wanted: int, drafts: tuple[int, ...] = ()
     ) -> None:  # fmt: skip
-        """Schedule what the blocks allow of so many tokens, preempting those that come later until one fits."""
+        """Schedule as many of the wanted tokens as blocks allow, preempting later sequences until one token fits."""
         while sequence.running:
             count = self._cache.allocate(row, sequence.num_computed_tokens, wanted)
             if count:
@@ -271,11 +265,11 @@ class Scheduler:
             self._preempt(victim)
 
     def _admit(self, plan: Plan) -> None:
-        """Start those that wait, in their order, while rows, blocks and budget last.
+        """Start waiting sequences, in their order, while rows, blocks and budget last.
 
-        Nobody overtakes who waits for blocks. One without a row, where none is free, lets those pass that have one: a
-        preempted sequence keeps its row, and may be what the other waits for. And one whose next block is just being
-        computed by another sequence waits for that.
+        No sequence overtakes one that waits for blocks. A sequence that waits for a row is overtaken by preempted ones:
+        they keep their rows, and may hold what it waits for. A sequence whose next block is being computed by another
+        one waits for that block.
         """
         for sequence in list(self._open.waiting):
             if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
@@ -295,7 +289,7 @@ class Scheduler:
             self._take_blocks(sequence, row, plan, plan.most_of(sequence))
 
     def _fill_up(self, plan: Plan) -> None:
-        """Give what is left of the budget to the step's prompts, the shortest rest first, as far as free blocks go."""
+        """Give the remaining budget to the step's prompts, the shortest rest first, as far as free blocks go."""
         rests = {each: each.num_remaining_tokens - count for each, count in plan.tokens.items()} if plan.budget else {}
         for sequence in sorted(rests, key=rests.__getitem__):
             wanted = plan.tokens[sequence] + min(rests[sequence], plan.budget)
@@ -342,7 +336,7 @@ class Scheduler:
     def _settle(
         self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput, now_s: float
     ) -> TokenOutput | None:  # fmt: skip
-        """What a step's answer for one row means for its request; whatever that raises ends this request alone."""
+        """Take in one row's results and make its request's output; an exception here ends this request alone."""
         if result.error is not None:
             return self.fail(sequence.sequence_id, result.error)
         try:
@@ -353,7 +347,7 @@ class Scheduler:
             return self.fail(sequence.sequence_id, RowError.of(error, "tokens"))
         if gain.finish_reason is not None:
             self._remove(sequence)
-            self._departures.note(now_s)
+            self._end_times.note(now_s)
         return output
 
     def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput) -> Gain:

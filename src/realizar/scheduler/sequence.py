@@ -13,7 +13,7 @@ from realizar.request import Request
 
 @dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class Gain:
-    """What a sequence took in of a step's choices, and whether that ends it."""
+    """The choices of a step that a sequence took in, and the reason if they end it."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
@@ -30,11 +30,11 @@ class Sequence:
         token_ids: prompt and output, as far as known.
         most_tokens: number of tokens at which no further choice is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
-        running: whether it holds blocks.
-        num_computed_tokens: in the KV cache once every submitted step is done, drafts on their way included.
+        running: it holds blocks.
+        num_computed_tokens: in the KV cache once every submitted step is done, drafts in flight included.
         num_pending: choices of submitted steps that are not known yet, drafts apart.
-        drafts: proposed to follow the last token, which is known; not on their way yet.
-        num_drafts: drafts on their way.
+        drafts: proposed to follow the last token, which is known; not submitted yet.
+        num_drafts: drafts in flight.
         num_queried: prompt positions whose log-probabilities have been asked for.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
     """
@@ -65,7 +65,7 @@ class Sequence:
 
     @property
     def own_row(self) -> int:
-        """The row of a sequence that has been in a step."""
+        """Row of a sequence that has been in a step."""
         if self.row is None:
             raise RuntimeError("a sequence that was in no step has no row")
         return self.row
@@ -83,9 +83,9 @@ class Sequence:
 
     @property
     def most_cached_tokens(self) -> int:
-        """How far the sequence may start from cached blocks: its last token, and what is asked of others, is computed.
+        """Tokens that may come from cached blocks: at least the last one is always computed.
 
-        A mean needs every token of the prompt, log-probabilities those not scored yet.
+        A mean needs the computation of every prompt token, log-probabilities that of tokens not scored yet.
         """
         if self.request.pooling == "mean":
             return 0
@@ -122,7 +122,7 @@ class Sequence:
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
 
     def give_up(self, scheduled: ScheduledRow) -> None:
-        """A submitted step of the sequence gave nothing: what was asked of it is to be asked again."""
+        """Undo what a submitted step was to bring, since it gave nothing: its results are asked for again."""
         self.num_pending = self.num_drafts = 0
         self.drafts = ()
         if scheduled.logprob_queries:
@@ -145,7 +145,7 @@ class Sequence:
         return Gain(tuple(gained))
 
     def opened(self, row: int) -> OpenedRow:
-        """What the backend is told when the sequence starts."""
+        """The record with which the backend opens the sequence's row."""
         return OpenedRow(
             sequence_id=self.sequence_id,
             row=row,

@@ -1,8 +1,8 @@
-"""`StepLimit`: how large steps may be while the device is short of memory."""
+"""`StepLimit`: the size of steps while the device is short of memory."""
 
 from __future__ import annotations
 
-_LEAST_TOKENS = 16  # what a step of one sequence is cut down to before its request is given up
+_LEAST_TOKENS = 16  # a step of one sequence is not cut below this: its request fails
 _STEPS_TO_GROW = 64  # steps in a row that must have fitted before larger ones are tried
 
 
@@ -11,7 +11,7 @@ class StepLimit:
 
     Attributes:
         rows: sequences in one step. tokens: tokens in one step.
-        is_short: whether a step did not fit lately: then one is awaited before the next, so that it is known which.
+        is_short: a step did not fit lately; each step is then awaited before the next, to know which one fails.
     """
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
@@ -21,7 +21,7 @@ class StepLimit:
         self.is_short = False
 
     def failed(self, num_steps: int, num_rows: int, num_tokens: int) -> bool:
-        """One of so many steps on their way did not fit; False where it was alone and can't be smaller.
+        """Halve the limits after one of the steps in flight did not fit; False if it was alone and can't be smaller.
 
         Args:
             num_rows, num_tokens: of the largest.
@@ -35,7 +35,7 @@ class StepLimit:
         return True
 
     def fitted(self) -> None:
-        """A step has ended well."""
+        """Take in a step that fitted."""
         if not self.is_short:
             return
         self._num_fitting += 1

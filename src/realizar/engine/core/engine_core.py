@@ -95,7 +95,7 @@ class EngineCore:
 
     @property
     def device(self) -> ChosenDevice:
-        """Where the model runs."""
+        """The device that the model runs on."""
         return self._config.chosen
 
     @property
@@ -104,7 +104,7 @@ class EngineCore:
 
     @property
     def device_memory(self) -> DeviceMemory | None:
-        """Of the GPU that the model is on; None on the CPU."""
+        """Memory of the GPU that the model is on; None on the CPU."""
         return self._backend.device_memory()
 
     @property
@@ -118,21 +118,21 @@ class EngineCore:
 
     @property
     def block_counts(self) -> tuple[BlockCounts, ...]:
-        """KV blocks by state, per cache group; a cached block is in nobody's use."""
+        """KV blocks by state, per cache group; a cached block has no reference."""
         return self._cache.counts
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is open, or a step is still on its way."""
+        """True while any request is open, or a step in flight."""
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
-        """Queue a request. Waits for its grammar to be compiled where `holds_grammar` did not say that it is.
+        """Queue a request. Waits for its grammar to be compiled, unless `holds_grammar` has returned True for it.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: it can't run; the engine goes on.
             RequestFailedError: so too, but for a fault that may be the machine's.
-            QueueFullError: as many requests wait as may.
+            QueueFullError: the queue is full.
             EngineDeadError: the engine stopped.
         """
         self._check_alive()
@@ -141,7 +141,7 @@ class EngineCore:
         self._scheduler.add(request)
 
     def holds_grammar(self, request: Request) -> bool:
-        """Whether the request's grammar, if it has one, is compiled; kept then for a request that is added next.
+        """True if the request has no grammar, or one that is compiled, which is then kept for the request.
 
         Raises:
             InvalidRequestError, RequestFailedError: the grammar was refused.
@@ -149,7 +149,7 @@ class EngineCore:
         return self._grammars.hold(request, self._scheduler.is_open)
 
     def release_grammars(self, request: Request) -> None:
-        """Give back, before a request is added, the grammars of requests that have ended: one may take their place.
+        """Release the grammars of requests that have ended before a request is added, which may need their room.
 
         Raises:
             InvalidRequestError: the request's own grammar was refused.
@@ -159,7 +159,7 @@ class EngineCore:
         self.holds_grammar(request)
 
     def read_vocabulary(self) -> None:
-        """Make ready for the first grammar, where the model can follow any."""
+        """Read the vocabulary before the first grammar, if the model can follow any."""
         self._grammars.read_vocabulary()
 
     def prepare(self, sampling: SamplingParams) -> None:
@@ -171,10 +171,10 @@ class EngineCore:
         self._grammars.prepare(sampling.structured)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
-        """Compile a request's grammar in the background; `on_done` hears on another thread how that went.
+        """Compile a request's grammar in the background; `on_done` is called with the result on another thread.
 
         Returns:
-            What says that the request waits no more. From any thread.
+            A callback for when the request waits no more, for any thread.
 
         Raises:
             InvalidRequestError: the model can't follow one. QueueFullError: too many of its client's wait.
@@ -271,7 +271,7 @@ class EngineCore:
         self._close_rows()
 
     def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
-        """The steps on their way, and `batch`: a later one may go on from what an earlier one did not give."""
+        """Drain and return the steps in flight, and `batch`: a later one may go on from results that are missing."""
         lost = []
         for each, step in self._in_flight:
             lost.append(each)
@@ -286,7 +286,7 @@ class EngineCore:
         return lost
 
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
-        """The step, in which nothing is wanted of rows that can't be opened.
+        """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened.
 
         Their tokens are computed all the same, since the cache counts on them; their requests end once it is submitted.
         """
@@ -313,7 +313,7 @@ class EngineCore:
         self._fail_unopened()
 
     def _give_masks(self) -> None:
-        """Wait for the masks of the oldest step in flight, if they are not with it yet."""
+        """Wait for the masks of the oldest step in flight, unless it has them."""
         if self._in_flight:
             self._stuck.update(self._grammars.give(self._in_flight[0][1]))
 
@@ -322,7 +322,7 @@ class EngineCore:
         self._fail(unopened)
 
     def _fail_stuck(self) -> None:
-        """End requests whose grammar can't go on: what the step chose for them is dropped."""
+        """End requests whose grammar can't go on; the step's choices for them are dropped."""
         stuck, self._stuck = self._stuck, {}
         self._fail(stuck)
 

@@ -1,4 +1,4 @@
-"""What the engine measures: figures of the moment, and counts since its start. Nouns only.
+"""Figures of an engine: of the moment, and counts since its start. Dataclasses only.
 
 Figures of one request are in `outputs.Timings`; here are those of the whole.
 """
@@ -14,14 +14,14 @@ class EngineStats:
 
     Attributes:
         num_running, num_waiting: choices of requests, each counted alone.
-        num_used_blocks, num_blocks: KV blocks, over all cache groups; cached blocks that nobody uses are not used.
-        num_preemptions: choices computed again for lack of blocks.
+        num_used_blocks, num_blocks: KV blocks, over all cache groups; a cached block is not used.
+        num_preemptions: choices that gave up their blocks and were recomputed.
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and chosen.
         device_memory_used_bytes: of the GPU, by all programs. device_memory_total_bytes: all it has; both 0 on the CPU.
-        num_restarts: engines that died and were replaced; known to who keeps them, and zero in their own figures.
+        num_restarts: engines that died and were replaced, counted by the supervisor; 0 in an engine's own figures.
     """
 
     num_running: int = 0

@@ -26,7 +26,7 @@ _STUCK = "the output can't go on within its grammar"
 
 @dataclass(frozen=True, slots=True)
 class _Masks:
-    """Masks of a step on their way: the rows, and the scheduler's numbers of their sequences."""
+    """Masks of a step that are being computed: the rows, and the scheduler's numbers of their sequences."""
 
     rows: tuple[int, ...]
     sequence_ids: tuple[int, ...]
@@ -53,7 +53,7 @@ class RowGrammars:
         self._masks: _Masks | None = None
 
     def read_vocabulary(self) -> None:
-        """Make ready for the first grammar; where there can be none, grammars will be refused with the reason."""
+        """Read the vocabulary before the first grammar; if that fails, grammars are refused with the reason."""
         try:
             self._made_service().start()
         except RealizarError as error:
@@ -71,10 +71,10 @@ class RowGrammars:
             self._made_service().prepare(structured, client)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
-        """Compile a request's grammar in the background; `on_done` hears on another thread how that went.
+        """Compile a request's grammar in the background; `on_done` is called with the result on another thread.
 
         Returns:
-            What says that the request waits no more.
+            A callback for when the request waits no more.
 
         Raises what `prepare` does.
         """
@@ -86,7 +86,10 @@ class RowGrammars:
         return lambda: service.cancel(ticket)
 
     def hold(self, request: Request, is_open: Callable[[str], bool]) -> bool:
-        """Keep a request's grammar, if it is compiled, for as long as the request is open; whether there is no need to.
+        """Keep a request's grammar, if it is compiled, for as long as the request is open.
+
+        Returns:
+            True if it is kept, or the request has none.
 
         Raises:
             InvalidRequestError, RequestFailedError: it was refused.
@@ -150,7 +153,7 @@ class RowGrammars:
         return stuck
 
     def drop(self) -> None:
-        """Forget the masks on their way: their step is lost."""
+        """Forget the masks that are being computed: their step is lost."""
         if self._masks is not None:
             self._masks.future.exception()  # the thread reads the rows until then
             self._masks = None
@@ -179,7 +182,7 @@ class RowGrammars:
             return self._service
 
     def _new_or_refused(self) -> GrammarService:
-        """Make the service. Reading a vocabulary takes a second: where that fails, it is not tried again."""
+        """Make the service. Reading a vocabulary takes a second, so that a failure is final."""
         if self._refusal is not None:
             raise InvalidRequestError(self._refusal, "structured")
         if self._new_service is None:
