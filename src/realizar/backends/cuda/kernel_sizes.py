@@ -1,4 +1,4 @@
-"""How kernels are cut: tiles, warps and splits. Plain arithmetic on shapes and the device's profile."""
+"""Tiles, warps and splits of the Triton kernels, by plain arithmetic on shapes and the device's profile."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention
-ROTATE_PARTS = 4  # heads that one program turns
+ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
-FIXED_PARTS = 8  # where a row's result may not depend on the batch
+FIXED_PARTS = 8  # where a token's result may not depend on the batch
 
 
 @dataclass(frozen=True, slots=True)
 class WidthCut:
-    """A row cut into blocks of columns: grid (rows, blocks)."""
+    """A token's columns cut into blocks: grid (tokens, blocks)."""
 
     block: int
     blocks: int
@@ -27,29 +27,29 @@ class WidthCut:
 
 
 def whole_width(cols: int) -> WidthCut:
-    """One program per row."""
+    """One program per token."""
     block = max(64, int(triton.next_power_of_2(cols)))
     return WidthCut(block, 1, min(32, max(1, block // 256)))
 
 
 def width_in_blocks(cols: int) -> WidthCut:
-    """Several programs per row; every block starts at a multiple of 256 columns."""
+    """Several programs per token; every block starts at a multiple of 256 columns."""
     return WidthCut(256, -(-_padded(cols) // 256), 2)
 
 
 def norm_blocks(cols: int) -> WidthCut:
-    """A row of the residual stream, whatever the number of rows: a row's bits must not depend on it."""
+    """The cut of the residual stream, the same for any number of tokens: a token's bits must not depend on it."""
     block = 256 if cols <= 2048 else 512
     return WidthCut(block, -(-_padded(cols) // block), block // 128)
 
 
 def norm_square_parts(cols: int) -> int:
-    """Shares of a row's sum of squares: a block's each, up to a power of two that is a multiple of 8."""
+    """Partial sums of a token's squares: one for each block, up to a power of two that is a multiple of 8."""
     return max(8, int(triton.next_power_of_2(norm_blocks(cols).blocks)))
 
 
 def activation_blocks(cols: int, tokens: int) -> WidthCut:
-    """The same for the widest rows: larger blocks where there are many rows."""
+    """The cut of the widest activations: larger blocks where there are many tokens."""
     return width_in_blocks(cols) if tokens < 16 else WidthCut(1024, -(-_padded(cols) // 1024), 4)
 
 

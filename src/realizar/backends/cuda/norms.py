@@ -44,10 +44,11 @@ def _is_folded(branch: Branch, consumer: MergedLinear) -> bool:
 class NormBinder:
     """Binds a program's norms of the residual stream, in their order.
 
-    A norm whose root its readers can apply runs in blocks of columns; any other takes a row at once, as all do in steps
-    for which readers have FP8 copies. Each of the body leaves the row's sum of squares for the next, in one of two
-    buffers in turn. Where the matmul before it joins the stream by itself, that begins the norm as well, with squares
-    in `Workspace.epilogue_square_sums`; or if the reader can't finish it, the norm reads the stream.
+    A norm whose scale its consumer can apply runs in blocks of columns. Any other norm takes a token at once, as all do
+    in steps for which consumers have FP8 copies. Each norm leaves the partial sums of a token's squares for the next
+    one, in one of two buffers alternately. A matmul with the residual-add epilogue begins the norm after it as well,
+    with its partial sums in `Workspace.epilogue_square_sums`; where the consumer can't apply the scale, the norm reads
+    the stream.
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, workspace: Workspace) -> None:
@@ -56,7 +57,7 @@ class NormBinder:
         self._written = 0
 
     def bind(self, branch: Branch | None, norm: Norm | None, consumer: MergedLinear) -> tuple[Run, Folded | None]:
-        """Add a branch to the stream, norm it, and write what the reader reads; and what the reader is left to do."""
+        """Add a branch to the stream, norm it, and write the consumer's input; returns the folded scale as well."""
         before, square_sums = self._space.square_sums[1 - self._written], self._space.square_sums[self._written]
         self._written = 1 - self._written
         whole = self._whole(branch, norm, consumer, square_sums=square_sums)
@@ -85,7 +86,7 @@ class NormBinder:
         return self._blocks(branch, None, None, self._none, self._none)
 
     def bind_residual_add(self, branch: Branch, consumer: MergedLinear | None) -> Callable[[int], Residual]:
-        """Where a branch's matmul of so many rows leaves its sums, and what it begins for the norm and its reader."""
+        """The operands of a branch's residual-add epilogue, by number of tokens; it begins the norm where it can."""
         space, linear = self._space, branch.linear
         following = branch.join.next
         begins = following is not None and consumer is not None and _is_folded(branch, consumer)
@@ -102,7 +103,7 @@ class NormBinder:
         return residual
 
     def bind_selected(self, norm: Norm | None, consumer: MergedLinear | None) -> Run:
-        """Norm the selected rows, for the reader or, without one, into `pooled`."""
+        """Norm the selected rows, for the consumer or, without one, into `pooled`."""
         return self._whole(None, norm, consumer, gather=True)
 
     def _whole(
@@ -113,7 +114,7 @@ class NormBinder:
         gather: bool = False,
         square_sums: torch.Tensor | None = None,
     ) -> Run:
-        """One program per row."""
+        """One program per token."""
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
         own = self._arguments(norm)
         branch_arguments = self._arguments(branch.join.norm if branch else None)
@@ -158,7 +159,7 @@ class NormBinder:
         self, branch: Branch, norm: Norm | None, consumer: MergedLinear | None, square_sums: torch.Tensor,
         before: torch.Tensor,
     ) -> Run:  # fmt: skip
-        """Several programs per row, which leave the norm's root to the reader; none where the matmul joins."""
+        """Several programs per token; the scale is left to the consumer. None where the matmul adds to the stream."""
         space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
         weight, _, _ = self._arguments(norm)
         nowhere = (self._none, cols, self._none, self._none, self._none)

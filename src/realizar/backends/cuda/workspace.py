@@ -59,10 +59,10 @@ class Workspace:
         self._has_dependent_launch = device.has_dependent_launch
 
     def launching(self, tokens: int) -> dict[str, bool]:
-        """How a step's kernels are launched: whether each may start while the one before it ends.
+        """Launch options of a step's kernels: DEPENDENT if each may start while the one before it ends.
 
-        With few rows that hides a launch's latency (8 rows on an H200: 4.7 to 2.8 ms a step, with other changes); with
-        many, kernels that wait take room from those that work.
+        With few tokens that hides a launch's latency (8 tokens on an H200: 4.7 to 2.8 ms a step, with other changes);
+        with many, kernels that wait take room from those that work.
         """
         if self._has_dependent_launch and tokens <= _DEPENDENT_TOKENS:
             return {"DEPENDENT": True, "launch_pdl": True}
@@ -79,7 +79,7 @@ class Workspace:
             self.partial_sums = torch.zeros(floats, device=self.partial_sums.device)
 
     def partials(self, splits: int, tokens: int, width: int) -> torch.Tensor:
-        """float32 [splits, rows, width]: the one buffer that matmuls write and the kernel after them reads."""
+        """float32 [splits, tokens, width]: the one buffer that matmuls write and the kernel after them reads."""
         return self.partial_sums[: splits * tokens * width].view(splits, tokens, width)
 
     @property

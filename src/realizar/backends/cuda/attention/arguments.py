@@ -20,7 +20,7 @@ from realizar.models.spec import Attention
 
 
 def columns(attention: Attention) -> tuple[int, int]:
-    """Where keys and values start in a row of the matmul."""
+    """The first columns of keys and of values in the output of the QKV matmul."""
     queries = attention.num_heads * attention.head_size
     return queries, queries + attention.num_kv_heads * attention.head_size
 
@@ -34,7 +34,7 @@ class AttentionArguments:
     """Finds a layer's arguments among weights, workspace, cache and rope tables.
 
     Attributes:
-        none: stands for a tensor that a kernel is told not to read.
+        none: stands for a tensor that a kernel does not read.
     """
 
     def __init__(self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables) -> None:

@@ -1,4 +1,4 @@
-"""Rope, the attention of chunks, and what joins both to the matmuls around them, bound to kernels and buffers."""
+"""Rope, attention of chunks, and the conversions to the matmuls around them, bound to kernels and buffers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,10 @@ _SIZES = "p" * 23 + "fff" + "i" * 8
 
 
 class DecodeAttention:
-    """The kernels of one device. A kernel that fails to compile is told once; `ready` says no, and Triton serves."""
+    """The attention kernels of one device.
+
+    A kernel that fails to compile is reported once; `ready` is False for it, and Triton's kernel runs in its place.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""How an activation row is written for the matmul that reads it: `pack_activations` says what lies where."""
+"""Writing a token's activations as the input of the next matmul, in each of the formats of `layouts.activations`."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def round_even(x):
 
 @triton.jit
 def token_factor(largest):
-    """The power of two that a row is divided by: `pack_activations.token_scales`."""
+    """The power of two that a token is divided by: `layouts.activations.token_scales`."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 126
     low = tl.where((exponent < -8) & (exponent > -100), exponent + 4, 0)
     shift = tl.where(exponent > 14, exponent - 14, low)
@@ -69,9 +69,9 @@ def store_values(
     x, token, first, width, values, value_stride, codes, terms, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write float32 x [BLOCK] as the columns from `first` on of a row of `width` columns; x is 0 beyond.
+    """Write float32 x [BLOCK] as the columns from `first` on of a token of `width` columns; x is 0 beyond.
 
-    PLAIN, SCALED: in the type of `values`, row after row. INT8, HALF: the matmuls' own formats, of CHUNKS * 64
+    PLAIN, SCALED: in the type of `values`, token after token. INT8, HALF: the matmuls' own formats, of CHUNKS * 64
     columns, to the end of the chunk in which `width` lies. NOTHING writes nothing.
     """
     token = token.to(tl.int64)
@@ -90,9 +90,9 @@ def store_token(
     x, token, width, values, value_stride, value_scale, codes, terms, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A whole row by one program.
+    """Store a whole token by one program.
 
-    SCALED and HALF divide it by a power of two, which `value_scale` gets. FP8, which only whole rows can be written as,
+    SCALED and HALF divide it by a power of two, which `value_scale` gets. FP8, which needs the whole token,
     divides it so that its largest value is 448.
     """
     if FORMAT == FP8:
@@ -110,10 +110,10 @@ def store_token(
 
 @triton.jit
 def token_complete(x, token, value_scale, token_tops, token_arrivals, FORMAT: tl.constexpr):
-    """After a block of a row is stored as it is: what the row must still be divided by, where this is its last block.
+    """Count a stored block of a token; returns the divisor that the token still needs, where this was its last block.
 
-    Nearly always, and in all blocks but the last to come, that is 1: nothing is left to do. `token_tops` and
-    `token_arrivals` are int32 [rows] of zeros, and are left so: the largest value so far, as bits, and blocks done.
+    Nearly always, and in all blocks but the last to arrive, that is 1 and nothing is left to do. `token_tops` and
+    `token_arrivals` are int32 [tokens] of zeros, and are left so: the largest value so far, as bits, and blocks done.
     """
     factor = 1.0
     if FORMAT == SCALED or FORMAT == HALF:
@@ -132,7 +132,7 @@ def store_block(
     x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store a block of a row as it is, or of FP8 the whole row; returns what `token_complete` does."""
+    """Store a block of a token, or all of it for FP8; returns the divisor that it still needs, as `token_complete`."""
     if FORMAT == FP8:
         store_token(
             x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK

@@ -1,4 +1,4 @@
-"""Heads of a token's query, key and value: summed from the matmul's splits, normed, turned by rope, rounded."""
+"""Heads of a token's query, key and value: summed from the matmul's splits, normed, rotated by rope, rounded."""
 
 import triton
 import triton.language as tl

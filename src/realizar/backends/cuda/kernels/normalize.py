@@ -32,9 +32,10 @@ def normalize(
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """hidden += add_scale * branch_norm(matmul); out = norm(hidden). Grid: rows.
+    """hidden += add_scale * branch_norm(sum of partials); out = norm(hidden). Grid: tokens.
 
-    SPLITS of 0: there is no matmul. GATHER: row i reads row rows[i] of hidden. FORMAT: see `activation.store_token`.
+    SPLITS of 0: there is no branch. GATHER: program i reads token selected[i] of hidden. FORMAT: see
+    `activation.store_token`.
     PARTS: of `square_sums`, for a `normalize_block` that comes next; 0 where none does.
     """
     begin(DEPENDENT)
@@ -71,11 +72,11 @@ def two_to(power):
 
 @triton.jit
 def stream_power(mean_square):
-    """The power of two that halves of a row not known yet are divided by: 2^6 to 2^7 times its last root mean square.
+    """The power of two that divides halves of a token not known yet: 2^6 to 2^7 times its last root mean square.
 
     What is of the root's size then lies near 2^-7: 4 million times smaller than the largest half, 128 times larger than
     where halves begin to lose bits. The stream's growth from norm to norm takes room there, or its shrinking, its
-    largest channels, and the norm's weights. Roots below 2^-10 count as that: after a row of zeros there is room for
+    largest channels, and the norm's weights. Roots below 2^-10 count as that: after a token of zeros there is room for
     values up to 8,000.
     """
     bits = tl.maximum(mean_square, 9.5367431640625e-07).to(tl.int32, bitcast=True)
@@ -89,9 +90,9 @@ def normalize_block(
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """hidden += add_scale * matmul; out = hidden * weight, an RMSNorm but for its root. Grid: rows, blocks of columns.
+    """hidden += add_scale * sum of partials; out = hidden * weight, an unscaled RMSNorm. Grid: tokens, blocks.
 
-    The matmul that reads `out` divides by the root, from `square_sums`: see `folded_norm`. NOTHING only adds.
+    The matmul that reads `out` applies the scale, from `square_sums`: see `matmul.folded_norm`. NOTHING only adds.
     """
     begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -126,7 +127,7 @@ def normalize_partials(
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, NORM: tl.constexpr,
     NORM_BIAS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The columns from `first` on of a matmul, summed and normed over the row, into its first split. Grid: rows."""
+    """Sum the splits of columns `first` to `first + width`, norm them, and store them in split 0. Grid: tokens."""
     begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)

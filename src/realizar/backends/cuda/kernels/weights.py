@@ -1,4 +1,4 @@
-"""Quantised weights out of `plain_matrix`'s layout: embedding rows, and the matmul for GPUs without CUDA C++."""
+"""Quantised weights out of `weights.plain`'s layout: embedding rows, and the matmul for GPUs without CUDA C++."""
 
 import triton
 import triton.language as tl
@@ -105,9 +105,9 @@ def multiply(
     MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, SPLITS: tl.constexpr,
     COMPUTE: tl.constexpr, TOKENS: tl.constexpr, OUT_FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out [splits, tokens, rows] = x [tokens, cols] @ the matrix transposed. Grid: blocks of rows, of tokens, splits.
+    """out [splits, tokens, out_features] = x [tokens, cols] @ matrix.T. Grid: blocks of both, splits.
 
-    `x_scale` [tokens] is what each row was divided by.
+    `x_scale` [tokens] is the divisor of each token.
     """
     row = tl.program_id(0) * OUT_FEATURES + tl.arange(0, OUT_FEATURES)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)

@@ -1,13 +1,13 @@
-"""An RMSNorm of which one number per row is left to the matmul after it. torch only.
+"""An RMSNorm whose scale is folded into the next matmul. torch only.
 
-out = x * weight / sqrt(mean(x^2) + eps): the root needs the whole row, x * weight does not. So a kernel may take a row
-in blocks of columns, none of which waits for another: each writes its columns of x * weight as the matmul's input and
-its share of the sum of squares. The matmul, which multiplies a row's sums by a number anyway, multiplies by the root
-as well; it adds the shares in a fixed order.
+out = x * weight / sqrt(mean(x^2) + eps). The root needs all of a token's columns, x * weight does not. So a kernel may
+take a token in blocks of columns, none of which waits for another: each writes its columns of x * weight as the
+matmul's input, and a partial sum of squares. The matmul, which scales a token's sums anyway, applies the root as well;
+it adds the partial sums in a fixed order.
 
-An input of half floats needs a power of two per row before the row is known. It comes from the squares of the norm
-before, for between two norms a stream grows or shrinks little; that is why there are two buffers of squares, used in
-turn. `kernels.normalize.stream_factor` says what the range holds.
+An input of half floats needs a power of two per token before all of the token is known. It is taken from the squares
+of the norm before, since a residual stream grows or shrinks little between two norms. Therefore there are two buffers
+of partial sums of squares, used alternately. `kernels.normalize.stream_power` describes the range that this covers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FoldedNorm:
     Attributes:
         square_sums: float32 [>= tokens, parts], contiguous, 16-byte aligned: partial sums of a token's squares;
             parts is a multiple of 8, and those that no block wrote are 0.
-        width: columns of the row.
+        width: columns of a token.
         eps: added to the mean of squares.
     """
 
@@ -38,4 +38,4 @@ class FoldedNorm:
 
 
 NO_NORM = (0, 0, 0.0, 0.0)
-"""The same where nothing is deferred."""
+"""The same arguments where no norm is folded."""

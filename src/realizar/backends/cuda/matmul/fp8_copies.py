@@ -1,11 +1,11 @@
-"""`FP8Copy`: packed matrices once more as 8-bit floats, for steps of many rows. torch only; off unless asked for.
+"""`FP8Copy`: packed matrices copied as 8-bit floats, for steps of many tokens. torch only; off unless asked for.
 
-A step of a few hundred rows and more is bound by arithmetic, which the tensor cores do twice as fast in FP8 (e4m3)
-as in halves. The price is fidelity: 3 mantissa bits in weights and activations are about 3.7 % error of a matmul
-against 0.5 % of int8 per 16, so that logits lie far outside of the gates that everything else keeps. And memory: a byte
-a weight beside the packed matrices, which smaller steps go on reading.
+A step of a few hundred tokens is bound by arithmetic, which the tensor cores do twice as fast in FP8 (e4m3) as in
+halves. The price is fidelity: 3 mantissa bits in weights and activations are about 3.7 % error of a matmul against
+0.5 % of int8 per 16, so that logits lie far outside of the gates that everything else keeps. And memory: a byte a
+weight beside the packed matrices, which smaller steps go on reading.
 
-Weights have one float32 scale per row, activations one per row of the step, 448 being the largest value of both.
+Weights have one float32 scale per output feature, activations one per token, 448 being the largest value of both.
 `kernels.activation` writes the activations; the matmul is cuBLAS's or CUTLASS's, whichever torch takes.
 """
 
@@ -27,13 +27,13 @@ from realizar.errors import InvalidRequestError, UnsupportedModelError
 
 _LOG = logging.getLogger(__name__)
 LEAST_TOKENS = 128
-"""Rows of a step from which on copies are read."""
+"""Tokens of a step from which on copies are read."""
 LEAST_CAPABILITY = (8, 9)
 FORM = Form("fp8")
 LARGEST = 448.0  # of e4m3
-_MULTIPLE = 16  # of rows and columns, as cuBLAS wants them
+_MULTIPLE = 16  # of output features and columns, as cuBLAS wants them
 _COLUMNS = 128  # dequantised at once
-_SMALLEST = 1e-30  # the largest value of a row counts as at least that: a scale's inverse stays finite
+_SMALLEST = 1e-30  # an output feature's largest weight counts as at least that: a scale's inverse stays finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class FP8Copy:
     out: torch.dtype
 
     def multiply(self, x: ActivationBuffer, tokens: int, partials: torch.Tensor) -> None:
-        """Write float32 partials [1, tokens, out_features] of the rows in `x`, which has the form `FORM`."""
+        """Write float32 partials [1, tokens, out_features] of the tokens in `x`, which has the form `FORM`."""
         scaled_matmul(x.values[:tokens], x.scales[:tokens], self.codes, self.scales, self.out, partials[0])
 
 
@@ -87,7 +87,7 @@ def check_device(device: DeviceProfile) -> None:
 
 
 def sum_type(device: DeviceProfile) -> torch.dtype:
-    """The type in which matmuls by rows give their sums here: float32 where torch can, else bfloat16.
+    """The type in which matmuls with a scale per token give their sums here: float32 where torch can, else bfloat16.
 
     Raises:
         UnsupportedModelError: they run in neither.
@@ -119,7 +119,7 @@ def copy_bytes(out_features: int, cols: int) -> int:
 
 
 def copy_matrices(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], out: torch.dtype) -> FP8Copy:
-    """Copy packed matrices of equal columns, one below the other, each in its own order of rows.
+    """Copy packed matrices of equal columns, one below the other, each in its own order of output features.
 
     Args:
         out: from `sum_type`.

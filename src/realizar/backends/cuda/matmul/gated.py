@@ -1,8 +1,8 @@
-"""Matmuls of a feed-forward's interleaved gate and up that end with their activation.
+"""The gated epilogue: a matmul of a feed-forward's interleaved gate and up writes activation(gate) * up.
 
 A consumer warpgroup of the Hopper kernel holds the sums of gate and up of the same outputs, and so does a block of the
-mat-vec that takes the same tile of two strips. So it can write activation(gate) * up, the next matmul's input: one
-kernel less, and neither the sums of 2 x 14336 columns as float32 nor their way through memory.
+mat-vec that takes the same tile of two strips. So it can write the next matmul's input. This saves a kernel, and the
+sums of 2 x 14336 columns as float32 with their way through memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 def route_gated(
     matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix, activation: GatedActivation
 ) -> MatmulConfig | None:
-    """How a matmul with `tokens` rows ends with its activation; None where it does not.
+    """A matmul with the gated epilogue, for so many tokens; None where it has none.
 
-    Where batches may not change a row's bits it never does: not every number of rows could.
+    With `batch_invariant` it never has one, since not every number of tokens could.
     """
     form = matmuls.activation_format(tokens)
     if not matrix.interleaved or matmuls.batch_invariant:
@@ -47,10 +47,10 @@ def launch_gated(
     Args:
         matrix: gate and up, interleaved.
         target: of matrix.out_features / 2 columns, in the format `config.format` as `activations`, in other memory. All
-            rows of `half` are divided by one power of two; values beyond 4.2e6 are cut to that. Rows beyond the step's
-            are written up to the end of their block.
-        tokens: rows of the step.
-        config: from `route_gated` for these rows and this matrix.
+            tokens of `half` are divided by one power of two; values beyond 4.2e6 are cut to that. Tokens beyond the
+            step's are written up to the end of their block.
+        tokens: of the step.
+        config: from `route_gated` for so many tokens and this matrix.
         stream: its handle; torch's current stream if None.
 
     Raises:

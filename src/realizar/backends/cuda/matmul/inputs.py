@@ -27,9 +27,9 @@ class Form:
     """How an activation is written.
 
     Attributes:
-        kind: row after row in a type (`f16` with a power of two per row, `fp8` with a scale), or one of the CUDA
+        kind: token after token in a type (`f16` with a power of two per token, `fp8` with a scale), or one of the CUDA
             matmuls' formats.
-        block_tokens: rows of a block of `half`.
+        block_tokens: tokens of a block of `half`.
     """
 
     kind: FormKind
@@ -38,11 +38,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class ActivationBuffer:
-    """Room for rows of one form.
+    """Memory for the tokens of a step in one format.
 
     Attributes:
-        values: [tokens, cols], of `fp8` its bytes; or float16 in the order of `pack_activations`.
-        scales: float32 [tokens], what rows were divided by.
+        values: [tokens, cols], of `fp8` its bytes; or float16 in the order of `layouts.activations`.
+        scales: float32 [tokens], the divisor of each token.
         codes, terms: of `int8`.
     """
 
@@ -73,11 +73,11 @@ class ActivationBuffers:
         self._made: dict[tuple[Form, int, int, bool], ActivationBuffer] = {}
 
     def get(self, form: Form, cols: int, tokens: int | None = None) -> ActivationBuffer:
-        """The buffer of a form and a number of columns: for the step's rows, or for `tokens`."""
+        """The buffer of a format and a number of columns: for the step's tokens, or for `tokens`."""
         return self._get(form, cols, tokens or self._tokens, False)
 
     def normed(self, form: Form, cols: int) -> ActivationBuffer:
-        """The same for norms of the stream: a matmul that reads as many columns of integers may write it."""
+        """The buffer of norms of the stream, which a matmul that reads as many columns of integers may write."""
         return self._get(form, cols, self._tokens, form.kind == "int8")
 
     def _get(self, form: Form, cols: int, tokens: int, own: bool) -> ActivationBuffer:

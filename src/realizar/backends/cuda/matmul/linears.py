@@ -1,4 +1,4 @@
-"""Matmuls that share an input, merged into one output, whatever their matrices are made of."""
+"""`MergedLinear`: matrices that share an input, multiplied as one, whatever formats they are packed in."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class MergedLinear:
     Args:
         matrices: in the order of their columns.
         bias: float32 over all columns, or None; added where sums are whole: by the kernel that sums the splits, or by
-            the matmul that joins the stream.
+            the residual-add epilogue.
         matmuls: of packed matrices; None where there are none.
-        activation: of the feed-forward whose gate and up these are, where the matmul that reads its result is packed.
+        activation: of the feed-forward whose gate and up these are, where the consumer of its result is packed.
         adds_residual: whether its sums go to the residual stream, through no norm.
 
     Attributes:
-        copy: of all matrices, in FP8, for steps of many rows; None where there is none.
+        copy: of all matrices, in FP8, for steps of many tokens; None where there is none.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MergedLinear:
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
     def routes(self, tokens: int) -> list[tuple[PackedMatrix, MatmulConfig]]:
-        """The packed matrices, and how each is multiplied in a step of so many rows; none where their copy is."""
+        """The packed matrices, and how each is multiplied in a step of so many tokens; none where their copy is."""
         if self._copy_for(tokens) is not None:
             return []
         packed = _packed(self)
@@ -114,7 +114,7 @@ class MergedLinear:
         return list(zip(packed, self._routes[tokens], strict=True))
 
     def _epilogue_route(self, tokens: int, matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig | None:
-        """How the matmul ends with more than its sums, if it does."""
+        """The config of the matmul with an epilogue, if it has one."""
         if self._activation is not None:
             return route_gated(matmuls, tokens, matrix, self._activation)
         return route_residual(matmuls, tokens, matrix) if self._adds_residual and len(self.segments) == 1 else None
@@ -219,7 +219,7 @@ class MergedLinear:
 def copy_to_fp8(
     linears: Sequence[MergedLinear], matmuls: MatmulKernels, sums: torch.dtype, copied: Callable[[float], None]
 ) -> int:
-    """Give all that is packed, and of sizes that FP8 matmuls take, a copy; `copied` gets the share done.
+    """Give all that is packed, and of sizes that FP8 matmuls take, a copy; `copied` gets the fraction done.
 
     Returns the bytes of all copies.
 
@@ -240,7 +240,7 @@ def _packed(linear: MergedLinear) -> list[PackedMatrix]:
 
 
 def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int]) -> int:
-    """float32 of the largest partial sums of these matmuls, for these numbers of rows, once they are prepared."""
+    """float32 of the largest partial sums of these matmuls, for these numbers of tokens, once they are prepared."""
     counts = list(token_counts)
     return max(
         0 if linear.is_gated(tokens) or linear.adds_residual(tokens) else linear.splits(tokens) * tokens * linear.width

@@ -1,4 +1,4 @@
-"""Matmuls that share an input, and what becomes of their sums: made into `MergedLinear`, each once."""
+"""Makes a program's `MergedLinear`s, each once, and decides which of them may have an epilogue."""
 
 from __future__ import annotations
 

@@ -1,30 +1,28 @@
-"""Matmuls of activations with quantised weights: what the rest of the backend calls.
+"""Matmuls of activations with quantised weights: the contract that the rest of the backend calls.
 
-The seam, all of it:
+    packed = pack_matrix(source, device)                # weights/pack.py: once, at load
+    matmuls = MatmulKernels(device, batch_invariant=False)
+    form = matmuls.activation_format(tokens)            # ActivationFormat(kind, block_tokens): depends on tokens alone
+    config = matmuls.route(tokens, packed)              # MatmulConfig: the kernel, its tiles, its splits
+    matmuls.launch(packed, activations, partials, tokens, config, stream)
 
-    packed = pack_matrix(planes, device)                # pack.py: once, at load
-    matmuls = Matmuls(device, batch_invariant=False)
-    form = matmuls.activation_format(rows)             # ActivationFormat(kind, block_tokens): depends on rows alone
-    config = matmuls.route(rows, packed)               # ProductConfig: the kernel, its tiles, its splits
-    matmuls.launch(packed, activations, partials, rows, config, stream)
+`launch` writes float32 partial sums, partials[split, token, column], into a tensor [splits, >= tokens, token_stride].
+It fills tokens 0 .. tokens - 1 and `packed.out_features` columns from `column` on, and nothing else. The kernel after
+it sums the splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and differ in format are
+separate `PackedMatrix` segments of one merged output: `route_merged` gives them one config, with which `launch_merged`
+runs them in one grid (in two, the second cost 5 us more at one token and 13 at 64).
 
-`launch` writes float32 partial sums, partials[split, row, column]: a tensor [splits, >= tokens, token_stride], of which
-it fills rows 0 .. rows - 1 and `packed.tokens` columns from `column` on, and nothing else. The kernel after it sums the
-splits in order 0, 1, 2, ... and adds the bias. Matrices that share an input and differ in format are separate
-`PackedMatrix` segments of one merged output: `route_merged` gives them one config, with which `launch_merged` runs them
-in one grid (in two, the second cost 5 us more at one row and 13 at 64).
+A matmul may have an epilogue instead of writing partial sums. `gated` writes activation(gate) * up of a feed-forward
+whose gate and up are interleaved in one matrix. `residual` adds to the residual stream and begins the next norm.
 
-A feed-forward's gate and up may be interleaved in one matrix: `gated` ends their matmul with the activation. Sums
-that the residual stream gets may be added to it at once, and the norm after them begun: `residual`.
-
-With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a matmul asks for its first weights
-before it waits for the kernel before it, and lets the kernel after it start early: that one must itself execute
+With programmatic dependent launch (`config.dependent`, compute capability 9.0 on) a matmul requests its first weights
+before it waits for the kernel before it, and lets the kernel after it start early. That kernel must itself execute
 `griddepcontrol.wait` (Triton: `tl.extra.cuda.gdc_wait()`) before it reads the partials, if it is launched with
 `launch_pdl=True`; launched plainly it need do nothing. A matmul reads activations and writes partials only after its
 own wait, so it may follow any kernel.
 
-Formats of activations: `pack_activations`. Layout of weights: `fragments`. A matmul may finish the RMSNorm that its
-input comes from, with one factor per row: `folded_norm`.
+The formats of activations are in `layouts.activations`, the layout of weights in `layouts.fragments`. A matmul can
+apply the scale of the RMSNorm that its input comes from, one factor per token: `folded_norm`.
 """
 
 from __future__ import annotations
@@ -63,11 +61,11 @@ MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, 
 
 @dataclass(frozen=True, slots=True)
 class ActivationFormat:
-    """The format that a step of some number of rows uses.
+    """The format that a step of some number of tokens uses.
 
     Attributes:
         kind: `int8` or `half`.
-        block_tokens: rows of a block of the `half` format (8 to 128); 1 for `int8`.
+        block_tokens: tokens of a block of the `half` format (8 to 128); 1 for `int8`.
     """
 
     kind: Kind
@@ -85,7 +83,7 @@ class Int8Activations:
     Attributes:
         codes: int8 [>= tokens, padded_cols], contiguous, 16-byte aligned.
         terms: float32 [>= tokens, padded_cols / 16, 2], contiguous.
-        norm: what the matmul must still do to the rows.
+        norm: the scale that the matmul must still apply, if any.
     """
 
     codes: torch.Tensor
@@ -100,7 +98,7 @@ class HalfActivations:
     Attributes:
         values: float16 [blocks, padded_cols / 64, 8, block_tokens / 8, 8, 8], contiguous, 128-byte aligned.
         token_scales: float32 [blocks * block_tokens].
-        norm: what the matmul must still do to the rows.
+        norm: the scale that the matmul must still apply, if any.
     """
 
     values: torch.Tensor
@@ -118,9 +116,9 @@ class MatmulConfig:
     Attributes:
         tiles: the kernel and its own parameters.
         format: of the activations that it reads.
-        splits: partial sums that it writes.
-        dependent: whether it is launched with programmatic stream serialisation.
-        epilogue: with which `gated.launch_gated` or `residual.launch_residual` ends it; None: with partial sums.
+        splits: number of partial sums that it writes.
+        dependent: True if it is launched with programmatic stream serialisation.
+        epilogue: of `gated.launch_gated` or `residual.launch_residual`; None where it writes partial sums.
     """
 
     tiles: Tiles
@@ -138,7 +136,7 @@ class MatmulKernels:
 
         Args:
             device: a CUDA device.
-            batch_invariant: take one route and fixed splits, so that a row's matmul is the same in every batch.
+            batch_invariant: take one route and fixed splits, so that a token's matmul is the same in every batch.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -149,18 +147,18 @@ class MatmulKernels:
         processors = int(properties.multi_processor_count)
         self.tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
         self._kernels: dict[Key, tuple[Kernel, Tiles]] = {}
-        self.refused: set[Key] = set()  # kernels with an ending that did not compile or fit
+        self.refused: set[Key] = set()  # kernels with an epilogue that did not compile or fit
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
     def activation_format(self, tokens: int) -> ActivationFormat:
-        """The format that all matmuls of a step with so many rows read."""
+        """The activation format that all matmuls of a step of so many tokens read."""
         if not self.batch_invariant and tokens <= self.tuning.int8_tokens:
             return ActivationFormat("int8", 1)
         return ActivationFormat("half", self.tuning.block_tokens(tokens))
 
     def route(self, tokens: int, matrix: PackedMatrix) -> MatmulConfig:
-        """How a matmul with `tokens` rows of activations runs."""
+        """Choose the kernel of a matmul with so many tokens."""
         return self.route_merged(tokens, [matrix])[0]
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
@@ -178,7 +176,7 @@ class MatmulKernels:
         return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
     def _choose(self, tokens: int, form: ActivationFormat, matrix: PackedMatrix, out_features: int) -> Choice:
-        """The choice for a matrix's format and columns, and as many rows of weights."""
+        """Choose tiles and splits for a matrix's format and columns, and so many output features."""
         if form.kind == "int8":
             return self.tuning.few_tokens(tokens, out_features, matrix.cols, matrix.format)
         return self.tuning.many_tokens(tokens, out_features, matrix.cols, matrix.format, self.batch_invariant)
@@ -239,10 +237,10 @@ class MatmulKernels:
             matrix: the weights.
             activations: in the format `config.format`, of as many columns.
             partials: float32 [>= splits, >= tokens, >= column + matrix.out_features], the last axis contiguous.
-            tokens: rows of the step.
-            config: from `route` for these rows and this matrix.
+            tokens: of the step.
+            config: from `route` for so many tokens and this matrix.
             stream: its handle; torch's current stream if None.
-            column: where this matrix's rows begin in the output.
+            column: of the output where this matrix begins.
 
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
@@ -305,7 +303,7 @@ class MatmulKernels:
         return Int8Activations(codes, terms)
 
     def to_half(self, x: torch.Tensor, block_tokens: int) -> HalfActivations:
-        """float32 [tokens, cols] in the `half` format, new memory, rows filled up with zeros."""
+        """float32 [tokens, cols] in the `half` format, new memory, the last block filled up with zeros."""
         tokens, cols = x.shape
         padded, blocks = padded_cols(cols), -(-tokens // block_tokens)
         shape = (blocks, padded // 64, 8, block_tokens // 8, 8, 8)
@@ -324,13 +322,13 @@ class MatmulKernels:
 
 
 def shape_arguments(activations: Activations, tokens: int, matrix: PackedMatrix, *splitting: int) -> tuple[float, ...]:
-    """Of all matrices, as SHAPE_SIZES has them; `splitting`: splits, row stride, split stride."""
+    """Arguments of a launch as a whole, as SHAPE_SIZES lists them; `splitting`: splits, token stride, split stride."""
     norm = activations.norm.arguments() if activations.norm else NO_NORM
     return *input_addresses(activations), *norm, tokens, matrix.format.chunks(matrix.cols), *splitting
 
 
 def input_addresses(activations: Activations) -> tuple[int, int]:
-    """Of codes and terms, or of values and row scales."""
+    """Addresses of codes and terms, or of values and token scales."""
     if isinstance(activations, Int8Activations):
         return activations.codes.data_ptr(), activations.terms.data_ptr()
     return activations.values.data_ptr(), activations.token_scales.data_ptr()

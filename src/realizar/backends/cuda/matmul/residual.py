@@ -1,9 +1,9 @@
-"""Matmuls whose sums are added to the residual stream at once, and with which the norm after them begins.
+"""The residual-add epilogue: a matmul adds its sums to the residual stream and begins the norm after it.
 
-Where a matmul's tiles fill the device, the mat-vec gives all columns of a tile to one block, so that it has whole
-sums. It can add them, and write the next matmul's input as far as a block of columns determines it: stream * gain, as
-codes and terms, and its share of the sum of squares, from which that matmul finishes the norm (`folded_norm`). That
-is two kernels less in a layer.
+Where a matmul's tiles fill the device, the mat-vec gives all columns of a tile to one block, so the block has whole
+sums. It adds them to the stream, and writes the next matmul's input as far as a block of columns determines it:
+stream * norm weight as codes and terms, and a partial sum of squares, from which that matmul applies the norm's scale
+(`folded_norm`). This saves two kernels in a layer.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Residual:
 
 
 def epilogue_square_parts(cols: int) -> int:
-    """Shares of the sum of squares of a row of the stream, filled up to a multiple of 8."""
+    """Partial sums of squares of a token of the stream, filled up to a multiple of 8."""
     return -(-cols // (8 * EPILOGUE_COLUMNS)) * 8
 
 
 def route_residual(matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix) -> MatmulConfig | None:
-    """How a matmul with `tokens` rows ends on the stream; None where it does not: where its columns are split."""
+    """A matmul with the residual-add epilogue, for so many tokens; None where its columns must be split."""
     config = matmuls.route(tokens, matrix)
     if not isinstance(config.tiles, MatvecTiles) or config.splits > 1 or matrix.out_features % EPILOGUE_COLUMNS:
         return None
@@ -69,12 +69,12 @@ def launch_residual(
     matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, residual: Residual, tokens: int,
     config: MatmulConfig, stream: int | None = None,
 ) -> None:  # fmt: skip
-    """Start hidden += scale * (activations @ matrix.T + bias), and target = hidden * gain.
+    """Start hidden += scale * (activations @ matrix.T + bias), and target = hidden * norm_weight.
 
     Args:
-        activations: whose norm, if one was deferred, is finished already.
-        tokens: rows of the step.
-        config: from `route_residual` for these rows and this matrix.
+        activations: without a folded norm.
+        tokens: of the step.
+        config: from `route_residual` for so many tokens and this matrix.
         stream: its handle; torch's current stream if None.
 
     Raises:

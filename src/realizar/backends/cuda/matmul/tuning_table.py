@@ -1,7 +1,7 @@
-"""Which tiles and splits a matmul takes: measured tables per GPU, and rules where no table speaks. torch-free.
+"""Tiles and splits of a matmul: from measured tables per GPU, or by rule where there is no table. torch-free.
 
 A table is JSON in `tables/`, a list of lines as `Line.to_json` writes them: the fastest tiles and splits for a number
-of activation rows and a shape. A matmul takes the line of its number of rows and the nearest shape; splits are then
+of tokens and a shape. A matmul takes the line of its number of tokens and the nearest shape; splits are then
 scaled so that as many blocks run, and stages cut where another weight format's blocks are too large for shared
 memory.
 """
@@ -28,7 +28,7 @@ _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "m
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
 _BLOCK_TOKENS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
-_MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and where it ends with an activation
+_MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
@@ -47,7 +47,7 @@ class Line:
     """A measured matmul.
 
     Attributes:
-        tokens: activation rows. out_features, cols: shape of the weights.
+        tokens: of the step. out_features, cols: shape of the weights.
         tiles, splits: how it ran. ms: how long, of one launch in a graph of many.
     """
 
@@ -59,7 +59,7 @@ class Line:
     ms: float
 
     def to_json(self) -> list[Any]:
-        """rows, out_features, cols, kind, the tiles' numbers, splits, ms."""
+        """[tokens, out_features, cols, kind, the tiles' numbers, splits, ms]."""
         numbers = [getattr(self.tiles, field.name) for field in fields(self.tiles) if field.name != "kind"]
         return [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
 
@@ -80,7 +80,7 @@ class Line:
 
 
 def best_lines(lines: Iterable[Line]) -> list[Line]:
-    """The cheapest line of each number of rows, shape and kind of activations, in order."""
+    """The cheapest line of each number of tokens, shape and kind of activations, in order."""
     best: dict[tuple[int, int, int, bool], Line] = {}
     for line in lines:
         if line.key not in best or line.cost < best[line.key].cost:
@@ -89,7 +89,7 @@ def best_lines(lines: Iterable[Line]) -> list[Line]:
 
 
 def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
-    """A table in which what was measured anew replaces what stood there of the same matmuls."""
+    """A table in which new lines replace the old ones of the same matmuls."""
     best = best_lines(new)
     keys = {line.key for line in best}
     return best_lines([*best, *(line for line in old if line.key not in keys)])
@@ -103,7 +103,7 @@ class DeviceTuning:
         wgmma: whether the Hopper kernel runs.
         processors: multiprocessors. shared_bytes: shared memory that one block may have.
         lines: the table, empty where there is none.
-        int8_tokens: the largest number of rows for the integer mat-vec.
+        int8_tokens: the largest number of tokens for the integer mat-vec.
     """
 
     wgmma: bool
@@ -121,7 +121,7 @@ class DeviceTuning:
         return tokens <= 512
 
     def few_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> Choice:
-        """The mat-vec's choice. A table's line counts for its own number of rows, and where it keeps columns whole."""
+        """The mat-vec's choice. A table's line counts for its own number of tokens, if it keeps columns whole."""
         line = self._nearest(tokens, out_features, cols, {"matvec"})
         if line is not None and line.tokens == tokens:
             measured = self._fitted(replace(line.tiles, tokens=tokens), line, tokens, out_features, form, cols)
@@ -162,7 +162,7 @@ class DeviceTuning:
         return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
 
     def gated_few(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
-        """Tiles of a mat-vec that ends with an activation: of gate and of up one each, with all columns, in a block.
+        """Tiles of a mat-vec with the gated epilogue: one of gate and one of up, with all columns, in a block.
 
         All blocks run at once. None where the matmul fills too little of the device.
         """
@@ -174,7 +174,7 @@ class DeviceTuning:
         return MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
     def gated(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
-        """Tiles of a matmul that ends with an activation: whole sums, gate and up in one warpgroup.
+        """Tiles of a Hopper matmul with the gated epilogue: whole sums, gate and up in one warpgroup.
 
         None where the Hopper kernel does not run, or where the matmul fills too little of the device without splits.
         """
@@ -193,7 +193,7 @@ class DeviceTuning:
         return fitted
 
     def _nearest_gated(self, tokens: int, out_features: int, cols: int) -> WgmmaTiles | None:
-        """Of the lines with two strips the nearest shape's, for the nearest number of rows that is no smaller."""
+        """The tiles of the line with two strips that is nearest by shape, then by a number of tokens no smaller."""
         lines = [line for line in self.lines if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
         most = max((line.tokens for line in lines), default=0)
         fitting = [line for line in lines if line.tokens >= min(tokens, most)]
@@ -201,7 +201,7 @@ class DeviceTuning:
         return best.tiles if best is not None and isinstance(best.tiles, WgmmaTiles) else None
 
     def _nearest(self, tokens: int, out_features: int, cols: int, kinds: set[str]) -> Line | None:
-        """The line of the nearest number of rows that is no smaller, and the nearest shape."""
+        """The line of the nearest number of tokens that is no smaller, and the nearest shape."""
         lines = [line for line in self.lines if line.tiles.kind in kinds]
         counts = {line.tokens for line in lines}
         if not counts:
@@ -261,7 +261,7 @@ def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_
 
 
 def own_table(name: str) -> Path:
-    """Where a table measured on this machine lies, under XDG_DATA_HOME or ~/.local/share."""
+    """The path of a table measured on this machine, under XDG_DATA_HOME or ~/.local/share."""
     return user_data() / "tuning" / f"{'-'.join(name.lower().split())}.json"
 
 

@@ -1,5 +1,5 @@
-// The activation with which the first matmul of a gated feed-forward ends. Defined around it: ACTIVATION (1 silu, 2 gelu
-// by tanh, 3 gelu).
+// The activation of the gated epilogue.
+// Defined around it: ACTIVATION (1 silu, 2 gelu by tanh, 3 gelu).
 
 INLINE float activated(float x) {  // as kernels/activate.py; exp to infinity leaves 0
   if constexpr (ACTIVATION == 1) return __fdividef(x, 1.f + __expf(-x));

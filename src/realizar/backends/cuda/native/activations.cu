@@ -1,7 +1,9 @@
-// Float rows to the formats that matmuls read; the backend's own kernels write them where they compute the rows.
-// Defined by the loader: NAME_INT8 NAME_HALF, the kernels' names. Before it: primitives.cu, codes.cu.
+// Float activations to the formats that matmuls read; the backend's own kernels write them where they compute the
+// values.
+// Defined by the loader: NAME_INT8 NAME_HALF, the kernels' names.
+// Before it: primitives.cu, codes.cu.
 
-// One warp per row and 32 columns. x: float32 [tokens, cols]; codes, terms: pack_activations.
+// One warp per token and 32 columns. x: float32 [tokens, cols]; codes, terms: pack_activations.
 extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restrict__ codes, float2* __restrict__ terms, int tokens, int cols, int padded_cols) {
   const int lane = threadIdx.x % 32, groups = padded_cols / 32;
   const long unit = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
@@ -11,7 +13,7 @@ extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restri
   code_of(value).store(codes, terms, unit * 2 + lane / 16, lane % 16);
 }
 
-// One block per row; rows beyond `tokens` become zeros. values: [blocks, chunks, 8, block_tokens / 8, 8, 8] half.
+// One block per token; tokens beyond `tokens` become zeros. values: [blocks, chunks, 8, block_tokens / 8, 8, 8] half.
 extern "C" __global__ void NAME_HALF(const float* __restrict__ x, unsigned short* __restrict__ values, float* __restrict__ token_scales, int tokens, int cols, int padded_cols, int block_tokens) {
   __shared__ float tops[32];
   const int token = blockIdx.x;

@@ -1,13 +1,14 @@
-// Attention of one token of a row against one part of its context; grid: decodes, KV heads, parts.
-// A block sums, norms and turns the queries of one KV head; that of the last part also makes the new key and value,
-// writes them to the cache and takes them from shared memory. Warps take tiles of 16 keys in turn, on the tensor cores:
-// scores are queries x keys and the result is values^T x weights^T, so that both read what lies side by side in memory.
-// A warp copies its tiles into shared memory of its own, the first ones before the kernel before has ended.
-// The block that comes last joins the parts, in their order.
-// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s of
-// keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0 none,
-// 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1 int8, 2
-// half) BLOCK_TOKENS RUNS (of a tile: 1, 4) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
+// Attention of one token of a row against one part of its context; grid: decodes, KV heads, parts. A block sums, norms
+// and rotates the queries of one KV head. The block of the last part also makes the new key and value, writes them to
+// the cache and reads them from shared memory. Warps take tiles of 16 keys alternately, on the tensor cores: scores are
+// queries x keys and the result is values^T x weights^T, so that both read what lies side by side in memory. A warp
+// copies its tiles into shared memory of its own, the first ones before the kernel before has ended. The block that
+// finishes last combines the parts, in their order.
+// Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s
+// of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0
+// none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1
+// int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) STAGE_BYTES (of a warp and a stage) CAP (whether scores are
+// capped).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
@@ -90,7 +91,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
     }
     unpack(x, vector, scale);
   };
-  // What steps before this one wrote needs no wait: these keys, and what describes the step.
+  // Keys of earlier steps and the step's own arrays are there already: reading them needs no wait.
   int ahead[STAGES];
 #pragma unroll
   for (int i = 0; i < STAGES; i++) ahead[i] = locate(warp + i * WARPS);

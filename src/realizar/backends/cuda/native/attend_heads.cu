@@ -1,5 +1,6 @@
-// Heads of queries, keys and values as a block of attention holds them: where they lie, how they are normed, turned, kept in
-// the cache and multiplied. Defined around it: what attend.cu has.
+// Heads of queries, keys and values as a block of attention holds them: where they lie, how they are normed, rotated,
+// kept in the cache and multiplied.
+// Defined around it: what attend.cu has.
 
 constexpr int THREADS = WARPS * 32, TILE = 16;
 constexpr int EACH = (HEAD + 31) / 32;  // dimensions of a lane: lane, lane + 32, ...
@@ -73,10 +74,10 @@ INLINE float sum_of_warp(float x) { for (int o = 16; o; o >>= 1) x += __shfl_xor
 INLINE float cap_score(float s, float cap) { return CAP ? cap - 2.f * cap / (__expf(s * (2.f / cap)) + 1.f) : s; }
 INLINE float weight_of(float top, float reference) { return top == NEVER ? 0.f : __expf(top - reference); }
 
-// What a lane's dimensions are turned by, where it holds both of each pair.
+// Cosines and sines for a lane's dimensions, where it holds both of each pair.
 struct Angles { float cosine[ROTARY / 64 + 1], sine[ROTARY / 64 + 1]; };
 
-// One warp: a head's float32 values, normed and turned; `weight` is 0 where nothing is normed. `room`: for a head.
+// One warp: a head's float32 values, normed and rotated; `weight` is 0 where nothing is normed. `room`: for a head.
 INLINE void norm_and_rotate(float (&x)[EACH], float* room, const float* weight, const float* norm_bias, float eps, const Angles& angles, const float* cosine, const float* sine, int lane) {
   if constexpr (NORM > 0)
     if (weight) {

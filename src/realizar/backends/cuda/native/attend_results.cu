@@ -1,9 +1,10 @@
-// What a block of attention leaves: a row's result for the output projection, and one that comes in parts, joined. Before it:
-// attend_heads.cu.
+// The results of attention: a token's input of the output projection, from one part or combined from several.
+// Before it: attend_heads.cu.
 
 constexpr int UNITS = GROUP * HEAD / 4;  // of four dimensions
 
-// Four neighbours from column c on of a row of the output projection's input; four lanes have what shares a scale.
+// Four neighbours from column c on of a token's input of the output projection; four lanes have the values of one
+// scale.
 INLINE void write_four(float4 x, char* out, float* terms, long token, int c, int columns, int out_stride, bool live) {
   const int chunks = (columns + 63) / 64;
 #if FORM == 0
@@ -38,7 +39,8 @@ INLINE void join_parts(const float* partial, const float* state, const float* si
   const int head0 = kv_head * GROUP, all_heads = kv_heads * GROUP;
   const long first = (long)decode * gridDim.z * all_heads + head0;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Threads that are more than units take slices of the parts; the first of them are on their way while shares are made.
+  // Threads that are more than units take slices of the parts; the first of them are on their way while the weights are
+  // computed.
   constexpr int SLICES = UNITS % 32 == 0 && THREADS % UNITS == 0 ? THREADS / UNITS : 1, AHEAD = 16;
   const int slice = SLICES > 1 ? threadIdx.x / UNITS : 0, first_unit = threadIdx.x - slice * UNITS;
   float4 part_of[AHEAD];

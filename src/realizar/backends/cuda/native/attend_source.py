@@ -17,16 +17,16 @@ class AttendKernel:
 
     Attributes:
         head: head size, a multiple of 8. group: query heads of a KV head.
-        splits: of the matmul that it reads. bias: whether one is added.
-        norm: 0 none, 1 RMS, 2 layer, over a head of queries or keys. norm_bias: whether they have one.
-        rotary: dimensions that rope turns. interleaved: whether neighbours are pairs.
+        splits: of the matmul that it reads. bias: True if one is added.
+        norm: 0 none, 1 RMS, 2 layer, over a head of queries or keys. norm_bias: True if they have one.
+        rotary: dimensions that rope rotates. interleaved: True if neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
-        out: what it writes: `f32`, `int8` or `half`. block_tokens: of `half`.
+        out: format of the result: `f32`, `int8` or `half`. block_tokens: of `half`.
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
         least: parts of a context are no shorter than so many times 64 keys.
-        cap: whether scores are capped.
+        cap: True if scores are capped.
     """
 
     head: int

@@ -1,4 +1,4 @@
-// Copies of whole pieces of memory by compute capability 9.0's copy engine, and barriers that count their bytes.
+// Copies of contiguous memory by compute capability 9.0's copy engine, and barriers that count their bytes.
 
 #if __CUDA_ARCH__ >= 900
 INLINE void barrier_init(u32 at, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals)); }

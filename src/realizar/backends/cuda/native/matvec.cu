@@ -1,7 +1,7 @@
-// Matmuls for few rows: integer dot products of codes with int8 activations.
-// Defined around it: ROWS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns)
-// UNROLL (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the
-// epilogue is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add.
+// Matmuls for few tokens: integer dot products of codes with int8 activations.
+// Defined around it: TOKENS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns) UNROLL
+// (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the epilogue
+// is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add.
 
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
   const char* weights = matrix.weights;
@@ -11,7 +11,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int out_features = matrix.out_features;
   const int chunks = shape.chunks, splits = shape.splits;
   constexpr int WARPS = TILES * PARTS, OWN_TOKENS = (TOKENS + WARPS - 1) / WARPS;  // whose norm a warp finishes
-  constexpr int EARLY = TOKENS <= 2 ? 8 : 1;  // times 32 parts of squares: those of few rows come from many blocks
+  constexpr int EARLY = TOKENS <= 2 ? 8 : 1;  // times 32 partial sums of squares, of which few tokens have many
   __shared__ float sums[PARTS][TOKENS][TILES * 16];
   __shared__ float factors[TOKENS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
@@ -21,7 +21,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #else
   const int tile = block_x * TILES + slot;
 #endif
-  // Warps take chunks in turn, so that those of a block read what lies together.
+  // Warps take chunks alternately, so that those of a block read what lies together.
   const int count = tile * 16 < out_features ? (chunks - part + parts - 1) / parts : 0;
   const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
 

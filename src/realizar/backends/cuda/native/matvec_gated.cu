@@ -1,10 +1,10 @@
-// The end of a gated feed-forward's first matmul in the mat-vec: activation(gate) * up, written as the codes and terms
-// that the next matmul reads. A block has the tile of 16 outputs of a gate's strip and the same of the strip of up after
-// it, and all their columns: the sums of 16 neighbours of the next matmul's columns, which share a scale. Defined around
-// it: what activated.cu and matvec.cu have.
+// The gated epilogue of the mat-vec: activation(gate) * up, written as the codes and terms that the next matmul reads.
+// A block has the tile of 16 outputs of a gate's strip and the same of the strip of up after it, and all their columns:
+// the sums of 16 neighbours of the next matmul's columns, which share a scale.
+// Defined around it: what activated.cu and matvec.cu have.
 
-// sums: of each warp's columns, gate before up; factors: of a norm that was deferred, if one was. All of the block's threads
-// come here, after what they share is written.
+// sums: of each warp's columns, gate before up; factors: the scale of a folded norm, if there is one. All of the
+// block's threads come here, after their shared memory is written.
 INLINE void store_gated(const float (&sums)[PARTS][TOKENS][TILES * 16], const float (&factors)[TOKENS], bool folded, const Matrix& matrix, int block_x) {
   static_assert(TILES == 2, "a tile of gate and one of up");
   const int groups = matrix.out_features / 32;  // of 16 outputs

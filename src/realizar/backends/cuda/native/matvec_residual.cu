@@ -1,9 +1,9 @@
-// The end of a matmul whose sums are added to the residual stream, in the mat-vec: it adds them, and where a norm comes
-// next it writes stream * gain as the codes and terms that the matmul after it reads, and the squares that this one needs
-// to finish the norm. A block has all columns of its tiles; 16 outputs share a scale. Defined around it: what codes.cu and
-// matvec.cu have.
+// The residual-add epilogue of the mat-vec: it adds the sums to the residual stream. Where a norm comes next, it writes
+// stream * norm_weight as the codes and terms that the next matmul reads, and the partial sums of squares from which
+// that one applies the norm's scale. A block has all columns of its tiles; 16 outputs share a scale.
+// Defined around it: what codes.cu and matvec.cu have.
 
-// A thread's columns of the stream: asked for early, used at the end.
+// A thread's columns of the stream: requested early, used at the end.
 struct ResidualAdd {
   static constexpr int COLUMNS = TILES * 16, COUNT = TOKENS * COLUMNS, THREADS = TILES * PARTS * 32, OWN = (COUNT + THREADS - 1) / THREADS;
   float before[OWN], norm_weight[OWN];
@@ -20,7 +20,7 @@ struct ResidualAdd {
 #pragma unroll
     for (int i = 0; i < OWN; i++) before[i] = load_float(at(matrix, i, block_x));
   }
-  // All of the block's threads come here, after what they share is written. The stream's width is a multiple of 16.
+  // All of the block's threads come here, after their shared memory is written. The stream's width is a multiple of 16.
   INLINE void store(const float (&sums)[PARTS][TOKENS][COLUMNS], const Matrix& matrix, const ResidualStream& stream, int block_x) const {
     const int groups = (matrix.out_features + 63) / 64 * 4;
 #pragma unroll

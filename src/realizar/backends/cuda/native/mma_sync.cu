@@ -1,9 +1,9 @@
-// Matmuls for 8 rows and more from compute capability 8.0 on: weights become the A operand of mma.sync in registers,
+// Matmuls for 8 tokens and more from compute capability 8.0 on: weights become the A operand of mma.sync in registers,
 // activations come through shared memory by ldmatrix. All warps fill a ring of stages with cp.async.
-// Defined around it: ROWS (of an activation block: 8-256) STRIPS (of 64 rows, per block) STAGES
-// BLOCKS (per multiprocessor).
+// Defined around it: TOKENS (of an activation block: 8-256) STRIPS (of 64 output features, per block) STAGES BLOCKS
+// (per multiprocessor).
 
-constexpr int PART_TOKENS = TOKENS < 64 ? TOKENS : 64;  // rows that one thread block takes
+constexpr int PART_TOKENS = TOKENS < 64 ? TOKENS : 64;  // tokens that one thread block takes
 constexpr int PARTS = TOKENS / PART_TOKENS;
 constexpr int THREADS = STRIPS * 128;
 constexpr int STRIP_STAGE = BLOCK_BYTES + SUPER_BYTES;
@@ -48,7 +48,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   let_next_start();
   wait_for_previous();
   for (int k = 0; k < STAGES - 1; k++) { fetch_x(k); close(); }
-  __shared__ float scales[PART_TOKENS];  // of the activation rows; read after the loop's barriers
+  __shared__ float scales[PART_TOKENS];  // of the tokens; read after the loop's barriers
   if (threadIdx.x < PART_TOKENS) scales[threadIdx.x] = token_scale(token_scales, shape, x_block * TOKENS + x_part * PART_TOKENS + threadIdx.x);
 
   float c[PART_TOKENS / 8][4];

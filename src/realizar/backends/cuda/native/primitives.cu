@@ -1,4 +1,4 @@
-// What all matmul kernels share and no weight format changes: half floats, memory, programmatic launch. No header is
+// Primitives of all matmul kernels, for any weight format: half floats, memory, programmatic launch. No header is
 // included; half floats are handled through inline PTX.
 
 typedef unsigned char u8;
@@ -36,13 +36,14 @@ INLINE void wait_for_previous() {
 #endif
 }
 
-// Activations and their scales, written by the kernel before: never through the read-only path, and never before the wait.
+// Activations and their scales, written by the kernel before: never through the read-only path, and never before the
+// wait.
 INLINE uint4 load16(const void* at) { uint4 r; asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(at) : "memory"); return r; }
 INLINE float2 load_float2(const void* at) { float2 r; asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
 INLINE float load_float(const void* at) { float r; asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(at) : "memory"); return r; }
 
 // Where weights are read from: global memory, each byte once, or shared memory. Fetched by 256 bytes instead of 128 a
-// step of one row took 1.5 % longer.
+// step of one token took 1.5 % longer.
 struct Streamed {
   const char* base;
   INLINE uint4 read16(int at) const { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(base + at)); return r; }
@@ -76,13 +77,13 @@ struct Matrix {
   const char* weights;
   const float* block_scales;
   const void* table;
-  float* partials;  // of its own columns; where the matmul ends with an activation the next one's codes or halves, and
-                    // where it adds to the residual stream that
+  float* partials;  // of its own columns; with the gated epilogue the next matmul's codes or halves, and with the
+                    // residual-add epilogue the stream
   int out_features;
-  float* out_scales;  // of that one's rows, or its terms
+  float* out_scales;  // with the gated epilogue: the next matmul's token scales, or its terms
 };
-// A norm that its kernel left unfinished: rows still lack their factor 1 / sqrt(mean of squares + eps). The sum of a row's
-// squares comes in parts, a multiple of 8; no parts: there is no such norm.
+// A folded norm: tokens still lack their factor 1 / sqrt(mean of squares + eps). A token's sum of squares comes in
+// parts, a multiple of 8; zero parts: no norm is folded.
 struct Norm {
   const float* square_sums;  // [tokens, parts]
   int parts;
@@ -99,10 +100,10 @@ struct ResidualStream {
   float* square_sums;  // [tokens, parts]: partial sums of a token's squares, each of 16 columns
   int parts;
 };
-// What the matrices of a launch have in common.
+// Fields that the matrices of a launch have in common.
 struct Shape { int tokens, chunks, splits, token_stride, split_stride; Norm norm; ResidualStream stream; };
 
-// What sums of an activation row are multiplied by. Only after the wait; rows beyond the step's have no squares.
+// The factor of a token's sums. Only after the wait; tokens beyond the step's have no squares.
 INLINE float token_scale(const float* token_scales, const Shape& shape, int token) {
   const float scale = load_float(token_scales + token);
   if (shape.norm.parts == 0 || token >= shape.tokens) return scale;

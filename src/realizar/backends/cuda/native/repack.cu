@@ -1,5 +1,6 @@
-// Raw ggml blocks to fragment order on the device, for types with one-level scales; equal to fragments.py byte for byte.
-// Layouts of blocks: ggml-common.h. Defined by the loader beside a format's macros: TYPE_<name of a layout>, NAME_TOPS, NAME_PACK.
+// Raw ggml blocks to fragment order on the device, for types with one-level scales; equal to fragments.py byte for
+// byte. Layouts of blocks: ggml-common.h.
+// Defined by the loader beside a format's macros: TYPE_<name of a layout>, NAME_TOPS, NAME_PACK.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -1,4 +1,4 @@
-"""Matmul kernels as sources: macros from a weight format and a kernel's own parameters. numpy-free, torch-free."""
+"""Sources of matmul kernels: macros from a weight format and a kernel's own parameters. numpy-free, torch-free."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SMALL: dict[Small, str] = {
 
 @dataclass(frozen=True, slots=True)
 class MatvecTiles:
-    """Parameters of the kernel for few rows.
+    """Parameters of the kernel for few tokens.
 
     Attributes:
         tokens: 1 to 7.
-        tiles: tiles of 16 weight rows per block.
+        tiles: tiles of 16 output features per block.
         parts: warps of a block that share the columns of a tile.
         unroll: chunks that a warp requests at once.
         blocks: blocks per multiprocessor that registers must allow.
@@ -68,8 +68,8 @@ class WgmmaTiles:
     """Parameters of the Hopper kernel.
 
     Attributes:
-        tokens: activation rows of a block: a multiple of 8 up to 256.
-        strips: strips of 64 weight rows per consumer warpgroup.
+        tokens: tokens of a block: a multiple of 8 up to 256.
+        strips: strips of 64 output features per consumer warpgroup.
         groups: consumer warpgroups.
         stages: of the ring. step: chunks per stage: 1, 2 or 4.
         blocks: per multiprocessor.
@@ -124,7 +124,7 @@ class MmaSyncTiles:
 
     Attributes:
         tokens: of an activation block: a multiple of 8 up to 64, or 128 or 256.
-        strips: strips of 64 weight rows per block, a warp for every 16 rows.
+        strips: strips of 64 output features per block, a warp for every 16 of them.
         stages: of the ring, at least 3. blocks: per multiprocessor.
     """
 
@@ -157,15 +157,16 @@ Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 def matmul_source(forms: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
-    Its parameters: of each matrix weights, block scales, table, partials and rows; its first block in x; then the
-    activations' two addresses; a folded norm's squares, parts, inverse width and epsilon; rows, chunks, splits, row
-    stride and split stride.
+    Its parameters: of each matrix weights, block scales, table, partials, out_features and its first block in x; then
+    the activations' two addresses; a folded norm's partial sums of squares, their number, inverse width and epsilon;
+    tokens, chunks, splits, token stride and split stride.
 
     Args:
-        epilogue: of a matmul of one matrix that does not end with partial sums. An activation, in the mat-vec and the
-            Hopper kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next
-            matmul's codes or values, and as its last parameter that one's terms or row scales. `residual`, in the
-            mat-vec: in place of partials it gets the stream, and after all else what `Stream` in primitives.cu has.
+        epilogue: of a kernel for one matrix; None writes partial sums. An activation, in the mat-vec and the Hopper
+            kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next
+            matmul's codes or values, and as its last parameter that one's terms or token scales. `residual`, in the
+            mat-vec: in place of partials it gets the stream, and after all else the fields of `ResidualStream` in
+            primitives.cu.
     """
     names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
     name = f"{tiles.kind}_{'_'.join(names)}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
@@ -225,7 +226,7 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
 
 
 def activations_source() -> Source:
-    """Float rows to both formats of activations."""
+    """Float activations to both formats of activations."""
     names = _defines([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")])
     return Source("activations", names + "".join(map(read, ("primitives.cu", "codes.cu", "activations.cu"))))
 

@@ -1,5 +1,5 @@
-// Reading weights in fragment order; a namespace for each format of a launch. The layout and the constants' meaning stand
-// in fragments.py; defined around it, from a FragmentFormat:
+// Reading weights in fragment order; a namespace for each format of a launch. The layout and the constants' meaning
+// stand in fragments.py; defined around it, from a FragmentFormat:
 //   BITS VECTOR HIGH_BITS SIGNS CODEBOOK SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
 //   POSITION0 POSITION1 CODES_BYTES TILE_SCALE_BYTES BLOCK_BYTES SUPER_BYTES
 
@@ -16,7 +16,7 @@ constexpr int CODE_WORDS = BITS;
 constexpr int SCALE_WORDS = (SMALL == SMALL_F16 && MINIMA) ? 2 : 1;
 constexpr bool TWO_LEVEL = SMALL != SMALL_F16;
 
-// What a lane holds of a tile and a chunk, as it lies in memory.
+// A lane's part of a tile and a chunk, as it lies in memory.
 struct Raw {
   u32 codes[CODE_WORDS];
   u32 scales[SCALE_WORDS];
@@ -68,8 +68,8 @@ INLINE void read_scales(Raw& raw, const Memory& block, const Memory& supers, int
   if constexpr (TWO_LEVEL && !MINIMA) raw.supers[0] = supers.read4((tile * 8 + g) * 4);
 }
 
-// Final scales as pairs of halves: with minima pair[r] = (scale, minimum) of half r; without, pair[0] = (scale of half 0,
-// scale of half 1). 0x64xx is 1024 + xx as a half.
+// Final scales as pairs of halves: with minima pair[r] = (scale, minimum) of half r; without, pair[0] = (scale of half
+// 0, scale of half 1). 0x64xx is 1024 + xx as a half.
 struct Pairs { u32 pair[2]; };
 INLINE Pairs scale_pairs(const Raw& raw) {
   Pairs p; p.pair[1] = 0;

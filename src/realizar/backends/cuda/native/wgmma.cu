@@ -1,14 +1,15 @@
-// Matmuls for 8 rows to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
+// Matmuls for 8 tokens to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
-// Defined around it: ROWS (of a block: 8-256) STRIPS (of 64 rows, per warpgroup) GROUPS (consumer warpgroups)
-// STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and
-// ACTIVATION beside wgmma_gated.cu where the matmul ends with a feed-forward's activation.
+// Defined around it: TOKENS (of a block: 8-256) STRIPS (of 64 output features, per warpgroup) GROUPS (consumer
+// warpgroups) STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or
+// 0), and ACTIVATION beside wgmma_gated.cu for the gated epilogue.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
 constexpr int X_CHUNK = TOKENS * 128;
 constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
-// Outputs of large tiles leave through the ring's memory, 64 floats a row; 68 apart, so that a warp's stores hit all banks.
+// Outputs of large tiles leave through the ring's memory, 64 floats a token; 68 apart, so a warp's stores hit all
+// banks.
 constexpr int OUT_PITCH = 68, OUT_BYTES = TOKENS * OUT_PITCH * 4;
 constexpr bool STAGED_OUT = TOKENS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
 
@@ -21,7 +22,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int tokens = shape.tokens, chunks = shape.chunks, splits = shape.splits;
   const long token_stride = shape.token_stride, split_stride = shape.split_stride;
   __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
-  __shared__ float scales[TOKENS];                     // of the activation rows
+  __shared__ float scales[TOKENS];                     // of the tokens
   const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8, base = (u32)__cvta_generic_to_shared(ring);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int units = (chunks + STEP - 1) / STEP;
@@ -75,7 +76,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   }
 
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS ? REGISTERS : 24));
-  // Consumers find their rows' scales while the first stage is on its way; they too may write only after the wait.
+  // Consumers find their tokens' scales while the first stage is on its way; they too may write only after the wait.
   wait_for_previous();
   for (int i = threadIdx.x; i < TOKENS; i += GROUPS * 128) scales[i] = token_scale(token_scales, shape, blockIdx.z * TOKENS + i);
   __syncwarp();
@@ -85,13 +86,13 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   for (int i = 0; i < STRIPS; i++)
 #pragma unroll
     for (int e = 0; e < TOKENS / 2; e++) c[i][e] = 0.f;
-  float strip_scales[STRIPS];  // asked for now: at the end their way from memory would be seen
+  float strip_scales[STRIPS];  // requested now: at the end their latency would be seen
 #pragma unroll
   for (int i = 0; i < STRIPS; i++) {
     const int strip = strip0 + group * STRIPS + i;
     strip_scales[i] = strip < strips ? __ldg(block_scales + strip) : 0.f;
   }
-  // Core matrices are 128 bytes apart along rows, ROWS / 8 * 128 along K; no swizzle.
+  // Core matrices are 128 bytes apart along rows, TOKENS / 8 * 128 along K; no swizzle.
   constexpr u64 descriptor = ((u64)((TOKENS / 8 * 128) >> 4) << 16) | ((u64)(128 >> 4) << 32);
   u32 a[2][STRIPS][4][4];
   int slot = 0, parity = 0, previous = 0;

@@ -1,9 +1,9 @@
-// The end of a gated feed-forward's first matmul in the Hopper kernel: activation(gate) * up, written as halves in the
-// order in which the next matmul reads them. Strips of gate and up alternate, so that a warpgroup's two strips are gate
-// and up of the same 64 outputs: one chunk of the next matmul's columns. Defined around it: what activated.cu and
-// wgmma.cu have.
+// The gated epilogue of the Hopper kernel: activation(gate) * up, written as halves in the order in which the next
+// matmul reads them. Strips of gate and up alternate, so that a warpgroup's two strips are gate and up of the same 64
+// outputs: one chunk of the next matmul's columns.
+// Defined around it: what activated.cu and wgmma.cu have.
 
-// A row's largest value is not known here, so all rows are divided by the same power of two. Halves then hold up to
+// A token's largest value is not known here, so all tokens are divided by the same power of two. Halves then hold up to
 // 65504 * 64 = 4.2e6, beyond which values stop there, in steps of 2^-24 * 64 = 3.8e-6 at the least.
 constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
 // Bytes from one core matrix column to the next: of a chunk in memory, and as staged, where a warp's stores shall hit
@@ -18,9 +18,9 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
   return half;
 }
 
-// c: sums of gate and up, with their blocks' scales. strip: the gate's, of `strips`. scales: of the block's rows. All of
-// the block's rows are written, also those beyond the step's: what they hold comes from rows of the same number in the
-// input, and the next matmul lets no row see another. The ring is free: every warpgroup has waited for its matmuls.
+// c: sums of gate and up, with their blocks' scales. strip: the gate's, of `strips`. scales: of the block's tokens. All
+// of the block's tokens are written, also those beyond the step's: they come from the same tokens of the input, and no
+// token of the next matmul sees another. The ring is free: every warpgroup has waited for its matmuls.
 INLINE void store_gated(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
   static_assert(STRIPS == 2, "a warpgroup holds the gate and up of its outputs");
   static_assert(TOKENS <= 128, "a thread of the first warpgroup for each row");

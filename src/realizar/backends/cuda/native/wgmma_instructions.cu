@@ -1,5 +1,6 @@
-// The matrix instruction of compute capability 9.0a. Defined around it: TOKENS_TEXT (columns of D, as a string)
-// ACCUMULATORS INPUTS (operand lists of the instruction) OPERANDS (their bindings).
+// The matrix instruction of compute capability 9.0a.
+// Defined around it: TOKENS_TEXT (columns of D, as a string) ACCUMULATORS INPUTS (operand lists of the instruction)
+// OPERANDS (their bindings).
 
 // c += a * b; a from registers, b by its descriptor
 INLINE void multiply(float* c, const u32* a, u64 b) {

@@ -1,4 +1,4 @@
-"""Tiles and splits worth measuring for a number of rows. torch-free."""
+"""Tiles and splits worth measuring for a number of tokens. torch-free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring tiles and splits on the device at hand: what makes the tables that `tuning` reads."""
+"""Timing tiles and splits on the device at hand, and writing the table that `matmul.tuning_table` reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compa
 
 
 def written(matmuls: MatmulKernels, x: torch.Tensor, form: ActivationFormat) -> Activations:
-    """float32 rows in a format."""
+    """float32 activations in a format."""
     return matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Which matmuls a model has, and a sweep over their tiles and splits: what `realizar tune` writes a table from."""
+"""The matmuls of a model, and a sweep over their tiles and splits, from which `realizar tune` writes a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from realizar.quantization import WeightLayout
 _LOG = logging.getLogger(__name__)
 
 TOKEN_COUNTS = (1, 2, 8, 16, 32, 64, 128, 256, 512, 2048)
-"""Activation rows that tables have lines for."""
+"""Numbers of tokens that tables have lines for."""
 _HEAD_TOKENS = 256  # logits are wanted of no more tokens at once
 
 
@@ -75,7 +75,7 @@ def sweep(
     tuning: DeviceTuning, shapes: Iterable[Shape], token_counts: Sequence[int], meter: Meter,
     measured: Callable[[Line], None] | None = None,
 ) -> list[Line]:  # fmt: skip
-    """Time every candidate for these shapes and numbers of activation rows.
+    """Time every candidate for these shapes and numbers of tokens.
 
     Args:
         tuning: of the device that the meter times on.
