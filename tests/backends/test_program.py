@@ -1,4 +1,4 @@
-"""A model's blocks: what leaves and joins the residual stream, in which order, and what may be fused."""
+"""A model's blocks: their order, what each adds to the residual stream, and what may be fused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_block_for_each_mixer_and_each_feed_forward() -> None:
     ]
 
 
-def test_what_shares_an_input_and_what_joins_the_stream() -> None:
+def test_shared_inputs_and_residual_adds() -> None:
     spec = hybrid_spec()
     program = build_program(spec)
     assert [names(block.inputs.linears) for block in program.blocks] == [
@@ -44,8 +44,8 @@ def test_what_shares_an_input_and_what_joins_the_stream() -> None:
     assert norms == [
         f"{name}.weight" for name in ("0.input", "0.pre", "1.input", "1.pre", "2.input", "2.pre", "3.input", "4.pre")
     ]
-    joins = [names((block.join.linear,)) if block.join.linear else None for block in program.blocks]
-    assert joins == ["0.o", "0.down", "1.o", None, "2.out", "2.down", "3.o", None]
+    residual_adds = [names((block.join.linear,)) if block.join.linear else None for block in program.blocks]
+    assert residual_adds == ["0.o", "0.down", "1.o", None, "2.out", "2.down", "3.o", None]
     assert [block.join.scale for block in program.blocks] == [1.0] * 6 + [0.5, 1.0]
     assert (program.tail.norm, program.tail.head) == (spec.final_norm, spec.head)
 

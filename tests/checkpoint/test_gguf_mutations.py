@@ -107,7 +107,7 @@ def test_special_numbers(folder: Path, valid: bytes, data: st.DataObject) -> Non
 
 @settings(max_examples=600)
 @given(data=st.data())
-def test_spliced_pieces(folder: Path, valid: bytes, data: st.DataObject) -> None:
+def test_spliced_chunks(folder: Path, valid: bytes, data: st.DataObject) -> None:
     """A piece of the file, or a few bytes of noise, inserted or in place of another piece."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(valid)), min_size=2, max_size=2)))
     noise = st.binary(max_size=40)

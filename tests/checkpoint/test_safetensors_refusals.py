@@ -197,7 +197,7 @@ def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
 
 @settings(max_examples=600)
 @given(data=st.data())
-def test_spliced_pieces(folder: Path, valid: bytes, data: st.DataObject) -> None:
+def test_spliced_chunks(folder: Path, valid: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(valid)), min_size=2, max_size=2)))
     start, length = data.draw(st.tuples(st.integers(0, len(valid)), st.integers(0, 64)))
     piece = data.draw(st.one_of(st.binary(max_size=20), st.just(valid[start : start + length])))

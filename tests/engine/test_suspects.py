@@ -70,7 +70,7 @@ def test_copies_of_one_request_count_once_a_death() -> None:
     asyncio.run(main())
 
 
-def test_after_two_deaths_each_runs_apart_and_the_third_tells() -> None:
+def test_after_two_deaths_each_runs_apart_and_the_third_identifies_it() -> None:
     async def main() -> None:
         suspects = Suspects()
         suspects.note_death([POISON, *OTHERS])

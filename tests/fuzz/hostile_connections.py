@@ -107,14 +107,14 @@ async def attack(rng: Random, port: int, key: str) -> list[int]:
 
 
 async def _exchange(
-    rng: Random, pieces: AsyncIterator[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    rng: Random, chunks: AsyncIterator[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> list[int]:
     leaves = rng.random() < 0.3
     answer = asyncio.create_task(_read(reader))
     try:
         async with asyncio.timeout(_READ_S):
-            async for piece in pieces:
-                writer.write(piece)
+            async for chunk in chunks:
+                writer.write(chunk)
                 await writer.drain()
                 if leaves and rng.random() < 0.01:
                     return []

@@ -39,9 +39,9 @@ def test_limits_have_the_defaults_that_the_page_gives() -> None:
 
 def test_every_metric_is_listed_with_its_kind() -> None:
     text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1)).decode()
-    told = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
-    told = {name: kind for name, kind in told.items() if not name.endswith("_created")}
-    assert dict(_METRIC.findall(_PAGE)) == told
+    exported = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    exported = {name: kind for name, kind in exported.items() if not name.endswith("_created")}
+    assert dict(_METRIC.findall(_PAGE)) == exported
 
 
 def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:

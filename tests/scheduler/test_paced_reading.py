@@ -109,7 +109,7 @@ def test_short_prompts_do_not_wait_for_a_long_one() -> None:
     assert max(gaps) < 4.0 * statistics.median(gaps)
 
 
-def test_a_prompt_with_a_long_cached_beginning_joins_with_fewer_tokens() -> None:
+def test_a_prompt_with_a_long_cached_prefix_starts_with_fewer_tokens() -> None:
     """Tokens at 3,900 take six times as long as the first ones: known from the prompt that left its blocks."""
     run = Run().started(4)
     run.add("long", ids(3990, 50), 1)

@@ -99,7 +99,7 @@ def test_reasoning_is_split_out(size: int) -> None:
     assert (hidden.reasoning, hidden.content) == ("", "Yes.")
 
 
-def test_reasoning_turned_off() -> None:
+def test_reasoning_disabled() -> None:
     for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
         engine = ScriptedEngine(deltas=("Yes.",))
         made = answer(engine, **fields)

@@ -321,15 +321,15 @@ def test_slow_headers() -> None:
 
 
 def test_headers_too_large_or_broken(server: RunningServer) -> None:
-    ending = b"connection: close\r\n\r\n"
-    large = b"GET /health HTTP/1.1\r\nhost: x\r\nx-large: " + b"a" * 70_000 + b"\r\n" + ending
+    last_header = b"connection: close\r\n\r\n"
+    large = b"GET /health HTTP/1.1\r\nhost: x\r\nx-large: " + b"a" * 70_000 + b"\r\n" + last_header
     assert exchange(server, large).startswith(b"HTTP/1.1 431")
     unending = b"GET /health HTTP/1.1\r\nhost: x\r\nx-large: " + b"a" * 66_000
     assert exchange(server, unending).startswith(b"HTTP/1.1 431")
     answer = exchange(server, b"NONSENSE\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400")
     assert b'"error"' in answer
-    assert exchange(server, b"GET /health HTTP/1.1\r\nhost: x\r\n" + ending).startswith(b"HTTP/1.1 200")
+    assert exchange(server, b"GET /health HTTP/1.1\r\nhost: x\r\n" + last_header).startswith(b"HTTP/1.1 200")
 
 
 def test_templates_that_refuse(http: httpx.Client) -> None:

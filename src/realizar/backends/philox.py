@@ -28,9 +28,9 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        product0 = _MULTIPLIERS[0] * c0
-        product1 = _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (product1 >> 32) ^ c1 ^ k0, product1 & _WORD, (product0 >> 32) ^ c3 ^ k1, product0 & _WORD
+        wide0 = _MULTIPLIERS[0] * c0
+        wide1 = _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (wide1 >> 32) ^ c1 ^ k0, wide1 & _WORD, (wide0 >> 32) ^ c3 ^ k1, wide0 & _WORD
         k0 = (k0 + _KEY_STEPS[0]) & _WORD
         k1 = (k1 + _KEY_STEPS[1]) & _WORD
     return c0, c1, c2, c3

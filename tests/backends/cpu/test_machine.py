@@ -30,7 +30,7 @@ def test_files_kept_for_later_reads_are_free_memory(monkeypatch: pytest.MonkeyPa
     assert free_memory_bytes() == 20_000_000 * 1024
 
 
-def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda _path: "")
     assert free_memory_bytes() == machine.memory_bytes() // 2 > 0
 

@@ -66,7 +66,7 @@ def runner() -> Iterator[GPURunner]:
     made.close()
 
 
-def a_lost_context_is_told_from_a_lack_of_memory(_runner: GPURunner) -> None:
+def a_lost_context_differs_from_a_lack_of_memory(_runner: GPURunner) -> None:
     with pytest.raises(DeviceLostError), device_errors():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -202,7 +202,7 @@ def no_weight_is_left_after_a_shutdown(_runner: GPURunner) -> None:
 
 
 TABLE: dict[str, Callable[[GPURunner], None]] = {
-    "device-one owner of context and streams, a poisoned context ends it": a_lost_context_is_told_from_a_lack_of_memory,
+    "device-one owner of context and streams, a poisoned context ends it": a_lost_context_differs_from_a_lack_of_memory,
     "graphs-kernels compiled and warmed before capture, fallback reported once": all_is_run_before_it_is_captured,
     "pack-weight caches, byte totals, typed errors": weights_are_packed_once_with_totals_and_errors_by_name,
     "matmuls-one family over bit width and group, any K, mixed types": one_matmul_takes_all_types_side_by_side,

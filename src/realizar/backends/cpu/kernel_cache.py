@@ -67,7 +67,7 @@ def use_cache_folder() -> Path | None:
         if not known:
             forget_old_folders(folder.parent, folder)
     except (OSError, HubError) as error:
-        _tell(str(error))
+        _report(str(error))
         return None
     numba.config.CACHE_DIR = str(folder)
     # Numba would look for another place, such as the folder of our sources, where the disk has filled up since.
@@ -95,7 +95,7 @@ def _guard(kernel_cache: caching.Cache) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - a broken file may raise whatever unpickling and LLVM raise
-        _tell(str(error) or type(error).__name__)
+        _report(str(error) or type(error).__name__)
         if isinstance(error, OSError):
             kernel_cache.disable()
             return
@@ -103,10 +103,10 @@ def _guard(kernel_cache: caching.Cache) -> Iterator[None]:
             kernel_cache.flush()  # the file is broken: the next process finds none and writes it anew
 
 
-_TOLD: list[str] = []
+_REPORTED: list[str] = []
 
 
-def _tell(reason: str) -> None:
-    if not _TOLD:
+def _report(reason: str) -> None:
+    if not _REPORTED:
         _LOG.warning("the kernel cache can't be written (%s); this process compiles its own kernels", reason)
-    _TOLD.append(reason)
+    _REPORTED.append(reason)

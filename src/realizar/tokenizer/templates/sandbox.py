@@ -73,7 +73,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget = current_budget()
         budget.tick()
         if operator == "*":
-            _check_product(left, right)
+            _check_repetition(left, right)
         elif operator == "**":
             _check_power(left, right)
         elif operator == "%" and isinstance(left, str):
@@ -239,7 +239,7 @@ def _formatted_size(text: str, mark: str, values: Iterable[Any]) -> int:
     return len(text) + widths + text.count(mark) * longest
 
 
-def _check_product(left: Any, right: Any) -> None:
+def _check_repetition(left: Any, right: Any) -> None:
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, str | list | tuple | bytes) and isinstance(count, int):
             current_budget().reserve(max(count, 0) * (len(sequence) + 1) * (1 if isinstance(sequence, str) else 8))

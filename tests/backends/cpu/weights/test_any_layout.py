@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.cpu.kernels.linear_harness import HOST_SETS, check_product, random_activations
+from backends.cpu.kernels.linear_harness import HOST_SETS, check_matmul, random_activations
 from backends.cpu_runs import Runner
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source
 from random_models import Recipe, random_tokens
@@ -25,15 +25,15 @@ CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_byt
 
 @pytest.mark.parametrize("group", [pytest.param(64, marks=pytest.mark.full), 128])
 @pytest.mark.parametrize("instruction_set", HOST_SETS[:1])
-def test_product_is_float64s(instruction_set: str, group: int) -> None:
+def test_matmul_is_float64s(instruction_set: str, group: int) -> None:
     """Of the matrix, and of a shard that is cut by out_features and by columns."""
     rng = np.random.default_rng(1)
     source = grouped_source(40, 4 * group, group)
     np.testing.assert_allclose(source.dequantize(), exact_weights(source), rtol=1e-6, atol=1e-7)
-    check_product(instruction_set, source, random_activations(14, 4 * group, rng))
+    check_matmul(instruction_set, source, random_activations(14, 4 * group, rng))
     shard = source.rows(5, 39).columns(group, 3 * group)
     np.testing.assert_allclose(shard.dequantize(), exact_weights(source)[5:39, group : 3 * group], rtol=1e-6, atol=1e-7)
-    check_product(instruction_set, shard, random_activations(3, 2 * group, rng))
+    check_matmul(instruction_set, shard, random_activations(3, 2 * group, rng))
 
 
 _LAYOUTS = {
@@ -54,7 +54,7 @@ def test_parameters_that_no_ggml_type_puts_together(case: str) -> None:
     layout = _LAYOUTS[case]
     rng = np.random.default_rng(2)
     source = random_source(layout, 21, 512, rng, 0.05)
-    check_product(HOST_SETS[0], source, random_activations(5, 512, rng))
+    check_matmul(HOST_SETS[0], source, random_activations(5, 512, rng))
 
 
 def test_threads_pack_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,8 @@ def test_masks() -> None:
     device = DeviceSampler(4, VOCAB, 64, CPU)
     values = logits_of(rng, 4)
     values[:, [17, 40, 290]] = [[3.0, 5.0, 1.0]] * 4
-    ending = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(40,))
-    for row, sampling in enumerate((SamplingParams(temperature=0), ending, ending, SamplingParams(seed=1))):
+    ends_late = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(40,))
+    for row, sampling in enumerate((SamplingParams(temperature=0), ends_late, ends_late, SamplingParams(seed=1))):
         device.open(opened_row(row, sampling, [1]))
     masks = {}
     for row, allowed in enumerate(((17, 290), (17, 40), (40,), ())):

@@ -102,16 +102,16 @@ class RowSampler:
 
     def _adjust(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None) -> NDArray[np.float32]:
         """Logits with all that acts on single ids applied; the given array itself where nothing does."""
-        ending = self._end_ids.size > 0 and self.num_output_tokens < self.sampling.min_tokens
+        forbids_end = self._end_ids.size > 0 and self.num_output_tokens < self.sampling.min_tokens
         steps = [step for step in (self._bias, self._penalties, self._dry) if step.active]
-        if mask is None and not ending and not steps:
+        if mask is None and not forbids_end and not steps:
             return logits
         if mask is None:
             adjusted = logits.copy()
         else:
             bits = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=logits.size, bitorder="little")
             adjusted = np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
-        if ending:
+        if forbids_end:
             allowed = adjusted[self._end_ids]
             adjusted[self._end_ids] = -np.inf
             if mask is not None and adjusted.max() == -np.inf:  # the grammar is complete: ending is all that is left

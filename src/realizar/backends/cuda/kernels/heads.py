@@ -87,10 +87,10 @@ def store_heads(
     inside = dims < HEAD
     if INT8:
         groups: tl.constexpr = (HEAD + GROUP - 1) // GROUP
-        pieces = tl.reshape(tl.where(inside, x, 0.0), [PARTS, PADDED_HEAD // GROUP, GROUP])
-        scale = (tl.max(tl.abs(pieces), axis=2) / 127.0).to(tl.float16)
+        blocks = tl.reshape(tl.where(inside, x, 0.0), [PARTS, PADDED_HEAD // GROUP, GROUP])
+        scale = (tl.max(tl.abs(blocks), axis=2) / 127.0).to(tl.float16)
         wide = tl.where(scale > 0.0, scale, 1.0).to(tl.float32)
-        codes = tl.minimum(tl.maximum(round_even(pieces / wide[:, :, None]), -127.0), 127.0)
+        codes = tl.minimum(tl.maximum(round_even(blocks / wide[:, :, None]), -127.0), 127.0)
         group = tl.arange(0, PADDED_HEAD // GROUP)[None, :]
         tl.store(key_scales + row * groups + group, scale, mask=is_key & (group < groups))
         tl.store(value_scales + row * groups + group, scale, mask=is_value & (group < groups))

@@ -44,7 +44,7 @@ class RowState:
     num_output_tokens: int
     end_ids: tuple[int, ...]
 
-    def forbids_ending(self, place: int) -> bool:
+    def forbids_end(self, place: int) -> bool:
         """The output may not end yet, with so many drafts behind what it has."""
         return bool(self.end_ids) and self.num_output_tokens + place < self.sampling.min_tokens
 
@@ -124,7 +124,7 @@ class DeviceSampler:
         """After so many drafts the row's choice, unless masked, is the largest logit as the model gave it."""
         state = self._rows[row]
         changed = state.sampling.logit_bias or self._penalties.active(row) or self._dry.active(row)
-        return state.sampling.greedy and not changed and not state.forbids_ending(place)
+        return state.sampling.greedy and not changed and not state.forbids_end(place)
 
     def note_largest(self, row: int) -> None:
         """Count a token that was chosen without `choose`."""
@@ -203,7 +203,7 @@ class DeviceSampler:
         """`ids`, `taken` and `mirostat_mu` of `Chosen`; the argument of that name goes on with the rows' last."""
         rows = positions.rows
         forbidding = any(
-            row in masks or self._rows[row].forbids_ending(positions.place(index)) for index, row in enumerate(rows)
+            row in masks or self._rows[row].forbids_end(positions.place(index)) for index, row in enumerate(rows)
         )
         adjusted = self._adjust(logits, positions, masks)
         top = adjusted.max(dim=1, keepdim=True).values
@@ -248,7 +248,7 @@ class DeviceSampler:
         """End ids before `min_tokens`, unless a grammar leaves nothing else."""
         for index, row in enumerate(positions.rows):
             state = self._rows[row]
-            if not state.forbids_ending(positions.place(index)):
+            if not state.forbids_end(positions.place(index)):
                 continue
             ends = torch.tensor(state.end_ids, device=self._device)
             kept = adjusted[index, ends]

@@ -65,8 +65,8 @@ def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
         parts = list(pool.map(part, range(0, rows, step)))
     arrays: dict[str, NDArray[Any]] = {}
     for name, array in parts[0][0].items():
-        pieces = [piece[name] for piece, _ in parts]
-        joined = array if array is None or name == "codebook" else np.concatenate(pieces)  # type: ignore[arg-type]
+        found = [each[name] for each, _ in parts]
+        joined = array if array is None or name == "codebook" else np.concatenate(found)  # type: ignore[arg-type]
         arrays[name] = np.zeros(1, np.int8) if joined is None else np.ascontiguousarray(joined)
     store = Store((array.nbytes for array in arrays.values()), device)
     return PlainMatrix(rows, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
