@@ -39,7 +39,7 @@ def test_folder_is_named_by_the_sources() -> None:
 @pytest.fixture
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Warnings of a process that has given none yet."""
-    monkeypatch.setattr(kernel_cache, "_TOLD", [])
+    monkeypatch.setattr(kernel_cache, "_REPORTED", [])
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
 
