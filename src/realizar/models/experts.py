@@ -62,5 +62,6 @@ def _fused_stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, i
 def _stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, int, int]) -> TensorSource:
     if builder.hparams.is_gguf:
         return TensorSource(builder.stored_name(f"{base}.experts.{name}.weight"), shape)
-    names = tuple(builder.stored_name(f"{base}.experts.{expert}.{name}.weight") for expert in range(shape[0]))
+    before, _, after = builder.stored_name(f"{base}.experts.0.{name}.weight").rpartition(".0.")
+    names = tuple(f"{before}.{expert}.{after}" for expert in range(shape[0]))
     return TensorSource(names[0], shape, stack=names)
