@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from realizar.bench.serve_workload import Workload
 
 
+_Threads = Annotated[
+    MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
+]
+
+
 def bench_serve_command(
     *,
     url: Annotated[str | None, Parameter(help="Server to load; without it, realizar serves --model-file.")] = None,
@@ -33,9 +38,7 @@ def bench_serve_command(
     llama_server: Annotated[Path | None, Parameter(help="llama.cpp's server, to load in turn.")] = None,
     parallel: Annotated[MaybeInteger, Parameter(help="Requests at a time of started servers; default 16.")] = None,
     context_length: Annotated[Integer, Parameter(help="Tokens per request of started servers.")] = 2048,
-    threads: Annotated[
-        MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
-    ] = None,
+    threads: _Threads = None,
     requests: Annotated[Integer, Parameter(help="Requests in a round.")] = 64,
     rate: Annotated[float | None, Parameter(help="Mean arrivals per second, at random times (open loop).")] = None,
     concurrency: Annotated[MaybeInteger, Parameter(help="Requests open at a time (closed loop).")] = None,
