@@ -83,12 +83,12 @@ def check_graph(backend: CUDABackend, rows: int) -> None:
     for replay in (True, False):
         for row in range(rows):
             backend.open(OpenedRow(row, row, SamplingParams(temperature=0), (1,), 1, 0))
-        graphs = backend._graphs._graphs
+        graphs = backend.model.graphs._graphs
         if not replay:
-            backend._graphs._graphs = {}
+            backend.model.graphs._graphs = {}
         backend.submit(decodes(backend.capacity(), rows, 1)).result()
-        backend._graphs._graphs = graphs
-        found.append(backend._space.logits[:rows].clone())
+        backend.model.graphs._graphs = graphs
+        found.append(backend.model.space.logits[:rows].clone())
         for row in range(rows):
             backend.close(row)
     assert torch.isfinite(found[0]).all(), "logits are not finite"

@@ -30,9 +30,9 @@ def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
         backend.open(OpenedRow(row, row, SamplingParams(temperature=0.0), (1,), 1, 0))
     backend.submit(step).result()
     shape = backend._shape(step)
-    if not backend._graphs.replay(shape):
+    if not backend.model.graphs.replay(shape):
         raise SystemExit(f"{rows} rows have no graph")
-    ms = median_ms(lambda: [backend._graphs.replay(shape) for _ in range(REPLAYS)], ROUNDS) / REPLAYS
+    ms = median_ms(lambda: [backend.model.graphs.replay(shape) for _ in range(REPLAYS)], ROUNDS) / REPLAYS
     for row in range(rows):
         backend.close(row)
     return ms

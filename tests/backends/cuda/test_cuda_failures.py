@@ -17,7 +17,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from number_text import NumberText  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
-from realizar.backends.cuda import runner as runner_module  # noqa: E402
+from realizar.backends.cuda import load as load_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
@@ -43,13 +43,13 @@ def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.Monke
     def no_memory(*_arguments: object) -> None:
         raise torch.OutOfMemoryError(str(OUT_OF_MEMORY))
 
-    class Weights(runner_module.Weights):
+    class Weights(load_module.Weights):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             kept.append(weakref.ref(self))
 
-    monkeypatch.setattr(runner_module, "KVMemory", no_memory)
-    monkeypatch.setattr(runner_module, "Weights", Weights)
+    monkeypatch.setattr(load_module, "KVMemory", no_memory)
+    monkeypatch.setattr(load_module, "Weights", Weights)
     spec, checkpoint = random_model(RECIPE)
     backend = CUDABackend(device=interpreter_device())
     gc.collect()
@@ -129,7 +129,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
 
     backend.open(opened_row(0, GREEDY, ids))
     with monkeypatch.context() as patched:
-        patched.setattr(backend._finisher, "finish", no_memory)
+        patched.setattr(backend.model.finisher, "finish", no_memory)
         lost = backend.submit(step_of(0, ids))
         with pytest.raises(CapacityError, match="Tried to allocate"):
             lost.result()
@@ -204,6 +204,6 @@ def test_tables_of_a_row_may_not_fit(
     def fails(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(runner.backend._sampler, "open", fails)
+    monkeypatch.setattr(runner.backend.model.sampler, "open", fails)
     with pytest.raises(ours, match="the GPU"):
         runner.backend.open(opened_row(0, GREEDY, [1]))

@@ -141,9 +141,9 @@ def test_logits_that_are_not_finite(
         honest = type(backend)._run.__get__(backend)
 
         def spoil() -> None:
-            backend._space.logits[place] = value
+            backend.model.space.logits[place] = value
             if wants == "greedy":
-                backend._space.choices[place] = -1  # as `choose` has it, see the test of the kernel
+                backend.model.space.choices[place] = -1  # as `choose` has it, see the test of the kernel
 
         first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
     reason = "no token can be sampled: the model gave a logit that is not finite"
@@ -219,7 +219,7 @@ def test_a_device_without_memory_is_not_one_rows(runner: GPURunner, monkeypatch:
 def test_pooling(
     runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch, pooling: str, fault: str
 ) -> None:
-    finisher = runner.backend._finisher
+    finisher = runner.backend.model.finisher
     honest = finisher._hidden
 
     def hidden(tokens: range) -> Any:
@@ -241,7 +241,7 @@ def test_the_next_step_runs_after_a_row_without_a_choice(runner: GPURunner) -> N
 
 def test_the_next_step_after_an_exception_in_a_later_group(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 0 was chosen in a group before: its log-probabilities show what its penalties counted."""
-    monkeypatch.setattr(runner.backend._sampler, "rows_at_once", 1)
+    monkeypatch.setattr(runner.backend.model.sampler, "rows_at_once", 1)
     first = SamplingParams(temperature=0.0, logprobs=2, frequency_penalty=1.5)
     alone = two_steps(runner, {0: first, 2: SAMPLINGS[2]})
     monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))

@@ -93,7 +93,7 @@ def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
 
 
 def weights_are_packed_once_with_totals_and_errors_by_name(runner: GPURunner) -> None:
-    matrices = [matrix for group in runner.backend._weights.groups.values() for matrix in group]
+    matrices = [matrix for group in runner.backend.model.weights.groups.values() for matrix in group]
     assert runner.capacity.weight_bytes == sum(map(matrix_bytes, matrices)) > 0
     spec, checkpoint = random_model(RECIPE)
     name, *_ = (name for name in checkpoint.tensors if "down" in name)
@@ -181,13 +181,13 @@ def a_steps_graph_gives_the_bits_of_its_launches(runner: GPURunner) -> None:
     backend = runner.backend
     step = one_step(runner.capacity, StepWork(2, 1, 0))
     found = []
-    for graphs in (backend._graphs._graphs, {}):
+    for graphs in (backend.model.graphs._graphs, {}):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(backend._graphs, "_graphs", graphs)
+            patched.setattr(backend.model.graphs, "_graphs", graphs)
             open_rows(backend, step)
             backend.submit(step).result()
-            found.append(backend._space.logits[:2].clone())
-    assert backend._graphs._graphs
+            found.append(backend.model.space.logits[:2].clone())
+    assert backend.model.graphs._graphs
     assert torch.equal(*found)
 
 

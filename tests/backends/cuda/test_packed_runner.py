@@ -138,7 +138,7 @@ def test_a_model_of_mixed_types(
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     launched = run_packed(monkeypatch)
     runner = load_gpu_runner(path, dataclasses.replace(CONFIG, max_step_tokens=16))
-    groups = runner.backend._weights.groups
+    groups = runner.backend.model.weights.groups
     types = {
         name: matrix.format.bits for key, group in groups.items() for name, matrix in zip(key, group, strict=False)
     }  # type: ignore[union-attr]

@@ -15,8 +15,9 @@ from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.bind import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kv.layout import KVLayout
+from realizar.backends.cpu.load import MAX_SELECTED
 from realizar.backends.cpu.records import aligned_zeros
-from realizar.backends.cpu.runner import MAX_SELECTED, CPUBackend
+from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.parts import PartTime, cached_tokens_read
 from realizar.errors import InvalidRequestError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
-from realizar.backends.cpu.runner import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
+from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, ForwardInput
-from realizar.backends.cpu.bind import Binder, BoundProgram
+from realizar.backends.cpu.bind import BoundProgram
 from realizar.backends.cpu.instruction_set import select
-from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention import (
     SEGMENT,
     STEP_ROWS,
@@ -21,40 +19,21 @@ from realizar.backends.cpu.kernels.attention import (
     STEP_TERMS,
     STEP_TOKENS,
     TILE,
-    scratch_bytes,
 )
-from realizar.backends.cpu.kv.memory import KVMemory
+from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
 from realizar.backends.cpu.mean_pool import MeanPool
-from realizar.backends.cpu.records import aligned_zeros
-from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.sampling.logit_reader import LogitReader
 from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.backends.cpu.supported import SUPPORTED
-from realizar.backends.cpu.threads import ThreadTeam
-from realizar.backends.cpu.weights.load import Weights
-from realizar.backends.cpu.workspace import reserve_workspace
-from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
 from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import InvalidRequestError, StepError
+from realizar.errors import StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
-MAX_SELECTED = 32  # rows of logits that exist at once
-PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
-
-
-def refuse_copies(config: ResolvedConfig) -> None:
-    """Refuse what only GPUs have.
-
-    Raises:
-        InvalidRequestError: FP8 copies are asked for.
-    """
-    if config.fp8_copies:
-        raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
 
 
 class CPUStep:
@@ -94,90 +73,62 @@ class CPUBackend:
         self._pools: dict[int, MeanPool] = {}
         self._last: dict[int, int] = {}
         self._pending: CPUStep | None = None
-        self._team: ThreadTeam | None = None
+        self._model: LoadedModel | None = None
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
-        start = time.perf_counter()
         refuse_copies(config)
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
-        self._spec = spec
-        instructions = select(config.instruction_set)
-        threads = config.threads
-        program, linears = build_program(spec), list(spec.linears())
-        self._workspace = reserve_workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])
-        self._weights = Weights(spec, checkpoint, instructions.lanes, threads)
-        self._kv = KVMemory(spec, config)
-        self._load_weights(checkpoint, linears)
-        self._ropes = RopeTables(spec, config.max_step_tokens)
-        self._partial = aligned_zeros(PARTIAL_FLOATS, np.float32)
-        kernels = KernelLibrary(instructions, lambda name: self._progress(f"compiling {name}", 1.0))
-        padded = max(layout.padded_head_size for layout in self._kv.layouts.values())
-        scratch_stride = -(-scratch_bytes(padded) // 64) * 64
-        self._scratch = aligned_zeros(threads * scratch_stride, np.uint8).reshape(threads, scratch_stride)
-        binder = Binder(
-            instructions, kernels, self._weights, self._workspace, self._kv, self._ropes,
-            self._scratch, self._partial,  # type: ignore[arg-type]
-        )  # fmt: skip
-        self._body, self._tail = binder.bind_blocks(program), binder.bind_tail(program.tail)
-        self._final_norm = binder.bind_pool(program.tail)
-        self._team = ThreadTeam(threads)
-        self._capacity = Capacity(
-            block_size=config.block_size, num_blocks=self._kv.num_blocks, max_rows=config.max_running,
-            max_step_tokens=config.max_step_tokens, context_length=config.context_length,
-            weight_bytes=self._weights.size_bytes,
-            weight_bytes_per_token=self._weights.size_bytes, kv_cache_bytes=self._kv.size_bytes,
-            kv_cache_dtype=self._kv.dtype, load_s=time.perf_counter() - start,
-        )  # fmt: skip
-        _LOG.info("loaded %s on %s with %d threads", spec.architecture, instructions.name, threads)
+        self._model = load_model(spec, checkpoint, config, self._progress)
+        name = select(config.instruction_set).name
+        _LOG.info("loaded %s on %s with %d threads", spec.architecture, name, config.threads)
 
-    def _load_weights(self, checkpoint: Checkpoint, linears: list) -> None:  # type: ignore[type-arg]
-        total, done = max(1, checkpoint.size_bytes), 0
+    @property
+    def model(self) -> LoadedModel:
+        """The model that is loaded.
 
-        def loaded(size: int) -> None:
-            nonlocal done
-            done += size
-            self._progress("loading weights", min(1.0, done / total))
-
-        self._weights.load(linears, loaded)
+        Raises:
+            RuntimeError: none is.
+        """
+        if self._model is None:
+            raise RuntimeError("no model is loaded")
+        return self._model
 
     @property
     def spec(self) -> ModelSpec:
         """The model that is loaded."""
-        return self._spec
+        return self.model.spec
 
     @property
     def num_threads(self) -> int:
         """Threads that walk a step."""
-        assert self._team is not None
-        return self._team.size
+        return self.model.team.size
 
     @property
     def programs(self) -> tuple[BoundProgram, BoundProgram]:
         """The two programs of a step: over all tokens, and over the rows whose logits are wanted."""
-        return self._body, self._tail
+        return self.model.body, self.model.tail
 
     def walk(self, program: BoundProgram) -> None:
         """Walk bound operations over the arrays of the step that ran last."""
-        assert self._team is not None
-        self._team.run(program.at, program.count)
+        self.model.team.run(program.at, program.count)
 
     def stream(self, tokens: int) -> NDArray[np.float32]:
         """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
-        return self._workspace.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
+        return self.model.workspace.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next ones."""
         return self._logits(tokens)
 
     def capacity(self) -> Capacity:
-        return self._capacity
+        return self.model.capacity
 
     def device_memory(self) -> None:
         """The process's own memory is all there is."""
 
     def open(self, opened: OpenedRow) -> None:
-        self._samplers[opened.row] = RowSampler(opened, self._spec.vocab_size)
+        self._samplers[opened.row] = RowSampler(opened, self.model.spec.vocab_size)
 
     def close(self, row: int) -> None:
         self._samplers.pop(row, None)
@@ -188,22 +139,22 @@ class CPUBackend:
         if self._pending is not None:
             self._pending.result()
         self.begin(forward_input)
-        self.walk(self._body)
+        self.walk(self.model.body)
         self._pending = CPUStep(self, forward_input)
         return self._pending
 
     def begin(self, forward_input: ForwardInput) -> None:
         """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
-        space, tokens = self._workspace, len(forward_input.token_ids)
+        space, tokens = self.model.workspace, len(forward_input.token_ids)
         ids = forward_input.token_ids
         if (ids == FROM_PREVIOUS_STEP).any():
             ids = ids.copy()
             for row, start in zip(forward_input.rows, forward_input.query_starts, strict=False):
                 if row.token_ids and row.token_ids[0] == FROM_PREVIOUS_STEP:
                     ids[start] = self._last.get(row.row, 0)  # nothing was chosen for a row that failed
-        hidden = space.buffers["hidden"].values[:tokens, : self._spec.hidden_size]
-        self._weights.embed(ids, hidden)
-        self._ropes.fill(forward_input.positions)
+        hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
+        self.model.weights.embed(ids, hidden)
+        self.model.ropes.fill(forward_input.positions)
         for index, row in enumerate(forward_input.rows):
             space.rows[index] = forward_input.query_starts[index], row.num_tokens, row.num_computed_tokens
         for group, slots in enumerate(forward_input.slot_mapping):
@@ -216,8 +167,7 @@ class CPUBackend:
 
     def _split(self, forward_input: ForwardInput) -> int:
         """Segments per query where attention has too few units of work for the threads, else 0."""
-        assert self._team is not None
-        attentions = [attention for _, attention in self._spec.attentions()]
+        attentions = [attention for _, attention in self.model.spec.attentions()]
         units, longest = 0, 0
         for row in forward_input.rows:
             units += min(
@@ -227,7 +177,9 @@ class CPUBackend:
         segments = -(-longest // SEGMENT)
         floats = max(a.num_heads * (-(-a.head_size // 32) * 32 + 2) for a in attentions)
         fits = len(forward_input.token_ids) * floats * segments <= PARTIAL_FLOATS
-        return segments if units < 4 * self._team.size and segments > 1 and self._team.size > 1 and fits else 0
+        return (
+            segments if units < 4 * self.model.team.size and segments > 1 and self.model.team.size > 1 and fits else 0
+        )
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
         """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time.
@@ -254,12 +206,12 @@ class CPUBackend:
         return LogitReader(row, start, sampler, masks.get(row.row))
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        self._run_selected(self._tail, tokens)
-        logits = self._workspace.buffers["logits"].values[: len(tokens), : self._spec.vocab_size]
-        if self._spec.logit_scale != 1.0:
-            logits *= np.float32(self._spec.logit_scale)
-        if self._spec.logit_soft_cap is not None:
-            cap = np.float32(self._spec.logit_soft_cap)
+        self._run_selected(self.model.tail, tokens)
+        logits = self.model.workspace.buffers["logits"].values[: len(tokens), : self.model.spec.vocab_size]
+        if self.model.spec.logit_scale != 1.0:
+            logits *= np.float32(self.model.spec.logit_scale)
+        if self.model.spec.logit_soft_cap is not None:
+            cap = np.float32(self.model.spec.logit_soft_cap)
             np.multiply(np.tanh(logits / cap), cap, out=logits)
         return logits
 
@@ -282,7 +234,7 @@ class CPUBackend:
         end = start + row.num_tokens
         if row.pooling == "last":
             return finite_vector(self._hidden([end - 1])[0].copy())
-        pool = self._pools.setdefault(row.row, MeanPool(self._spec.hidden_size))
+        pool = self._pools.setdefault(row.row, MeanPool(self.model.spec.hidden_size))
         pool.restart_at(row.num_computed_tokens)
         for first in range(start, end, MAX_SELECTED):
             pool.add(self._hidden(list(range(first, min(first + MAX_SELECTED, end)))))
@@ -290,16 +242,16 @@ class CPUBackend:
 
     def _hidden(self, tokens: list[int]) -> NDArray[np.float32]:
         """Final hidden states, float32 [tokens, hidden_size], where the next use of `selected` overwrites them."""
-        self._run_selected(self._final_norm, tokens)
-        return self._workspace.buffers["selected"].values[: len(tokens), : self._spec.hidden_size]
+        self._run_selected(self.model.final_norm, tokens)
+        return self.model.workspace.buffers["selected"].values[: len(tokens), : self.model.spec.hidden_size]
 
     def _run_selected(self, program: BoundProgram, tokens: list[int]) -> None:
-        space = self._workspace
+        space = self.model.workspace
         space.selected[: len(tokens)] = tokens
         space.step[STEP_SELECTED] = len(tokens)
         self.walk(program)
 
     def shutdown(self) -> None:
-        if self._team is not None:
-            self._team.close()
-            self._team = None
+        model, self._model, self._pending = self._model, None, None
+        if model is not None:
+            model.close()

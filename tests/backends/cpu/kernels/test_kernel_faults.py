@@ -116,8 +116,7 @@ class Faulty:
             nonlocal left
             left -= 1
             if left == 0:
-                assert self.backend._team is not None
-                self._program.run(self.backend._team, 1)
+                self._program.run(self.backend.model.team, 1)
             honest(program)  # type: ignore[arg-type]
 
         monkeypatch.setattr(self.backend, "walk", walk_or_fail)

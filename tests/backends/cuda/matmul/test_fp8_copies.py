@@ -161,7 +161,7 @@ def test_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
     without = resolved(spec, checkpoint, dataclasses.replace(CONFIG, fp8_copies=False), "cuda")
     plain_bytes = plan_memory(spec, checkpoint, without, 1 << 30)
-    assert plan.copy_bytes == runner.backend._copy_bytes > plain_bytes.copy_bytes == 0
+    assert plan.copy_bytes == runner.backend.model.copy_bytes > plain_bytes.copy_bytes == 0
     assert runner.capacity.weight_bytes == plan.weight_bytes + plan.copy_bytes
     layers = len(spec.layers)
     first = runner.request(0, random_tokens(MODELS[name], 40, 1))

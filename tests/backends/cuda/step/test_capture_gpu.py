@@ -130,7 +130,7 @@ def test_a_capture_that_fails_costs_its_sizes_alone(
     spec, checkpoint = random_model(RECIPE)
     before = torch.cuda.memory_allocated()
     runner = GPURunner(spec, checkpoint, CONFIG)
-    graphs = runner.backend._graphs._graphs
+    graphs = runner.backend.model.graphs._graphs
     assert DECODES not in graphs
     assert {StepShape(rows, rows, 0) for rows in (1, 4)} <= graphs.keys()
     assert {shape.tokens for shape in graphs if shape.tiles} == {16, 64}
@@ -166,7 +166,7 @@ def test_without_graphs(expected: list[list[list[int]]]) -> None:
         max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=8 << 20, graphs=False
     )  # fmt: skip
     runner = GPURunner(*random_model(RECIPE), config)
-    assert not runner.backend._graphs._graphs
+    assert not runner.backend.model.graphs._graphs
     core = new_core(runner.backend, runner.spec, config, steps_in_flight=2)
     assert [answers(core, count) for count in (1, 2, 3, 4)] == expected
     core.close()

@@ -121,7 +121,7 @@ def runner() -> Iterator[GPURunner]:
 
 def poison(runner: GPURunner) -> None:
     """Poison the buffers that a step must write before it reads."""
-    space = runner.backend._space
+    space = runner.backend.model.space
     for buffer in (space.hidden, space.query, space.attended, space.partial_sums, space.attention_parts, space.logits):
         buffer.fill_(float("nan"))
 
@@ -144,8 +144,8 @@ def serve(runner: GPURunner) -> tuple[list[Request], list[list[int]]]:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of padding, which holds what was not written
 def test_a_padded_step_gives_what_the_step_gives(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, tokens = serve(runner)
-    graphs, seen = runner.backend._graphs, []
-    shapes = chunk_shapes(runner.backend._space.arrays.sizes)
+    graphs, seen = runner.backend.model.graphs, []
+    shapes = chunk_shapes(runner.backend.model.space.arrays.sizes)
     made = {shape: Walked(graphs, shape, seen) for shape in shapes}
     monkeypatch.setattr(graphs, "_graphs", made)
     found, same_tokens = serve(runner)

@@ -49,7 +49,7 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
     recipe, rows = RECIPES[name], 24
     config = EngineConfig(max_running=rows, max_step_tokens=640, kv_cache_bytes=256 << 20)
     runner = GPURunner(*random_model(recipe), config)
-    graphs, space = runner.backend._graphs, runner.backend._space
+    graphs, space = runner.backend.model.graphs, runner.backend.model.space
     assert min(runner.capacity.num_blocks) >= 32 * rows
     requests = [runner.request(row, random_tokens(recipe, TOKENS, row), first=32 * row) for row in range(rows)]
     for request in requests:

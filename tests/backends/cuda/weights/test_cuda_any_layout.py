@@ -79,7 +79,7 @@ def test_a_whole_model_of_packed_matrices(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def checkpoint_of(runner: GPURunner) -> object:
-    return runner.backend._weights._tensors._checkpoint
+    return runner.backend.model.weights._tensors._checkpoint
 
 
 def test_codes_that_triton_kernels_do_not_read_are_refused() -> None:

@@ -156,7 +156,7 @@ def test_allocations_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     spec, checkpoint = random_model(RECIPES["quantised"])
     runner = GPURunner(spec, checkpoint, EngineConfig(max_running=2, max_step_tokens=64, kv_cache_bytes=16 << 20))
-    weights = runner.backend._weights
+    weights = runner.backend.model.weights
     for layer in spec.layers:
         tensors = [weights.vector(name) for name in layer.vectors()]
         names = {linear.weight for linear in layer.linears()}

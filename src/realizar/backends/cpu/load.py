@@ -1,0 +1,132 @@
+"""`load_model` packs a model for the CPU: weights, KV cache, workspace, and operations bound to compiled kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import Capacity
+from realizar.backends.cpu.bind import Binder, BoundProgram
+from realizar.backends.cpu.instruction_set import select
+from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.attention import scratch_bytes
+from realizar.backends.cpu.kv.memory import KVMemory
+from realizar.backends.cpu.records import aligned_zeros
+from realizar.backends.cpu.rope_tables import RopeTables
+from realizar.backends.cpu.threads import ThreadTeam
+from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.workspace import Workspace, reserve_workspace
+from realizar.backends.program import build_program
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import InvalidRequestError
+from realizar.models.spec import Linear, ModelSpec
+
+MAX_SELECTED = 32  # rows of logits that exist at once
+PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A packed model, and all that its steps use. Its memory is free again when this object is closed and dropped.
+
+    Attributes:
+        spec, config: the model, and the configuration that it was loaded with.
+        weights: packed. kv: the KV cache. workspace: buffers and arrays of a step. ropes: angles of a step's positions.
+        scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
+        body, tail: operations over all tokens of a step, and over the rows whose logits are wanted.
+        final_norm: operations over the rows whose hidden states are pooled.
+        team: the threads that walk operations.
+        load_s: seconds that loading took.
+    """
+
+    spec: ModelSpec
+    config: ResolvedConfig
+    weights: Weights
+    kv: KVMemory
+    workspace: Workspace
+    ropes: RopeTables
+    scratch: NDArray[np.uint8]
+    partial: NDArray[np.float32]
+    body: BoundProgram
+    tail: BoundProgram
+    final_norm: BoundProgram
+    team: ThreadTeam
+    load_s: float
+
+    @property
+    def capacity(self) -> Capacity:
+        config, weight_bytes = self.config, self.weights.size_bytes
+        return Capacity(
+            block_size=config.block_size, num_blocks=self.kv.num_blocks, max_rows=config.max_running,
+            max_step_tokens=config.max_step_tokens, context_length=config.context_length, weight_bytes=weight_bytes,
+            weight_bytes_per_token=weight_bytes, kv_cache_bytes=self.kv.size_bytes, kv_cache_dtype=self.kv.dtype,
+            load_s=self.load_s,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the threads."""
+        self.team.close()
+
+
+def refuse_copies(config: ResolvedConfig) -> None:
+    """Refuse what only GPUs have.
+
+    Raises:
+        InvalidRequestError: FP8 copies are asked for.
+    """
+    if config.fp8_copies:
+        raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
+
+
+def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: Progress) -> LoadedModel:
+    """Load a model, with all kernels compiled that its steps can need.
+
+    Args:
+        spec: its parts run on a CPU, and `checkpoint` holds its tensors.
+        progress: called with what is being done, and the share done, 0 to 1.
+
+    Raises:
+        CheckpointError: a weight is not finite. CapacityError: the KV cache does not fit.
+        InvalidRequestError: a step or the KV cache is configured larger than this machine's memory.
+    """
+    start_s = time.perf_counter()
+    instructions = select(config.instruction_set)
+    program = build_program(spec)
+    workspace = reserve_workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])
+    weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
+    kv = KVMemory(spec, config)
+    _load_weights(weights, checkpoint, spec.linears(), progress)
+    ropes = RopeTables(spec, config.max_step_tokens)
+    partial: NDArray[np.float32] = aligned_zeros(PARTIAL_FLOATS, np.float32)  # type: ignore[assignment]
+    scratch = _attention_scratch(kv, config.threads)
+    kernels = KernelLibrary(instructions, lambda name: progress(f"compiling {name}", 1.0))
+    binder = Binder(instructions, kernels, weights, workspace, kv, ropes, scratch, partial)
+    programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_pool(program.tail)
+    memory = weights, kv, workspace, ropes, scratch, partial
+    team = ThreadTeam(config.threads)
+    return LoadedModel(spec, config, *memory, *programs, team, load_s=time.perf_counter() - start_s)
+
+
+def _load_weights(weights: Weights, checkpoint: Checkpoint, linears: Sequence[Linear], progress: Progress) -> None:
+    total, done = max(1, checkpoint.size_bytes), 0
+
+    def loaded(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("loading weights", min(1.0, done / total))
+
+    weights.load(list(linears), loaded)
+
+
+def _attention_scratch(kv: KVMemory, threads: int) -> NDArray[np.uint8]:
+    """Zeros, uint8 [threads, whole cache lines]."""
+    padded = max(layout.padded_head_size for layout in kv.layouts.values())
+    stride = -(-scratch_bytes(padded) // 64) * 64
+    return aligned_zeros(threads * stride, np.uint8).reshape(threads, stride)  # type: ignore[return-value]

@@ -1,0 +1,258 @@
+"""`load_model` puts a model on the device: weights, workspace, kernels, KV cache, launches and graphs. torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from realizar.backends.base import Capacity
+from realizar.backends.cuda.attention.bind import AttentionBinder
+from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.rope_tables import RopeTables
+from realizar.backends.cuda.bind import Binder
+from realizar.backends.cuda.decisions import describe_card, describe_refused, describe_routes
+from realizar.backends.cuda.device import DeviceProfile, free_bytes
+from realizar.backends.cuda.finish import StepFinisher
+from realizar.backends.cuda.graphs import GraphRunner
+from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
+from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
+from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
+from realizar.backends.cuda.matmul.merging import Merger
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.plan import plan_memory
+from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
+from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.step_arrays import StepShape, StepSizes
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import build_program
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.models.spec import Linear, ModelSpec
+
+_LOG = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on the device, and all that its steps use there.
+
+    The memory of the device is free again when this object is closed and dropped.
+
+    Attributes:
+        spec, config: the model, and the configuration that it was loaded with.
+        weights: packed. copy_bytes: of their FP8 copies, which are held by the matmuls.
+        space: buffers and arrays of a step.
+        kv: the KV cache.
+        sampler: the rows' parameters and states.
+        attention: chooses the launches of attention by the shape of a step.
+        graphs: launches of a step, captured or one by one.
+        finisher: choices, log-probabilities and pooled vectors at the end of a step.
+        load_s: seconds that loading took.
+    """
+
+    spec: ModelSpec
+    config: ResolvedConfig
+    weights: Weights
+    copy_bytes: int
+    space: Workspace
+    kv: KVMemory
+    sampler: DeviceSampler
+    attention: AttentionBinder
+    graphs: GraphRunner
+    finisher: StepFinisher
+    load_s: float
+
+    @property
+    def capacity(self) -> Capacity:
+        config, weight_bytes = self.config, self.weights.size_bytes
+        return Capacity(
+            block_size=config.block_size, num_blocks=self.kv.num_blocks, max_rows=config.max_running,
+            max_step_tokens=config.max_step_tokens, context_length=config.context_length,
+            weight_bytes=weight_bytes + self.copy_bytes, weight_bytes_per_token=weight_bytes,
+            kv_cache_bytes=self.kv.size_bytes, kv_cache_dtype=self.kv.dtype, load_s=self.load_s,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Free the graphs, whose memory is not that of tensors."""
+        self.graphs.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Matmuls:
+    """The model's matmuls, and the padded numbers of tokens that each may have.
+
+    Attributes:
+        layers, head: matmuls of the layers and of the logits. counts, head_counts: numbers of tokens of either.
+    """
+
+    kernels: MatmulKernels | None
+    layers: list[MergedLinear]
+    head: list[MergedLinear]
+    counts: set[int]
+    head_counts: set[int]
+
+    @property
+    def all(self) -> list[MergedLinear]:
+        return self.layers + self.head
+
+    @property
+    def partial_floats(self) -> int:
+        """float32 that the partial sums of the largest one take."""
+        return max(partial_floats(self.layers, self.counts), partial_floats(self.head, self.head_counts))
+
+
+def load_model(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: Progress
+) -> LoadedModel:
+    """Load a model, with all kernels compiled and all graphs captured that its steps can need.
+
+    Args:
+        spec: its parts run on a GPU, and `checkpoint` holds its tensors.
+        progress: called with what is being done, and the share done, 0 to 1.
+
+    Raises:
+        UnsupportedModelError: the GPU can't do what is configured.
+        CheckpointError: a weight is not finite.
+        CapacityError: it does not fit.
+    """
+    start_s = time.perf_counter()
+    if config.fp8_copies:
+        check_device(device)
+    if device.is_gpu:
+        plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
+    program, context = build_program(spec), config.context_length
+    body, tail = program.block_matmuls(), program.tail.matmuls()
+    weights = Weights(spec, checkpoint, device)
+    _load_weights(weights, checkpoint, body + tail, progress)
+    kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
+    space = _make_workspace(spec, config, device)
+    ropes = RopeTables(spec, context, device.torch_device)
+    sampler = _make_sampler(spec, config, device)
+    merger = Merger(program, weights, device, kernels)
+    layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
+    matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
+    copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
+    _compile(matmuls, progress)
+    space.size_partials(matmuls.partial_floats)
+    reserved = reserved_bytes(config.max_running, spec.vocab_size, context, device.memory_bytes)
+    kv = KVMemory(spec, config, device, reserved)
+    attention = AttentionBinder(weights, space, kv, ropes, device, context, fixed_splits=config.batch_invariant)
+    binder = Binder(spec, weights, space, attention, merger)
+    graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
+    decodes = _decode_shapes(space, attention, context)
+    attention.prepare([*decodes, *mixed_shapes(space.arrays.sizes)])
+    finisher = StepFinisher(space, graphs, binder.bind_pool(program.tail), sampler)
+    _log_decisions(device, space, kv, matmuls)
+    if device.is_gpu:
+        _warm_up(space, attention, graphs, finisher, layers, decodes, config.graphs, progress)
+    parts = weights, copy_bytes, space, kv, sampler, attention, graphs, finisher
+    return LoadedModel(spec, config, *parts, load_s=time.perf_counter() - start_s)
+
+
+def _load_weights(
+    weights: Weights, checkpoint: Checkpoint, groups: Iterable[Sequence[Linear]], progress: Progress
+) -> None:
+    total, done = max(1, checkpoint.size_bytes), 0
+
+    def loaded(size: int) -> None:
+        nonlocal done
+        done += size
+        progress("loading weights", min(1.0, done / total))
+
+    weights.load(groups, loaded)
+
+
+def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> Workspace:
+    compute = compute_type(config.kv_dtype, device)
+    sizes = step_sizes(spec, config, tile_tokens(spec, compute))
+    parts = attention_parts(spec, row_counts(sizes.rows), config.context_length, device, config.batch_invariant)
+    return Workspace(spec, sizes, device, compute, parts)
+
+
+def _make_sampler(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> DeviceSampler:
+    rows, vocab = config.max_running, spec.vocab_size
+    scratch = scratch_bytes(rows, vocab, device.memory_bytes)
+    return DeviceSampler(rows, vocab, config.context_length, device.torch_device, scratch)
+
+
+def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:
+    """Padded numbers of tokens of the layers' matmuls, and of the head's."""
+    rows = row_counts(sizes.rows)
+    return {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
+
+
+def _copy_to_fp8(matmuls: _Matmuls, device: DeviceProfile, progress: Progress) -> int:
+    """Copy the quantised matrices to FP8; the copies' bytes."""
+    if matmuls.kernels is None:
+        return 0
+    return copy_to_fp8(matmuls.all, matmuls.kernels, sum_type(device), partial(progress, "copying weights to FP8"))
+
+
+def _compile(matmuls: _Matmuls, progress: Progress) -> None:
+    """Compile the CUDA matmuls of every padded number of tokens, side by side."""
+    if matmuls.kernels is None:
+        return
+    parts = (matmuls.layers, matmuls.counts), (matmuls.head, matmuls.head_counts)
+    wanted = [kernel for linears, counts in parts for linear in linears for n in counts for kernel in linear.kernels(n)]
+    matmuls.kernels.prepare(wanted, lambda done, total: progress("compiling matmul kernels", done / max(1, total)))
+
+
+def _decode_shapes(space: Workspace, attention: AttentionBinder, context_length: int) -> list[StepShape]:
+    """Shapes of all steps of decodes alone."""
+    counts = row_counts(space.arrays.sizes.rows)
+    long = [StepShape(rows, rows, 0, True) for rows in counts if attention.is_long(rows, context_length)]
+    return [StepShape(rows, rows, 0) for rows in counts] + long
+
+
+def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmuls: _Matmuls) -> None:
+    _LOG.info("%s", describe_card(device, str(space.query.dtype).removeprefix("torch."), kv.dtype))
+    if not _LOG.isEnabledFor(logging.DEBUG):
+        return
+    for line in (*describe_refused(matmuls.kernels), *describe_routes(matmuls.all, matmuls.counts)):
+        _LOG.debug("%s", line)
+
+
+def _warm_up(
+    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher,
+    layers: Sequence[MergedLinear], decodes: Sequence[StepShape], capture: bool, progress: Progress,
+) -> None:  # fmt: skip
+    """Compile all that steps can need, and capture the graphs, which are freed again where that fails."""
+    sizes = space.arrays.sizes
+    space.arrays.clear()
+    try:
+        _warm_chunks(space, attention, graphs, layers, progress)
+        for rows in row_counts(sizes.selected):
+            graphs.run_eagerly(StepShape(0, 0, 0), rows)
+        finisher.warm()
+        stage = "capturing graphs" if capture else "compiling steps"
+        shapes = [*decodes, *chunk_shapes(sizes)]
+        graphs.prepare(shapes, lambda share: progress(stage, share), capture=capture)
+    except BaseException:
+        graphs.close()
+        raise
+
+
+def _warm_chunks(
+    space: Workspace, attention: AttentionBinder, graphs: GraphRunner, layers: Sequence[MergedLinear],
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Run one step of each kind: of those that start the same kernels, compiled for the same constants."""
+    seen: set[object] = set()
+    of_tokens: dict[int, object] = {}
+    shapes = mixed_shapes(space.arrays.sizes)
+    for done, shape in enumerate(shapes):
+        tokens = shape.tokens
+        if tokens not in of_tokens:
+            matmuls = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
+            of_tokens[tokens] = matmuls, tuple(space.launching(tokens).items())
+        kind = of_tokens[tokens], attention.kind(shape)
+        if kind not in seen:
+            seen.add(kind)
+            graphs.run_eagerly(shape, 0)
+        progress("compiling chunks", (done + 1) / len(shapes))
