@@ -147,11 +147,11 @@ def make_inspected_backend(
     """A backend as of `make_backend` whose steps can be taken apart."""
     if device.kind == "cuda":
         from realizar.backends.cuda.device import open_device
-        from realizar.backends.cuda.inspected import InspectedCUDABackend
+        from realizar.backends.cuda.inspection.backend import InspectedCUDABackend
 
         return InspectedCUDABackend(progress, open_device(device.index))
     with _reporting_compilation(progress):
-        from realizar.backends.cpu.inspected import InspectedCPUBackend
+        from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
 
     return InspectedCPUBackend(progress)
 

@@ -22,6 +22,7 @@ from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device, open_device  # noqa: E402
 from realizar.backends.cuda.device_errors import device_errors  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.inspection.launch_times import time_launches  # noqa: E402
 from realizar.backends.cuda.kernel_sizes import decode_parts  # noqa: E402
 from realizar.backends.cuda.launch import Launch  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
@@ -30,7 +31,6 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import load_tuning  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
-from realizar.backends.cuda.profile import time_launches  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402

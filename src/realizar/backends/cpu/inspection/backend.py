@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from realizar.backends.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.operation_times import time_operations
+from realizar.backends.cpu.inspection.operation_times import time_operations
+from realizar.backends.cpu.inspection.step_values import read_values
 from realizar.backends.cpu.runner import CPUBackend
-from realizar.backends.cpu.step_values import read_values
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
 from realizar.backends.step_values import StageValues

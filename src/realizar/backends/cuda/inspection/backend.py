@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cuda.profile import read_limit, time_launches
+from realizar.backends.cuda.inspection.launch_times import read_limit, time_launches
+from realizar.backends.cuda.inspection.step_values import read_values
 from realizar.backends.cuda.runner import CUDABackend
-from realizar.backends.cuda.step_values import read_values
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
 from realizar.backends.step_values import StageValues
