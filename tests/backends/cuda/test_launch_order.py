@@ -22,7 +22,7 @@ def test_a_norm_begins_each_block_and_adds_the_one_before(parts: tuple[str, ...]
     recipe = Recipe(32, 2, 1, 64, 96, 48, (None,) * 3, "Q8_0", parts, lacking=(None, "feed_forward", "mixer"))
     spec, checkpoint = random_model(recipe)
     runner = GPURunner(spec, checkpoint, CONFIG)
-    body, tail = runner.backend._graphs._body, runner.backend._graphs._tail
+    body, tail = runner.backend.model.graphs._body, runner.backend.model.graphs._tail
     runner.close()
     mixer = [*MIXER[:2], "row norm", *MIXER[2:]] if "row_norm" in parts else MIXER
     expected = ["embed", *mixer, *FEED_FORWARD, *mixer, *FEED_FORWARD, "norm"]

@@ -3,7 +3,7 @@
 A model is bound once to a table of kernels and addresses, which a team of threads then walks for each step without the
 interpreter's lock. Read in this order:
 
-1. `runner.py`: `CPUBackend` loads a model and runs steps.
+1. `runner.py`: `CPUBackend` runs steps of a model, which `load.py` makes as one `LoadedModel`.
 2. `bind.py`: the program's blocks become a table of kernels and argument records (`records.py`), over the buffers of
    `workspace.py`.
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers.
@@ -11,8 +11,8 @@ interpreter's lock. Read in this order:
    them and `kernel_cache.py` keeps them on disk.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `sampling/`: the choice of tokens, in numpy.
 
-Besides: `instruction_set.py` (what the processor offers), `plan.py` (memory from a header), `operation_times.py`,
-`inspected.py` and `step_values.py` (a look inside).
+Besides: `instruction_set.py` (what the processor offers), `plan.py` (memory from a header), `inspection/`
+(a look inside).
 """
 
 from realizar.backends.cpu.kernel_cache import use_cache_folder

@@ -2,7 +2,7 @@
 
 A model is loaded once and stepped many times. Read in this order:
 
-1. `runner.py`: `CUDABackend` loads a model, sizes its memory and submits steps.
+1. `runner.py`: `CUDABackend` submits steps to a model, which `load.py` puts on the device as one `LoadedModel`.
 2. `step_arrays.py`, `shapes.py`: a step's integers at fixed addresses, and the padded shapes that steps run in.
 3. `bind.py`, `norms.py`: the program's blocks become a list of launches over the buffers of `workspace.py`.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
@@ -12,5 +12,5 @@ A model is loaded once and stepped many times. Read in this order:
 8. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
 
 Besides: `device.py`, `cards.py`, `presence.py` (the GPUs of a machine), `device_errors.py` (their errors), `plan.py`
-(memory from a header), `profile.py`, `inspected.py`, `step_values.py` and `decisions.py` (a look inside).
+(memory from a header), `inspection/` and `decisions.py` (a look inside).
 """
