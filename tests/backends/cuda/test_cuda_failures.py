@@ -194,7 +194,7 @@ def test_a_lost_context_ends_the_engine_and_its_end_raises_nothing(
     with pytest.raises(EngineDeadError, match=says):
         client.submit([7], GREEDY)
     client.close()
-    assert "left to the end of the process" in caplog.records[-1].message
+    assert "is freed only when the process ends" in caplog.records[-1].message
 
 
 @pytest.mark.parametrize(("error", "ours"), [(OUT_OF_MEMORY, CapacityError), (LOST, DeviceLostError)])
