@@ -76,10 +76,10 @@ class Binder:
             yield from self._attention.bind(block, inputs, output)
         else:
             yield Launch("activation", self._activate(block.feed_forward, inputs, output))
-        residual = self._norms.bind_residual_add(branch, self._reader(block.join))
+        residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
         yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
-    def _reader(self, join: Join) -> MergedLinear | None:
+    def _next_consumer(self, join: Join) -> MergedLinear | None:
         """The matmul that reads the stream after a join; None where the blocks end."""
         return None if join.next is None else self._merger.merge(join.next.linears)
 
