@@ -41,3 +41,15 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path, p
     np.testing.assert_allclose(_in_chunks(model, built.token_ids), whole, rtol=1e-3, atol=1e-4)
     if pytestconfig.getoption("--record-parity"):
         record(name, form)
+
+
+def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:
+    """As transformers 5 holds them in memory, and saves them where it is told to."""
+    built = build_case("qwen3moe", tmp_path, "safetensors")
+    fused = built._replace(path=tmp_path / "fused")
+    built.model.save_pretrained(fused.path, save_original_format=False)
+    checkpoint = open_checkpoint(fused.path)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in checkpoint.tensors
+    spec = build_spec(checkpoint)
+    check_tensors(spec, checkpoint)
+    check_logits(fused, ReferenceModel(spec, load_tensors(spec, checkpoint)).logits)
