@@ -24,8 +24,8 @@ from reference_tensors import load_tensors
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def grouped_layout(group: int) -> WeightLayout:
-    return WeightLayout(f"GROUPED{group}", group, group // 2 + 4, bits=4, group_size=group, minimum=True)
+def grouped_layout(group: int, bits: int = 4) -> WeightLayout:
+    return WeightLayout(f"GROUPED{group}", group, group // 2 + 4, bits=bits, group_size=group, minimum=True)
 
 
 class GroupedSource(MatrixSource):
@@ -84,11 +84,11 @@ def exact_weights(source: GroupedSource) -> NDArray[np.float64]:
 
 
 def grouped_model(
-    recipe: Recipe, group: int, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, group: int, monkeypatch: pytest.MonkeyPatch, bits: int = 4
 ) -> tuple[ModelSpec, Checkpoint, ReferenceModel]:
     """A recipe's model whose matrices, its embedding too, are all of the format; and the model's reference.
 
-    Until the test ends, its checkpoint is read so.
+    Until the test ends, its checkpoint is read so. The layout says that codes have so many `bits`.
     """
     spec, checkpoint = random_model(recipe)
     sources = {
@@ -99,10 +99,13 @@ def grouped_model(
     source_of, layout_of = weight_tensors.tensor_source, weight_tensors.tensor_layout
 
     def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
-        return sources[name] if name in sources else source_of(checkpoint, name)
+        if name not in sources:
+            return source_of(checkpoint, name)
+        sources[name].layout = grouped_layout(group, bits)
+        return sources[name]
 
     def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
-        return grouped_layout(group) if name in sources else layout_of(checkpoint, name)
+        return grouped_layout(group, bits) if name in sources else layout_of(checkpoint, name)
 
     monkeypatch.setattr(weight_tensors, "tensor_source", tensor_source)
     monkeypatch.setattr(weight_tensors, "tensor_layout", tensor_layout)

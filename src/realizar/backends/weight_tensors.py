@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import UnsupportedModelError
 from realizar.models.spec import Linear, ModelSpec, TensorName
 from realizar.quantization import MatrixSource, WeightLayout, expert_source, tensor_layout, tensor_source
 
@@ -86,3 +88,16 @@ class WeightTensors:
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
         return whole.columns(place.first_row, place.first_row + place.shape[0]) if place.fused else whole
+
+
+@contextmanager
+def naming_refusals(name: TensorName) -> Iterator[None]:
+    """Within, a layout that a backend refuses is refused with the name of the tensor.
+
+    Raises:
+        UnsupportedModelError: no kernel of the backend expresses the tensor's layout.
+    """
+    try:
+        yield
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"tensor '{name}': {error}") from error

@@ -25,7 +25,7 @@ from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.weight_tensors import WeightTensors
+from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec, TensorName
@@ -50,7 +50,10 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     check_tensors(spec, checkpoint)
     program, linears, tensors = build_program(spec), spec.linears(), WeightTensors(spec, checkpoint)
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in linears}
-    weight_bytes = sum(matrix_bytes(layouts[one.weight], one.out_features, one.in_features) for one in linears)
+    weight_bytes = 0
+    for linear in linears:
+        with naming_refusals(linear.weight):
+            weight_bytes += matrix_bytes(layouts[linear.weight], linear.out_features, linear.in_features)
     embedding = tensors.size_bytes(spec.embedding)
     kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)

@@ -17,8 +17,9 @@ from realizar.backends.cpu.weights import pack as packing
 from realizar.backends.cpu.weights.embedding_rows import EmbeddingRows
 from realizar.backends.cpu.weights.pack import pack
 from realizar.config import EngineConfig
-from realizar.errors import CheckpointError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization import random_source
+from resolving import resolved
 
 CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_bytes=8 << 20, context_length=64)
 
@@ -83,7 +84,7 @@ def test_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.close()
     error = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     assert error.max() <= 0.03
-    plan = plan_memory(spec, checkpoint, CONFIG)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cpu"))
     assert plan.weight_bytes == runner.capacity.weight_bytes
 
 
@@ -94,4 +95,13 @@ def test_weights_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch
     weight_tensors.tensor_source(checkpoint, "layers.0.up.weight")._minima[0, 300] = np.inf  # type: ignore[attr-defined]
     named = r"^grouped\.safetensors: tensor 'layers\.0\.up\.weight': a minimum of out_feature 300 is not finite$"
     with pytest.raises(CheckpointError, match=named):
+        Runner(spec, checkpoint, CONFIG)
+
+
+def test_a_model_in_a_layout_that_no_kernel_expresses_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, checkpoint, _ = grouped_model(Recipe(windows=(None,)), 64, monkeypatch, bits=7)
+    named = r"^tensor 'layers\.0\.q\.weight': weights in the layout GROUPED64 do not run on the CPU: codes have 7 bits$"
+    with pytest.raises(UnsupportedModelError, match=named):
+        plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cpu"))
+    with pytest.raises(UnsupportedModelError, match=named):
         Runner(spec, checkpoint, CONFIG)

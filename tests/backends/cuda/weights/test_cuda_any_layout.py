@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -24,6 +22,8 @@ from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
 from realizar.quantization import PlanesSource, WeightLayout, random_source  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+from resolving import resolved  # noqa: E402
 
 DEVICE = interpreter_device()
 RECIPE = Recipe(32, 2, 1, 128, 256, 48, windows=(None,), weights="Q4_0", parts=("biases",))
@@ -50,36 +50,38 @@ def test_linears_of_the_interpreter(group: int) -> None:
     assert np.abs(partials.sum(dim=0).numpy() - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
-def run(monkeypatch: pytest.MonkeyPatch) -> tuple[GPURunner, Callable[[], float]]:
-    """A loaded model, and the largest error of its logits."""
-    spec, checkpoint, reference = grouped_model(RECIPE, 64, monkeypatch)
-    runner = GPURunner(spec, checkpoint, CONFIG)
-
-    def error() -> float:
-        ids = random_tokens(RECIPE, 19)
-        found, expected = runner.logits(ids, (16, 2)), reference.logits(ids)
-        return float((np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max())
-
-    return runner, error
+def check_logits(runner: GPURunner, reference: ReferenceModel) -> None:
+    ids = random_tokens(RECIPE, 19)
+    found, expected = runner.logits(ids, (16, 2)), reference.logits(ids)
+    assert (np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max() <= 0.03
 
 
 def test_a_whole_model_of_triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, error = run(monkeypatch)
-    assert error() <= 0.03
+    spec, checkpoint, reference = grouped_model(RECIPE, 64, monkeypatch)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    check_logits(runner, reference)
     runner.close()
 
 
 def test_a_whole_model_of_packed_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = run_packed(monkeypatch)
-    runner, error = run(monkeypatch)
-    assert error() <= 0.03
+    spec, checkpoint, reference = grouped_model(RECIPE, 64, monkeypatch)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    check_logits(runner, reference)
     assert all("c4" not in name and "_f16" in name for name in launched.names)
-    assert plan_memory(runner.spec, checkpoint_of(runner), CONFIG, 1 << 30).weight_bytes == runner.capacity.weight_bytes
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
+    assert plan.weight_bytes == runner.capacity.weight_bytes
     runner.close()
 
 
-def checkpoint_of(runner: GPURunner) -> object:
-    return runner.backend.model.weights._tensors._checkpoint
+def test_a_model_in_a_layout_that_no_kernel_expresses_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, checkpoint, _ = grouped_model(RECIPE, 64, monkeypatch, bits=7)
+    named = r"^tensor 'layers\.0\.q\.weight': weights in the layout GROUPED64 do not run on CUDA: codes have 7 bits$"
+    with pytest.raises(UnsupportedModelError, match=named):
+        plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
+    run_packed(monkeypatch)
+    with pytest.raises(UnsupportedModelError, match=named):
+        GPURunner(spec, checkpoint, CONFIG)
 
 
 def test_codes_that_triton_kernels_do_not_read_are_refused() -> None:

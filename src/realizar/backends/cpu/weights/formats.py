@@ -15,6 +15,7 @@ Code bits lie in planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1). Wo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, cast
 
 from realizar.backends.cpu.codegen.activation_layout import OFFSET_SUMS
@@ -99,6 +100,7 @@ _RADICES = (16, 256, 2, len(SMALL_BYTES), 2, _MOST_SUPER, 2, 2, len(KEPT_LAYOUTS
 """Of the digits of a format's number, in the order of `WeightFormat`'s fields."""
 
 
+@cache
 def packed_format(layout: WeightLayout) -> WeightFormat:
     """The format in which matrices of a layout are packed.
 

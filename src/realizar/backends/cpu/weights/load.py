@@ -12,7 +12,7 @@ from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.weights.embedding_rows import EmbeddingRows
 from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix, pack_floats
-from realizar.backends.weight_tensors import WeightTensors
+from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import MatrixSource
@@ -42,15 +42,17 @@ class Weights:
 
         Raises:
             CheckpointError: a weight is NaN or infinite.
+            UnsupportedModelError: no kernel expresses a matrix's layout.
         """
         self._tensors.check_vectors()
-        distinct = list({linear.weight: linear for linear in linears}.values())
+        names = list(dict.fromkeys(linear.weight for linear in linears))
+        sources = [self._tensors.matrix(name) for name in names]
         with ThreadPoolExecutor(self._threads) as pool:
-            for linear, following in zip(distinct, [*distinct[1:], None], strict=True):
+            for name, source, following in zip(names, sources, [*sources[1:], None], strict=True):
                 if following is not None:
-                    self._tensors.matrix(following.weight).prefetch()
-                source = self._tensors.matrix(linear.weight)
-                self.matrices[linear.weight] = self._pack(source, pool)
+                    following.prefetch()
+                with naming_refusals(name):
+                    self.matrices[name] = self._pack(source, pool)
                 source.release(0, source.out_features)
                 progress(source.size_bytes)
             if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):

@@ -21,9 +21,9 @@ from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
 from realizar.backends.program import build_program
-from realizar.backends.weight_tensors import WeightTensors
+from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CapacityError, DeviceLostError, KernelError, UnsupportedModelError
+from realizar.errors import CapacityError, DeviceLostError, KernelError
 from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import MatrixSource, WeightLayout
 from realizar.quantization.layout import FloatType
@@ -146,10 +146,9 @@ class Weights:
             if source.layout.is_float:
                 yield source.size_bytes
             elif self._packer is not None:
-                try:
-                    yield memory_bytes([source])
-                except UnsupportedModelError as error:
-                    raise UnsupportedModelError(f"tensor '{linear.weight}': {error}") from error
+                with naming_refusals(linear.weight):
+                    size = memory_bytes([source])
+                yield size
             if any(each.bias is not None for each in linears):
                 yield 4 * linear.out_features
         for name in layer.vectors():
