@@ -107,7 +107,7 @@ def test_origins_and_names_may_be_repeated() -> None:
     ],
 )
 def test_addresses_that_would_never_be_met(words: tuple[str, str]) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{words[0]} takes .* not '{words[1]}'"):
+    with pytest.raises(InvalidRequestError, match=f"{words[0]} must be .* not '{words[1]}'"):
         parsed(*words)[0].settings()
 
 

@@ -114,7 +114,7 @@ def test_schemas(schema: Any, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "no JSON"), ('{"const": NaN}', "no JSON"), ("[" * 100_000, "deep"), ('{"a": 1e999}', "can't be honoured")],
+    [("{", "not JSON"), ('{"const": NaN}', "not JSON"), ("[" * 100_000, "deep"), ('{"a": 1e999}', "can't be honoured")],
 )
 def test_texts_that_are_no_schemas(text: str, words: str) -> None:
     refuse("json_schema", text, words)

@@ -28,9 +28,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 value = json.loads(line.decode("utf-8"))
             except (ValueError, RecursionError) as error:
-                raise InvalidRequestError(f"{place} is not JSON: {error}") from error
+                raise InvalidRequestError(f"{place}: the line is not JSON: {error}") from error
             if not isinstance(value, dict):
-                raise InvalidRequestError(f"{place} is not a JSON object")
+                raise InvalidRequestError(f"{place}: the line is not a JSON object")
             yield place, value
 
 
@@ -42,11 +42,11 @@ def text_of(place: str, line: dict[str, Any]) -> str:
     """
     text = line.get("text")
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{place} has no string `text`", "text")
+        raise InvalidRequestError(f"{place}: the line has no string `text`", "text")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{place} has a lone surrogate in `text` at {error.start}", "text") from error
+        raise InvalidRequestError(f"{place}: `text` has a lone surrogate at {error.start}", "text") from error
     return text
 
 
