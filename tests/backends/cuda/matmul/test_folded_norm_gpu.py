@@ -57,12 +57,12 @@ class Model:
         square_sums[1, :, 0] = start.square().sum(1)
         partials = torch.full((config.splits, tokens, cols), torch.nan, device="cuda")
         launching = {"DEPENDENT": True, "launch_pdl": True} if dependent else {"DEPENDENT": False}
-        partials = first.unsqueeze(0).contiguous()
+        sums = first.unsqueeze(0).contiguous()
         for layer in range(LAYERS):
             before, after = square_sums[1 - layer % 2], square_sums[layer % 2]
             normalize_block[(tokens, cut.blocks)](
-                partials, partials.stride(0), partials.stride(1), none, SCALE, hidden, cols, self.weight,
-                *buffer.pointers(), cols, after, before, SPLITS=len(partials), MATMUL_BIAS=False, PARTS=parts,
+                sums, sums.stride(0), sums.stride(1), none, SCALE, hidden, cols, self.weight,
+                *buffer.pointers(), cols, after, before, SPLITS=len(sums), MATMUL_BIAS=False, PARTS=parts,
                 BLOCK=cut.block, num_warps=cut.warps, **buffer.constants(), **launching,
             )  # fmt: skip
             norm = FoldedNorm(after, cols, EPS)
@@ -72,7 +72,7 @@ class Model:
                 else HalfActivations(buffer.values, buffer.scales, norm)
             )
             self.matmuls.launch(self.matrix, x, partials, tokens, config)
-            partials = partials
+            sums = partials
         return hidden
 
 

@@ -96,20 +96,20 @@ class TileEmitter:
         return sums
 
     def _add_halves(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
-        """As `_add_whole`, where halves have scales: joined before the activation's, an operation less a token."""
+        """As `_add_whole` where each half has a scale, applied before the activation's: an operation less a token."""
         e = self.e
-        scaled: list[Value] = []
+        halves: list[Value] = []
         for half in range(2):
             dots = [e.b.sitofp(dot, e.f32) for dot in self._dots(word, half, records)]
             scale, minimum = scales(half)
             if half == 0:
-                scaled = [e.b.fmul(scale, dot) for dot in dots]
+                halves = [e.b.fmul(scale, dot) for dot in dots]
             else:
-                scaled = [e.fma(scale, dot, first) for dot, first in zip(dots, scaled, strict=True)]
+                halves = [e.fma(scale, dot, first) for dot, first in zip(dots, halves, strict=True)]
             if minimum is not None:
                 sums = [e.fma(minimum, scaled_sum(e, r, half), s) for r, s in zip(records, sums, strict=True)]
-        scaled = [e.splat_load(e.at(record, layout.SCALE), F32) for record in records]
-        return [e.fma(value, scale, s) for value, scale, s in zip(scaled, scaled, sums, strict=True)]
+        scales_of_x = [e.splat_load(e.at(record, layout.SCALE), F32) for record in records]
+        return [e.fma(value, scale, s) for value, scale, s in zip(halves, scales_of_x, sums, strict=True)]
 
     def _dots(self, word: Codes, half: int | None, records: list[Value]) -> list[Value]:
         """int32 lanes per token: integer sums over the columns of a group or of one half, offset included."""
