@@ -106,7 +106,7 @@ def test_two_steps_in_flight(runner: GPURunner) -> None:
     (before,) = first.result().rows[0].token_ids
     assert first.result() is first.result()
     runner.backend.submit(one_row([*ids, before], 0)).result()
-    logits = runner.backend.logits([3, 4]).numpy()
+    logits = runner.backend.logits([3, 4]).cpu().numpy()
     assert [before, token] == logits.argmax(axis=-1).tolist()
     runner.backend.close(0)
 
@@ -136,7 +136,7 @@ def test_masks_queries_and_pooling(runner: GPURunner) -> None:
     mask[0] = 1 << 9 | 1 << 21
     step.set_masks({0: mask})
     (found,) = step.result().rows
-    logits = runner.backend.logits(range(5)).numpy().astype(np.float64)
+    logits = runner.backend.logits(range(5)).cpu().numpy().astype(np.float64)
     logprobs = logits - logits.max(axis=1, keepdims=True)
     logprobs -= np.log(np.exp(logprobs).sum(axis=1, keepdims=True))
     assert found.token_ids == (max((9, 21), key=lambda i: logits[4, i]),)
