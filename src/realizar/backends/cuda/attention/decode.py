@@ -172,6 +172,7 @@ class DecodeBinder:
             self._arguments.sinks(attention), space.attention_parts, space.attention_state, space.arrivals,
             arrays["decodes"], arrays["tables"], arrays["header"],
             float(attention.scale), float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
-            SHARED=shared_heads(attention), PARTS=parts, JOINED=triton.next_power_of_2(group) * padded_head(attention),
+            SHARED=shared_heads(attention), PARTS=parts,
+            COMBINED=triton.next_power_of_2(group) * padded_head(attention),
             **constants, **self._arguments.shared(decode.block), **form, **space.launching(shape.tokens),
         )  # fmt: skip

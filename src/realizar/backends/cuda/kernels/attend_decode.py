@@ -13,7 +13,7 @@ from realizar.backends.cuda.kernels.attend import absorb, cap_scores, cut_contex
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
 
-JOINED_AT_ONCE = tl.constexpr(8192)  # values of parts, in registers
+COMBINED_AT_ONCE = tl.constexpr(8192)  # values of parts, in registers
 
 
 @triton.jit
@@ -56,13 +56,13 @@ def write_heads(
 
 
 @triton.jit
-def joined_heads(
+def combined_heads(
     partial, state, sinks, decode, kv_head, parts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     PADDED_HEAD: tl.constexpr, SINKS: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """float32 [SIZE]: the parts of a KV head's queries joined, with their sinks; layout as in `write_heads`."""
     group: tl.constexpr = HEADS // KV_HEADS
-    at_once: tl.constexpr = max(1, JOINED_AT_ONCE // SIZE)
+    at_once: tl.constexpr = max(1, COMBINED_AT_ONCE // SIZE)
     place = tl.arange(0, SIZE)
     shared, dim = place // PADDED_HEAD, place % PADDED_HEAD
     inside = (shared < group) & (dim < HEAD)
@@ -101,7 +101,7 @@ def attend_decode(
     PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8_CACHE: tl.constexpr,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr,
-    JOINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
+    COMBINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, PARTS.
@@ -175,11 +175,11 @@ def attend_decode(
             arrived = arrivals + decode * KV_HEADS + kv_head
             if tl.atomic_add(arrived, 1) == parts - 1:
                 tl.atomic_xchg(arrived, 0)
-                whole = joined_heads(
+                whole = combined_heads(
                     partial, state, sinks, decode, kv_head, parts, HEADS, KV_HEADS, HEAD, PADDED_HEAD, SINKS, PARTS,
-                    JOINED,
+                    COMBINED,
                 )  # fmt: skip
                 write_heads(
                     whole, token, kv_head, out, out_stride, out_scale, codes, terms, HEADS, KV_HEADS, HEAD,
-                    PADDED_HEAD, FORMAT, BLOCK_TOKENS, CHUNKS, JOINED,
+                    PADDED_HEAD, FORMAT, BLOCK_TOKENS, CHUNKS, COMBINED,
                 )  # fmt: skip

@@ -53,10 +53,10 @@ def rotated_heads(
         partner = tl.where(dims < half, dims + half, dims - half)
         angle = tl.where(dims < half, dims, dims - half)
         sign = tl.where(dims < half, -1.0, 1.0)
-    turns = inside & (dims < ROTARY) & ~is_value
+    rotates = inside & (dims < ROTARY) & ~is_value
     y = x
     if ROTARY > 0:
-        y = load_heads(partials, bias, at, base + partner, turns, splits_stride, SPLITS, BIAS)
+        y = load_heads(partials, bias, at, base + partner, rotates, splits_stride, SPLITS, BIAS)
     if NORM > 0:
         mean = tl.sum(x, axis=1)[:, None] * (1.0 / HEAD if NORM == LAYER_NORM else 0.0)
         centred = tl.where(inside, x - mean, 0.0)
@@ -64,15 +64,15 @@ def rotated_heads(
         normed = inside & ~is_value
         weight = norm_vector(query_norm, key_norm, is_query, dims, normed)
         x = tl.where(is_value, x, centred * scale * weight)
-        y = (y - mean) * scale * norm_vector(query_norm, key_norm, is_query, partner, turns)
+        y = (y - mean) * scale * norm_vector(query_norm, key_norm, is_query, partner, rotates)
         if NORM_BIAS:
             x += norm_vector(query_norm_bias, key_norm_bias, is_query, dims, normed)
-            y += norm_vector(query_norm_bias, key_norm_bias, is_query, partner, turns)
+            y += norm_vector(query_norm_bias, key_norm_bias, is_query, partner, rotates)
     if ROTARY > 0:
         place = tl.load(positions + token).to(tl.int64) * half + angle
-        c = tl.load(cosine + place, mask=turns, other=1.0)
-        s = tl.load(sine + place, mask=turns, other=0.0)
-        x = x * c + tl.where(turns, sign * y, 0.0) * s
+        c = tl.load(cosine + place, mask=rotates, other=1.0)
+        s = tl.load(sine + place, mask=rotates, other=0.0)
+        x = x * c + tl.where(rotates, sign * y, 0.0) * s
     return x, base + dims
 
 
