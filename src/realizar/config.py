@@ -53,7 +53,8 @@ class EngineConfig:
         graphs: on a GPU, whether the steps of a fixed shape are captured as graphs at load: without, each of a step's
             kernels is launched by the host, which small steps wait for.
         threads: CPU threads, at most 1,024: they wait for each other in loops, and a number mistyped would stop the
-            machine. None takes the physical cores.
+            machine. None takes the physical cores, or fewer where a control group limits the
+            processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
         context_length: tokens a request may hold, prompt and output; None takes the model's.

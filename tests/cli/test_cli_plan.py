@@ -95,3 +95,12 @@ def test_the_default_cache_is_for_many_usual_requests_and_few_long_ones(
     assert one["kv_limit_bytes"] == contexts[8192]["request_bytes"]
     small = plan(capsys, str(smollm2_path), "--device", "cpu", "--memory", "1G")
     assert small["kv_limit_bytes"] == small["kv_most_bytes"] == 400_000_000
+
+
+def test_a_cache_above_what_is_left_is_said(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", str(smollm2_path), "--device", "cpu", "--memory", "400M", "--kv-cache-bytes"]
+    assert run_app(app, [*words, "300M"]) == 0
+    line = capsys.readouterr().out.splitlines()[3]
+    assert line.endswith(", 300.0 MB in all, and 259.6 MB are free beside the weights")
+    assert run_app(app, [*words, "200M"]) == 0
+    assert capsys.readouterr().out.splitlines()[3].endswith(", 200.0 MB in all")

@@ -107,7 +107,7 @@ def memory_bytes() -> int:
     installed, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()
     if limit is None or limit.limit_bytes >= installed:
         return installed
-    _warn_once(
+    _log_once(
         f"the control group of this process may use {format_bytes(limit.limit_bytes)} of the machine's"
         f" {format_bytes(installed)} of memory: no more is planned with"
     )
@@ -123,7 +123,7 @@ def default_threads() -> int:
     if quota is None or quota >= cores:
         return cores
     threads = max(1, int(quota))
-    _warn_once(
+    _log_once(
         f"the control group of this process may use {quota:.3g} of {cores} cores: threads are {threads} unless"
         " configured"
     )
@@ -131,5 +131,5 @@ def default_threads() -> int:
 
 
 @cache
-def _warn_once(text: str) -> None:
-    _LOG.warning("%s", text)
+def _log_once(text: str) -> None:
+    _LOG.info("%s", text)

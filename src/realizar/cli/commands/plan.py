@@ -17,6 +17,7 @@ from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
+    from realizar.backends.resolved_config import ResolvedConfig
 
 
 def plan_command(
@@ -50,16 +51,19 @@ def plan_command(
     if as_json:
         print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint)}))
     else:
-        print("\n".join(_report(plan, file_bytes(checkpoint), resolved.max_running)))
+        print("\n".join(_report(plan, file_bytes(checkpoint), resolved)))
     check_fits(plan)
 
 
-def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
+def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
     copies = f", {format_bytes(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
     most = plan.kv_most_bytes or 0
     more = f", up to {format_bytes(most)} with --kv-cache-bytes" if most > plan.kv_limit_bytes else ""
+    left = max(0, plan.free_bytes - plan.needed_bytes - plan.reserved_bytes)
+    if config.kv_cache_bytes is not None and plan.kv_limit_bytes > left:
+        more = f", and {format_bytes(left)} are free beside the weights"
     cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
     short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
     reserved = f", and {format_bytes(plan.reserved_bytes)} for sampling and graphs" if plan.reserved_bytes else ""
@@ -73,8 +77,8 @@ def _report(plan: MemoryPlan, file_bytes: int, max_running: int) -> list[str]:
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
     ]
     for each in plan.contexts:
-        count = "none" if each.num_requests == 0 else f"{min(each.num_requests, max_running)}"
-        if each.num_requests > max_running:
+        count = "none" if each.num_requests == 0 else f"{min(each.num_requests, config.max_running)}"
+        if each.num_requests > config.max_running:
             count += f" (room for {each.num_requests})"
         lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
     return lines
