@@ -392,7 +392,7 @@ def test_stored_nonsense_does_not_break_the_page(echo: ScriptedApi, page: Any) -
     )
     page.goto(f"{echo.url}/#c")
     wait_for(page, ["lost"])
-    page.wait_for_selector("#notices:has-text('left as they are: 2')")
+    page.wait_for_selector("#notices:has-text('kept as they are')")
     assert page.locator(".place").inner_text() == "4 / 4"
     page.click("#open-chats")
     page.wait_for_selector(".chat-open")
@@ -402,7 +402,7 @@ def test_stored_nonsense_does_not_break_the_page(echo: ScriptedApi, page: Any) -
     ask(page, "on")
     finished(page)
     page.goto(f"{echo.url}/#nobody")
-    page.wait_for_selector("#notices:has-text('not kept in this browser')")
+    page.wait_for_selector("#notices:has-text('does not have that chat')")
 
 
 def test_an_erased_chat_does_not_come_back_by_itself(echo: ScriptedApi, page: Any) -> None:
@@ -422,7 +422,7 @@ def test_an_erased_chat_does_not_come_back_by_itself(echo: ScriptedApi, page: An
     page.click("#stop")
     finished(page)
     page.reload()
-    page.wait_for_selector("#notices:has-text('not kept in this browser')")
+    page.wait_for_selector("#notices:has-text('does not have that chat')")
     (left,), messages = stored(page)
     assert (set(left), messages) == ({"id", "erased"}, [])
 

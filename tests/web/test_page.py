@@ -122,7 +122,7 @@ def test_the_sampling_of_the_server_is_shown(api: ScriptedApi, page: Any) -> Non
     shown = "name => document.querySelector(`[data-setting=${name}]`).placeholder"
     names = ("temperature", "top_k", "min_p", "top_p", "max_tokens")
     assert [page.evaluate(shown, name) for name in names] == ["0.7", "0", "0.05", "default", "no limit"]
-    assert "grey numbers are this server’s" in page.inner_text("#settings")
+    assert "server’s values, shown in grey" in page.inner_text("#settings")
 
 
 def test_a_reload_keeps_the_conversation(api: ScriptedApi, page: Any) -> None:

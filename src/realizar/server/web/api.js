@@ -79,7 +79,7 @@ export async function* streamChat(body, key, signal) {
     }
     yield chunk;
   }
-  throw new ApiError("The connection broke before the answer was whole.", 0);
+  throw new ApiError("The connection broke before the answer was complete.", 0);
 }
 
 /** Yields the data of server-sent events; the bytes may be cut anywhere. */
@@ -101,7 +101,7 @@ async function* events(stream) {
       }
     }
   } catch (error) {
-    throw error.name === "AbortError" ? error : new ApiError("The connection broke before the answer was whole.", 0);
+    throw error.name === "AbortError" ? error : new ApiError("The connection broke before the answer was complete.", 0);
   } finally {
     reader.cancel().catch(() => {});
   }

@@ -157,7 +157,7 @@ function open(id, leaf = null) {
   opening = opening.then(async () => {
     const isThere = await chats.show(id, leaf);
     if (!isThere) {
-      notify("missing", "That chat is not kept in this browser.");
+      notify("missing", "This browser does not have that chat.");
     }
     scrollToEnd();
   });
@@ -317,7 +317,7 @@ async function start() {
   }
   const id = location.hash.slice(1) || earlier?.chat.id || null;
   if (!(await chats.show(id, history.state?.leaf))) {
-    notify("missing", "That chat is not kept in this browser.");
+    notify("missing", "This browser does not have that chat.");
   }
   scrollToEnd();
 }

@@ -75,7 +75,7 @@ export class Archive {
     }
     const done = new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
-      transaction.onabort = () => reject(transaction.error ?? new Error("the write was broken off"));
+      transaction.onabort = () => reject(transaction.error ?? new Error("the write was aborted"));
     });
     done.catch(() => {});
     try {

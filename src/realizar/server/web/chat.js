@@ -192,7 +192,7 @@ export class Chats {
 /** Says that messages are missing from what is shown. */
 function tellUnreadable(count) {
   if (count) {
-    notify("unreadable", `Stored messages of this chat that can’t be read, and are left as they are: ${count}.`);
+    notify("unreadable", `Some stored messages of this chat (${count}) can’t be read; they are kept as they are.`);
   } else {
     dismiss("unreadable");
   }

@@ -63,7 +63,7 @@ export function showDefaults(defaults) {
     input.placeholder = String(defaults[input.dataset.setting]);
   }
   if (told.length) {
-    byId("sampling-note").textContent = "The grey numbers are this server’s; they hold where a field is empty.";
+    byId("sampling-note").textContent = "Empty fields use the server’s values, shown in grey.";
   }
 }
 
