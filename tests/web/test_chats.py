@@ -392,7 +392,7 @@ def test_stored_nonsense_does_not_break_the_page(echo: ScriptedApi, page: Any) -
     )
     page.goto(f"{echo.url}/#c")
     wait_for(page, ["lost"])
-    page.wait_for_selector("#notices:has-text('kept as they are')")
+    page.wait_for_selector("#notices:has-text('messages of this chat (2)')")
     assert page.locator(".place").inner_text() == "4 / 4"
     page.click("#open-chats")
     page.wait_for_selector(".chat-open")
