@@ -1,4 +1,4 @@
-"""The kinds of cache: a layer keeps something of each sequence from step to step. Standard library only."""
+"""The kinds of cache that a layer keeps of each sequence from step to step. Standard library only."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def kind_name(kind: CacheKind) -> str:
 
 
 def attention_cache(window: int | None) -> FullCache | WindowCache:
-    """The kind of attention that sees `window` tokens, or all of them where that is None."""
+    """The kind of attention over `window` tokens; None is attention over all tokens."""
     return FullCache() if window is None else WindowCache(window)
 
 
 def attention_window(kind: CacheKind) -> int | None:
-    """How many tokens are kept of a sequence; None keeps all.
+    """The number of tokens that the cache keeps of a sequence; None keeps all.
 
     Raises:
         UnsupportedModelError: the kind keeps no keys and values.

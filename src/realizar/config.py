@@ -1,4 +1,4 @@
-"""Configuration of an engine, said once: the command line and the documents derive from it. Standard library only."""
+"""The configuration of an engine; the command line and the documents derive from it. Standard library only."""
 
 from __future__ import annotations
 
@@ -39,41 +39,40 @@ _MOST = {"threads": 1024, "max_running": 65_536, "max_step_tokens": 1 << 20, "sp
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How an engine runs a model. A value out of range raises `InvalidRequestError`.
+    """The configuration of an engine. A value out of range raises `InvalidRequestError`.
 
     Attributes:
-        device: where the model runs: `cpu`; `cuda`, the first GPU that can run one; `cuda:1`, the second GPU; `auto` is
-            `cuda` where there is such a GPU, else `cpu`.
+        device: `cpu`; `cuda`, the first GPU that can run a model; `cuda:1`, the second GPU; `auto` is `cuda` if there
+            is such a GPU, else `cpu`.
         batch_invariant: on a GPU, true if quantised matmuls and the attention of decodes run alike in every batch, at
             some cost in speed. A row's bits may still depend on the batch where matrices are bf16, fp16 or fp32, and
             where a chunk of a prompt has one token. On the CPU a row always gets the same bits.
-        fp8_copies: on a GPU of compute capability 8.9 or more, whether quantised matrices get a copy in FP8 that steps
-            of 128 rows and more read: faster, in twice to three times the memory, and with about 3.7 % error in every
-            product, far outside of the fidelity that is held otherwise. Not together with batch_invariant.
-        graphs: on a GPU, whether the steps of a fixed shape are captured as graphs at load: without, each of a step's
-            kernels is launched by the host, which small steps wait for.
-        threads: CPU threads, at most 1,024: they wait for each other in loops, and a number mistyped would stop the
-            machine. None takes the physical cores, or fewer where a control group limits the
-            processor's time.
+        fp8_copies: on a GPU of compute capability 8.9 or more, true gives quantised matrices an FP8 copy for steps of
+            128 tokens and more: it is faster, takes two to three times the memory, and has about 3.7 % error in every
+            matmul, far more than all else here. It can't be combined with batch_invariant.
+        graphs: on a GPU, true captures the steps of fixed shapes as graphs at load. Otherwise the host launches each
+            kernel of a step, and small steps wait for the host.
+        threads: CPU threads, at most 1,024: they wait for each other in loops, and a mistyped number would stop the
+            machine. None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
-        context_length: tokens a request may hold, prompt and output; None takes the model's.
-        max_running: requests that may be in one step; at most 65,536. None takes what suits the device
+        context_length: maximum of prompt and output tokens of a request; None takes the model's.
+        max_running: maximum of requests in one step, up to 65,536. None takes the device's default
             (`DEFAULT_ROWS`).
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
-            for four of the whole context, bounded by a share of free memory. On a GPU, None takes what is free.
-        typical_request_tokens: tokens that a request is expected to take, prompt and output; more or fewer run too.
+            for four of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
+        typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
-        speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 is off. What
-            comes out is the same, on a GPU but for ties that other batches decide otherwise.
-        prompt_lookup_max, prompt_lookup_min: number of last tokens that must have stood in the text before for what
-            followed them to be drafted; the longest run that has is taken.
-        max_queued: requests that may wait beyond those that run; None is no limit.
-        prefix_cache: start requests from KV blocks that others computed for the same beginning. What comes out is the
-            same, on a GPU but for ties as above.
+        speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 turns it
+            off. The output is the same, except for ties on a GPU, which other batches may decide otherwise.
+        prompt_lookup_max, prompt_lookup_min: number of last tokens that must occur earlier in the text; the tokens
+            after that occurrence are drafted. The longest match is taken.
+        max_queued: maximum of requests that wait beyond those that run; None is no limit.
+        prefix_cache: start requests from KV blocks that others computed for the same prefix. The output is the same,
+            except for ties on a GPU, as above.
     """
 
     threads: int | None = None
@@ -130,5 +129,5 @@ class EngineConfig:
 
 
 def is_device(text: str) -> bool:
-    """Whether a text names a device: `auto`, `cpu`, `cuda`, or a GPU by its number, `cuda:1`."""
+    """True if a text names a device: `auto`, `cpu`, `cuda`, or a GPU by its number, `cuda:1`."""
     return _DEVICE.fullmatch(text) is not None

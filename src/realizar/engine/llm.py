@@ -42,17 +42,17 @@ class LLM:
         model: a path, a pulled name (`smollm2:135m`), a Hugging Face name (`user/repo:Q4_K_M`), or an open checkpoint.
         config: how to run it.
         chat_template: text of a Jinja template to use in place of the model's own.
-        fetch_progress: told of downloads.
-        load_progress: told of loading: what is being done, and the share done, 0 to 1.
+        fetch_progress: callback for downloads.
+        load_progress: callback for loading, with the name of the running stage and the share that is done, 0 to 1.
         options: fields of `EngineConfig` by name, over `config`; vLLM's `max_model_len`, `max_num_seqs`,
             `max_num_batched_tokens`, `num_speculative_tokens` and `enable_prefix_caching` are known too.
 
     Raises:
-        TypeError: an option that is none; the nearest is named.
+        TypeError: an option is unknown; the error names the nearest.
         HubError: the model can't be found or fetched.
-        CheckpointError: a malformed file.
-        UnsupportedModelError, TokenizerError: a model that can't run here.
-        CapacityError: it does not fit into memory.
+        CheckpointError: the file is malformed.
+        UnsupportedModelError, TokenizerError: the model can't run here.
+        CapacityError: the model does not fit into memory.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class LLM:
 
     @property
     def capacity(self) -> Capacity:
-        """What the loaded backend can hold."""
+        """The capacity of the loaded backend."""
         return self._capacity
 
     @property
     def device(self) -> ChosenDevice:
-        """Where the model runs."""
+        """The device that runs the model."""
         return self._device
 
     @property
     def max_request_tokens(self) -> int:
-        """Tokens that a request may hold, prompt and output: the context, or less for lack of KV cache."""
+        """Maximum of prompt and output tokens of a request: the context, or less if the KV cache is smaller."""
         return self._max_request_tokens
 
     @property
@@ -122,17 +122,17 @@ class LLM:
         *,
         progress: PromptProgress | bool | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts, together, in their order; those above what may be open at once begin as others end.
+        """Complete prompts in one batch; the results have the order of the prompts. Surplus prompts wait for room.
 
         Args:
-            prompts: a text, token ids, or a sequence of such.
-            sampling_params: of all, or a sequence with those of each; None takes `default_sampling`.
-            progress: told how many prompts are done and how many there are; True for a line on stderr, False for none;
-                None for a line where stderr is a terminal and there are several prompts.
+            prompts: a text, token ids, or a sequence of texts or token ids.
+            sampling_params: one for all prompts, or a sequence with one for each; None takes `default_sampling`.
+            progress: callback with the number of finished prompts and of all. True writes a line to stderr, False
+                writes nothing; None writes a line if stderr is a terminal and there are several prompts.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run; none is then answered. Or there
-                are not as many parameters as prompts.
+            InvalidRequestError, ContextLengthError, CapacityError: a prompt can't run, or the numbers of parameters
+                and prompts differ. Then no prompt is answered.
             EngineDeadError: the engine stopped.
         """
         return self._run_all([self._tokens_of(prompt) for prompt in _listed(prompts)], sampling_params, progress)
@@ -151,16 +151,16 @@ class LLM:
         progress: PromptProgress | bool | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Answer conversations, together, in their order, through the model's own chat template.
+        """Answer conversations in one batch through the model's own chat template; the results keep their order.
 
         Args:
-            messages: a conversation, or a sequence of such: messages as OpenAI's API has them.
+            messages: a conversation, or a sequence of conversations: messages in the format of OpenAI's API.
             sampling_params, progress: as of `generate`.
-            tools: function descriptions, as OpenAI's API has them.
-            variables: others that the template knows, such as `enable_thinking`.
+            tools: function descriptions in the format of OpenAI's API.
+            variables: other variables of the template, such as `enable_thinking`.
 
         Raises:
-            ChatTemplateError: the model has no template, or it refuses or fails.
+            ChatTemplateError: the model has no template, or the template refuses or fails.
             InvalidRequestError, ContextLengthError, CapacityError: a conversation can't run; none is then
                 answered.
             EngineDeadError: the engine stopped.
@@ -186,7 +186,7 @@ class LLM:
     def chat_tokens(
         self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
     ) -> list[int]:
-        """Token ids of the prompt that `chat` makes of a conversation.
+        """Token ids of the prompt that `chat` builds from a conversation.
 
         Raises:
             ChatTemplateError, InvalidRequestError: as of `chat`.
@@ -194,13 +194,13 @@ class LLM:
         return self._template.encode(messages, tools, **variables)
 
     def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
-        """Log-probabilities of a text as it stands: entry i for token i given those before it; the first is None.
+        """Log-probabilities of a text: entry i is of token i given the tokens before it; the first entry is None.
 
         Args:
-            top_n: how many of the most probable ids to give at each position.
+            top_n: number of most probable ids to return at each position.
 
         Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: it can't run.
+            InvalidRequestError, ContextLengthError, CapacityError: the text can't be scored.
             EngineDeadError: the engine stopped.
         """
         text, token_ids = self._tokens_of(prompt)
@@ -242,7 +242,7 @@ class LLM:
     def _submit_in_turn(
         self, text: str | None, token_ids: list[int], sampling: SamplingParams, reporter: ProgressReporter
     ) -> RequestStream:
-        """Queue a prompt; where as many requests or grammars are open as may, once one of them has ended.
+        """Queue a prompt; if the limit of open requests or grammars is reached, wait until one of them has ended.
 
         Raises:
             QueueFullError: it has no room though nothing is open.
@@ -260,7 +260,7 @@ class LLM:
         """Parameters of each prompt.
 
         Raises:
-            InvalidRequestError: not as many as prompts, or something else.
+            InvalidRequestError: the numbers of parameters and prompts differ, or a value is not `SamplingParams`.
         """
         if given is None or isinstance(given, SamplingParams):
             return [given or self._default_sampling] * count

@@ -1,4 +1,4 @@
-"""Keyword arguments of `LLM` as an `EngineConfig`: its fields by name, and the names that vLLM has for some of them."""
+"""Keyword arguments of `LLM` become an `EngineConfig`: they are its fields, or vLLM's names for some of them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ VLLM_NAMES: Mapping[str, str] = {
 
 
 def with_options(config: EngineConfig | None, options: Mapping[str, Any], others: tuple[str, ...]) -> EngineConfig:
-    """A configuration with keyword arguments on top.
+    """Apply keyword arguments to a configuration.
 
     Args:
-        config: None is the default one.
-        others: names of parameters that are no fields, for suggestions.
+        config: None takes the default configuration.
+        others: names of parameters that are not fields, for suggestions.
 
     Raises:
-        TypeError: an unknown name, with the nearest known one; or two names of one field.
-        InvalidRequestError: a value out of range.
+        TypeError: a name is unknown (the error names the nearest), or two names mean the same field.
+        InvalidRequestError: a value is out of range.
     """
     known = [field.name for field in fields(EngineConfig)]
     changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""From a model's name to an engine that runs it."""
+"""Loading opens a model by its name and makes an engine that runs it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SHORTEST_CONTEXT = 512
 
 
 def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> Checkpoint:
-    """Open a model by path, pulled name or Hugging Face name; `progress` is told of what is fetched.
+    """Open a model by path, pulled name or Hugging Face name; `progress` is a callback for downloads.
 
     Raises:
-        HubError: it can't be found or fetched.
-        CheckpointError: a malformed file.
+        HubError: the model can't be found or fetched.
+        CheckpointError: the file is malformed.
     """
     return open_checkpoint(resolve(str(model), progress))
 
@@ -44,16 +44,16 @@ def load_core(
     progress: Callable[[str, float], None] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> EngineCore:
-    """Load a checkpoint's weights into a backend and put an engine around it. Needs no vocabulary but for grammars.
+    """Load a checkpoint's weights into a backend and make an engine for it. Only grammars need the vocabulary.
 
     Args:
-        tokenizer: the model's; None reads it from the checkpoint when the first grammar is asked for.
-        progress: told of loading: what is being done, and the share done, 0 to 1.
+        tokenizer: the model's; None reads it from the checkpoint for the first grammar.
+        progress: callback with the name of the running stage and the share that is done, 0 to 1.
 
     Raises:
         UnsupportedModelError: the model can't run here.
-        CheckpointError: a tensor is missing, left over or of the wrong shape.
-        CapacityError: it does not fit into memory.
+        CheckpointError: a tensor is missing, unknown or of the wrong shape.
+        CapacityError: the model does not fit into memory.
     """
     spec, resolved = resolve_model(checkpoint, config)
     backend = make_backend(resolved.chosen, progress)
@@ -79,8 +79,8 @@ def load_fitting_core(
 ) -> EngineCore:
     """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
 
-    A plan may be a little off, and others may take memory meanwhile: where loading finds that the planned context does
-    not fit, half of it is tried, once.
+    A plan may be inexact, and other programs may take memory meanwhile. If the planned context does not fit, half of it
+    is tried once.
 
     Raises what `load_core` does; CapacityError where not even the shortest context worth having fits.
     """
