@@ -73,7 +73,7 @@ def first_token_s(core: EngineCore, ids: tuple[int, ...]) -> float:
 
 
 def prefix(core: EngineCore, round_: int) -> str:
-    """The same beginning of 1,000 tokens, with another end."""
+    """Prompts that share their first 1,000 tokens and differ in the end."""
     ids = prompt(core, 1000, 2000 + round_)
     new, seen = first_token_s(core, (*ids, 1, 2)), first_token_s(core, (*ids, 3, 4))
     return f"first token after {1e3 * new:.1f} ms, with the prefix cached {1e3 * seen:.1f}: {new / seen:.1f}x sooner"

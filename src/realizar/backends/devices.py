@@ -10,7 +10,7 @@ from realizar.config import Device
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:
-    """Where a model runs.
+    """The device that a model runs on.
 
     Attributes:
         index: of the GPU. name: as its driver gives it; empty for the CPU.

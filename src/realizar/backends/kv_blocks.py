@@ -1,4 +1,4 @@
-"""How many blocks of the KV cache a request takes, on any backend."""
+"""The number of KV cache blocks that a request takes, on any backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEARLY = 0.99  # whole blocks do not fill a size to the last byte
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
-    """Of each group, for a request of the whole context: no more than a window, where there is one, and a step.
+    """Blocks of each cache group for a request of the whole context: at most a window, where there is one, and a step.
 
     Raises:
         UnsupportedModelError: a group keeps no keys and values.

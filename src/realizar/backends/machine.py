@@ -43,7 +43,7 @@ def read_machine() -> Machine:
     total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
     if limit is not None:
         total = min(total, limit.limit_bytes)
-        available = max(1, min(available, limit.free_bytes)) if available else 0  # 0 says that the system does not tell
+        available = max(1, min(available, limit.free_bytes)) if available else 0  # 0 where the system reports none
     return Machine(
         processor=_processor(),
         physical_cores=physical_cores(),

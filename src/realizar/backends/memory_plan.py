@@ -57,7 +57,7 @@ class MemoryPlan:
 
     @property
     def needed_bytes(self) -> int:
-        """Of the device's memory, before any request: the embedding stays in its file on the CPU."""
+        """Device memory in bytes before any request; on the CPU the embedding stays in its file."""
         embedding = self.embedding_bytes if self.device == "cuda" else 0
         return self.weight_bytes + self.copy_bytes + self.workspace_bytes + embedding
 

@@ -127,7 +127,7 @@ class Program:
         return [group for block in self.blocks for group in _matmuls(block)]
 
     def matmuls(self) -> list[tuple[Linear, ...]]:
-        """The same of the whole program."""
+        """The matmuls of the whole program, grouped by their input."""
         return [*self.block_matmuls(), *self.tail.matmuls()]
 
 

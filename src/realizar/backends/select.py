@@ -1,4 +1,4 @@
-"""Which backend runs a model, on which device. Standard library until one is chosen."""
+"""Choice of the backend and the device that run a model. Standard library until one is chosen."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def plan_memory(
 
 
 def plan_load(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> MemoryPlan:
-    """As `plan_memory` for what is free now, with the KV cache cut from what loading the weights leaves of it."""
+    """Like `plan_memory` for the memory that is free now, with the KV cache cut from what the weights leave of it."""
     plan = plan_memory(spec, checkpoint, config)
     if config.chosen.kind == "cuda":
         return plan  # its cache is cut so in any case
@@ -234,7 +234,7 @@ def _choose_any(missing: list[str]) -> ChosenDevice:
 
 
 def _find_cards() -> tuple[list[Card], str | None]:
-    """Of `cards.find_cards`; a torch that can't be imported is a reason."""
+    """The result of `cards.find_cards`; a torch that can't be imported is a reason."""
     from realizar.backends.cuda.presence import gpu_listed
 
     if not gpu_listed():

@@ -58,7 +58,7 @@ def describe_values(stage: str, values: NDArray[np.float32]) -> StageValues:
 
 
 def distance(values: StageValues, other: StageValues) -> float:
-    """How far the samples of two runs lie apart, relative to the other's; infinite where only one has bad values."""
+    """The distance of two runs' samples, relative to the other's; infinite where only one has bad values."""
     if (values.num_nan, values.num_inf) != (other.num_nan, other.num_inf):
         return float("inf")
     mine, theirs = np.array(values.samples), np.array(other.samples)

@@ -31,7 +31,7 @@ from realizar.backends.parts import inputs_part, join_part
 from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
 from realizar.models.spec import Attention, FeedForward, Linear, Norm
 
-_DEFAULT_L2_BYTES = 1 << 20  # where the system does not tell
+_DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
 
 
 @dataclass(frozen=True, slots=True)

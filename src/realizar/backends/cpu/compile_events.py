@@ -1,4 +1,4 @@
-"""Tells when the compiler is really at work: a kernel that is in the cache of compiled kernels is not compiled."""
+"""Reports when the compiler is really at work: a kernel that is in the cache of compiled kernels is not compiled."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class CPUBackend:
     """The `Backend` of CPUs. `submit` runs the step, having sampled the rows of the one before: no two overlap.
 
     Args:
-        progress: told of loading: what is being done, and the share done, 0 to 1.
+        progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
     """
 
     def __init__(self, progress: Callable[[str, float], None] | None = None) -> None:
@@ -118,7 +118,7 @@ class CPUBackend:
         return self.model.workspace.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next ones."""
+        """Logits of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""
         return self._logits(tokens)
 
     def capacity(self) -> Capacity:

@@ -120,10 +120,10 @@ class Binder:
         """A matmul.
 
         Args:
-            selected: its input are rows of the tail. normed: of a norm of the stream.
+            selected: True if the input is the rows of the tail. normed: True if it is a norm of the stream.
             folded: what is left to do of that norm.
             consumer: what reads the activation of a feed-forward that begins with this matmul.
-            residual: where the matmul joins the stream, if it does.
+            residual: operands of the residual-add epilogue, by number of tokens, if the matmul adds to the stream.
         """
         buffers, cols = self._space.activations, linear.cols
         few = self._space.arrays.sizes.selected if selected else None

@@ -101,7 +101,7 @@ class ChoiceMaker:
     def _sample_by_rows(
         self, step: CUDAStep, sampled: Sequence[int], drafts: StepDrafts | None
     ) -> list[tuple[Sequence[int], Chosen]]:
-        """The same choices, where one row's parameters raised: that row fails, the others get theirs."""
+        """Sample row by row after one row's parameters raised: that row fails, the others get their choices."""
         made: list[tuple[Sequence[int], Chosen]] = []
         for row_index, group in itertools.groupby(sampled, step.wanted.rows.__getitem__):
             indices = list(group)

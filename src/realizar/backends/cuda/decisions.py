@@ -46,7 +46,7 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
 
 
 def _way(linear: MergedLinear, tokens: int) -> str:
-    """How a matmul of so many tokens runs."""
+    """The kernel, splits and epilogue of a matmul of so many tokens."""
     forms = "+".join(form.kind for form in linear.forms(tokens))
     kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(tokens))) or "Triton or cuBLAS"
     epilogue = ""

@@ -156,6 +156,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """Of a compiler's message: the source comes first, what is wrong with it last."""
+    """The last line of a compiler's message, which names the error; the source comes before it."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__

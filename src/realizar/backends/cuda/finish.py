@@ -88,7 +88,7 @@ class StepFinisher:
             return None
 
     def _start_logprobs(self, step: CUDAStep, part: range) -> list[tuple[Sequence[int], PendingLogprobs]]:
-        """Of the wanted tokens in `part`, whose logits and choices are there now; in groups, as sampling has them."""
+        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now, in groups."""
         asked: list[LogprobsAsked] = []
         places: list[int] = []
         wanted, rows = step.wanted, step.forward_input.rows

@@ -1,4 +1,4 @@
-"""One operation of a step, ready to start."""
+"""`Launch`: one operation of a step, ready to start."""
 
 from __future__ import annotations
 

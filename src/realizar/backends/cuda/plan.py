@@ -88,7 +88,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
 
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Of partial sums, inputs of matmuls, and graphs, about."""
+    """Estimated bytes of partial sums, inputs of matmuls, and graphs."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     partials = 4 * max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size)
@@ -96,7 +96,7 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) -> int:
-    """Of the FP8 copies of all matmuls whose matrices are quantised."""
+    """Bytes of the FP8 copies of all matmuls whose matrices are quantised."""
     groups = {tuple(linear.weight for linear in group): group for group in program.matmuls()}
     sizes = [
         (sum(linear.out_features for linear in group), group[0].in_features)

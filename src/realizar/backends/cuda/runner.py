@@ -38,7 +38,7 @@ class CUDABackend:
     """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts.
 
     Args:
-        progress: told of loading: what is being done, and the share done, 0 to 1.
+        progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
         device: where to run; None takes the first GPU.
     """
 
@@ -149,7 +149,7 @@ class CUDABackend:
 
     @property
     def device(self) -> DeviceProfile:
-        """Where the model is."""
+        """The device that the model runs on."""
         assert self._device is not None
         return self._device
 

@@ -65,7 +65,7 @@ def mixed_shapes(sizes: StepSizes) -> list[StepShape]:
 
 
 def least_holding(step: StepShape, shapes: Iterable[StepShape]) -> StepShape | None:
-    """Of some shapes with as many tokens as a step with chunks, the one with the fewest decodes that holds it."""
+    """The shape with the fewest decodes that holds a step with chunks, among shapes of as many tokens."""
     holding = (
         shape
         for shape in shapes

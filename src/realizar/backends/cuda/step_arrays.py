@@ -40,7 +40,7 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """How large a step is: what grids depend on.
+    """The size of a step, on which grids depend.
 
     Attributes:
         tokens: padded.
@@ -173,7 +173,7 @@ class StepArrays:
 
 
 def count_decodes(step: ForwardInput) -> int:
-    """How many rows have one token."""
+    """The number of rows with one token."""
     return sum([len(row.token_ids) == 1 for row in step.rows])
 
 

@@ -96,7 +96,7 @@ class TileEmitter:
         return sums
 
     def _add_halves(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
-        """As `_add_whole` where each half has a scale, applied before the activation's: an operation less a token."""
+        """Like `_add_whole`, for two scales a group, applied before the activation's: an operation less a token."""
         e = self.e
         halves: list[Value] = []
         for half in range(2):

@@ -1,4 +1,4 @@
-"""Where the operands of one tile matmul lie."""
+"""Addresses of the operands of one tile matmul."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from realizar.backends.cpu.codegen.emit import Value
 
 @dataclass(frozen=True, slots=True)
 class TileAddresses:
-    """Where a tile and its tokens lie: addresses of codes, scales, supers, codebook table and first activation record,
+    """Addresses of a tile and its tokens: codes, scales, supers, codebook table and first activation record,
     the number of groups of 32 columns, and the bytes from one group's records to the next's."""
 
     codes: Value

@@ -1,4 +1,4 @@
-"""How long each operation of a step takes: walked alone by the whole team, in the order of the step.
+"""Times of a step's operations, each walked alone by the whole team, in the order of the step.
 
 Going through the step in order, and not over one operation again and again, leaves in the caches what a step leaves
 there: weights come from memory unless the caches hold the whole model.

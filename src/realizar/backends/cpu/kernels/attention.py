@@ -146,7 +146,7 @@ def attend_tiles(
 ) -> None:  # fmt: skip
     """All segments of tiles first, first + stride .. below stop, at most BATCH of them; or, split, one segment.
 
-    Where `wide`, a segment is turned to float32 once for all of them. One function for all cases, and few levels of
+    Where `wide`, a segment is converted to float32 once for all of them. One function for all cases, and few levels of
     calls: Numba optimises what a function calls again with each of its callers.
     """
     _ = literally(instruction_set), literally(dtype)

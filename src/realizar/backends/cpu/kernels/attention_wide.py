@@ -1,6 +1,6 @@
-"""One segment for many tiles of queries: its keys and values turned to float32 once, by each thread for its tiles.
+"""One segment for many tiles of queries: its keys and values converted to float32 once, by each thread for its tiles.
 
-The arithmetic is `attention_segment`'s on the same numbers, so a query's bits do not tell which of the two it took.
+The arithmetic is `attention_segment`'s on the same numbers, so a query's bits are the same by either way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def widen_segment(
 
 @inner
 def score_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int, high: int) -> None:
-    """As `score_segment`, from what `widen_segment` wrote. All TILE queries are computed; unused ones are zero."""
+    """Like `score_segment`, from the output of `widen_segment`. All TILE queries are computed; unused ones are zero."""
     _ = literally(instruction_set)
     for start in range(low // step * step, high, step):
         score_keys(
@@ -57,7 +57,7 @@ def score_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int
 
 @inner
 def sum_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int, high: int) -> None:
-    """As `sum_segment`, from what `widen_segment` wrote, for all TILE queries."""
+    """Like `sum_segment`, from the output of `widen_segment`, for all TILE queries."""
     _ = literally(instruction_set)
     clear(tile.sums, TILE * tile.padded)
     first = low // step * step

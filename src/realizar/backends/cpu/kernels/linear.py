@@ -85,7 +85,7 @@ def run_of(tokens: int, groups: int, block_bytes: int, first: int, threads: int)
 
 @inner
 def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, threads: int) -> Any:
-    """Where a thread's part starts: block of tokens, tile, and token in the block. It ends where the next one's does.
+    """The start of a thread's part: block of tokens, tile, and token in the block. It ends where the next one starts.
 
     Work goes by blocks of `run` tokens, then tiles, then `first` tokens, and is cut evenly. A thread meets few
     blocks so, and a block few threads: a line that all cores have read costs its next writer more than its own work.

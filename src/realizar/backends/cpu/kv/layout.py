@@ -1,4 +1,4 @@
-"""How a KV block lies in memory on the CPU.
+"""The memory layout of a KV block on the CPU.
 
 A layer is an array of blocks, a block an array of KV heads, a head:
 

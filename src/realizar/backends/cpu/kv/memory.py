@@ -22,7 +22,7 @@ _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by defa
 def free_memory_bytes() -> int:
     """Memory that the system can give without swapping, what it keeps of files among it.
 
-    Half of all memory where the system does not tell, as macOS.
+    Half of all memory where the system reports no free memory, as macOS.
     """
     return read_machine().available_bytes or memory_bytes() // 2
 
@@ -127,7 +127,7 @@ class KVMemory:
         return self._group[layer]
 
     def address_of(self, layer: int) -> int:
-        """Where the blocks of a layer begin."""
+        """The address of a layer's first block."""
         return address(self._memory[layer])
 
     @property

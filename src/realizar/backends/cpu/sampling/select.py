@@ -40,7 +40,7 @@ def largest_ordered(values: NDArray[np.floating[Any]], count: int) -> NDArray[np
 
 
 def shortest_prefix(keys: NDArray[np.float64], weights: NDArray[np.float64], target: float) -> NDArray[np.bool_]:
-    """Which elements form the shortest prefix, by (key, index), whose weight reaches `target`; all if none does.
+    """The elements of the shortest prefix, by (key, index), whose weight reaches `target`; all if none does.
 
     At least one element is in it. Keys are finite. A histogram over the keys finds the one bin in which the target is
     reached; only that bin is sorted.

@@ -32,7 +32,7 @@ SMALL_BYTES: dict[SmallType, int] = {"none": 0, "f16": 2, "i8": 1, "u8": 1, "u4"
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How a packed matrix stores codes and scales.
+    """The storage of codes and scales in a packed matrix.
 
     Attributes:
         bits: stored width of a code.
@@ -97,7 +97,7 @@ KEPT_LAYOUTS = tuple(KINDS)
 _OFFSETS = (0, *OFFSET_SUMS)  # that a group of 32 can have
 _MOST_SUPER = 1 << 16
 _RADICES = (16, 256, 2, len(SMALL_BYTES), 2, _MOST_SUPER, 2, 2, len(KEPT_LAYOUTS) + 1)
-"""Of the digits of a format's number, in the order of `WeightFormat`'s fields."""
+"""Bases of the digits of a format's number, in the order of `WeightFormat`'s fields."""
 
 
 @cache

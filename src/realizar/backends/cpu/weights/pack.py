@@ -45,7 +45,7 @@ class PackedMatrix:
         return int(self.codes.size + self.scales.size + self.supers.size)
 
     def fields(self, lanes: int) -> dict[str, int]:
-        """Those of a matmul's record that tell where the matrix lies, by the names in `kernels.linear.LINEAR`."""
+        """Addresses of the matrix for a matmul's record, by the names in `kernels.linear.LINEAR`."""
         form, cols = self.weight_format, self.cols
         return {
             "codes": address(self.codes), "scales": address(self.scales), "supers": address(self.supers),

@@ -87,7 +87,7 @@ class AttentionArguments:
         }  # fmt: skip
 
     def direct(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
-        """Where `attend_decode` writes what the output projection reads; None where it must be converted."""
+        """The output projection's input, if `attend_decode` can write it; None where the result must be converted."""
         forms, width = consumer.forms(shape.tokens), attention.num_heads * attention.head_size
         group = width // attention.num_kv_heads
         own = forms[0].kind in ("int8", "half")

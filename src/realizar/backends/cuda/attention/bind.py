@@ -98,7 +98,7 @@ class AttentionBinder:
         return run
 
     def _rotate(self, block: AttentionBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
-        """Of steps with chunks: `attend_decode` does without."""
+        """Start rope for steps with chunks; `attend_decode` applies its own."""
         attention, space = block.attention, self._space
         slots = space.arrays.slots(self._kv.group_of(block.layer))
         caches, parts = self._arguments.cache(block.layer), attention.num_heads + 2 * attention.num_kv_heads

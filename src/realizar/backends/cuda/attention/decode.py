@@ -89,7 +89,7 @@ class DecodeBinder:
         return any(self._are_few(decodes, decode.block.attention) for decode in self._bound)
 
     def _parts(self, attention: Attention, shape: StepShape) -> int:
-        """Of every decode's context."""
+        """Number of parts that every decode's context is cut into."""
         return decode_parts(attention, shape.decodes, self._context, self._device, self._fixed)
 
     def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:

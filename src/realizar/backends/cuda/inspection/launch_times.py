@@ -1,4 +1,4 @@
-"""How long each launch of a step takes on the device, and how fast the device reads memory."""
+"""Times of a step's launches on the device, and the device's memory bandwidth."""
 
 from __future__ import annotations
 

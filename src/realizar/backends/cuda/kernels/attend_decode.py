@@ -2,7 +2,7 @@
 
 A program has one token, one KV head and one part of the context. It norms and turns the queries itself; the program of
 the last part also makes the new key and value, and takes them from its registers. Where a context is cut, the program
-that comes last joins the parts, always in their order.
+that finishes last combines the parts, always in their order.
 """
 
 import triton
@@ -60,7 +60,7 @@ def combined_heads(
     partial, state, sinks, decode, kv_head, parts, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     PADDED_HEAD: tl.constexpr, SINKS: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """float32 [SIZE]: the parts of a KV head's queries joined, with their sinks; layout as in `write_heads`."""
+    """float32 [SIZE]: the parts of a KV head's queries combined, with their sinks; layout as in `write_heads`."""
     group: tl.constexpr = HEADS // KV_HEADS
     at_once: tl.constexpr = max(1, COMBINED_AT_ONCE // SIZE)
     place = tl.arange(0, SIZE)

@@ -1,4 +1,4 @@
-"""How weights and activations lie in device memory. numpy only: these modules are the reference for the kernels.
+"""Layouts of weights and activations in device memory. numpy only: these modules are the reference for the kernels.
 
 `fragments.py` has the weights, in the register order of the tensor cores; read it first, with the picture in its
 docstring beside it. `activations.py` has the two formats of a quantised matmul's input: `int8` for few tokens, `half`

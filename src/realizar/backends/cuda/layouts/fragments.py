@@ -49,7 +49,7 @@ PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (
 
 @dataclass(frozen=True, slots=True)
 class FragmentFormat:
-    """How a matrix's codes and scales are stored; all that a kernel's source depends on.
+    """The storage of a matrix's codes and scales; a kernel's source depends on it alone.
 
     Attributes:
         bits: width of a scalar code; 0 for vectors.

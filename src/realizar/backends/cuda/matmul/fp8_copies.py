@@ -114,7 +114,7 @@ def is_copied(out_features: int, cols: int) -> bool:
 
 
 def copy_bytes(out_features: int, cols: int) -> int:
-    """Of codes and scales."""
+    """Bytes of codes and scales."""
     return out_features * cols + 4 * out_features
 
 

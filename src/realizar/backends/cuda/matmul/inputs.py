@@ -24,7 +24,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an activation is written.
+    """The format of an activation.
 
     Attributes:
         kind: token after token in a type (`f16` with a power of two per token, `fp8` with a scale), or one of the CUDA

@@ -39,7 +39,7 @@ class Merger:
         return self._made[key]
 
     def _activation(self, key: Group) -> GatedActivation | None:
-        """Of the feed-forward that begins with these matrices, if packed matrices read its result.
+        """The activation of the feed-forward that begins with these matrices, if packed matrices consume its result.
 
         And if that has a buffer of its own: activations of as many columns as the input have the input's.
         """

@@ -111,7 +111,7 @@ Activations = Int8Activations | HalfActivations
 
 @dataclass(frozen=True, slots=True)
 class MatmulConfig:
-    """How one matmul runs. Opaque but for `splits`, `format` and `epilogue`.
+    """The kernel of one matmul. Opaque but for `splits`, `format` and `epilogue`.
 
     Attributes:
         tiles: the kernel and its own parameters.
@@ -162,7 +162,7 @@ class MatmulKernels:
         return self.route_merged(tokens, [matrix])[0]
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
-        """The same for segments of one merged output: all run as the largest does, with its splits."""
+        """Choose for segments of one merged output: all run as the largest does, with its splits."""
         form = self.activation_format(tokens)
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         choice = self._choose(tokens, form, largest, sum(matrix.out_features for matrix in matrices))

@@ -241,12 +241,12 @@ class DeviceTuning:
 
 
 def _warps_and_unroll(tokens: int) -> tuple[int, int]:
-    """Of the mat-vec: warps of a multiprocessor that registers allow, and chunks that each asks for at once."""
+    """The mat-vec's warps of a multiprocessor that registers allow, and the chunks that each requests at once."""
     return 24 if tokens == 1 else 16, 2 if tokens <= 4 else 1
 
 
 def _distance(line: Line, out_features: int, cols: int) -> float:
-    """Of a line's shape from another."""
+    """The distance of a line's shape from another."""
     return abs(math.log(line.out_features / out_features)) + abs(math.log(line.cols / cols))
 
 

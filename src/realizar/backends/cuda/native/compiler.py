@@ -119,7 +119,7 @@ def _compile_aside(source: Source, arch: str) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where cubins lie, under XDG_CACHE_HOME or ~/.cache."""
+    """The folder of compiled kernels, under XDG_CACHE_HOME or ~/.cache."""
     return user_cache() / "cubins"
 
 

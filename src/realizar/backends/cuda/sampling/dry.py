@@ -134,7 +134,7 @@ def table_places(context_length: int) -> int:
 
 
 def suffix_matches(tokens: Sequence[int], breakers: frozenset[int]) -> list[int]:
-    """How many tokens ending at each place equal those at the end, 0 at the end itself; none reach over a breaker."""
+    """For each place, how many tokens ending there equal those at the end; 0 at the end, none over a breaker."""
     size, backwards = len(tokens), list(tokens)[::-1]
     limit = next((place for place, token in enumerate(backwards) if token in breakers), size)
     lengths, left, right = [0] * size, 0, 0

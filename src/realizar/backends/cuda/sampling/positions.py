@@ -43,7 +43,7 @@ class Positions:
         return self.places[index] if self.places else 0
 
     def drafts_before(self, indices: Sequence[int], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Of some positions: ids of drafts, int64 [indices, drafts], and which of them stand before, bool.
+        """Ids of drafts of some positions, int64 [indices, drafts], and a mask of those that stand before, bool.
 
         Ids lie within the vocabulary: what does not is said not to stand before. None where no drafts do.
         """

@@ -126,7 +126,7 @@ def _typical(scaled: torch.Tensor, weights: torch.Tensor, samplings: Sequence[Sa
 def _exclude_top_choices(
     scaled: torch.Tensor, weights: torch.Tensor, samplings: Sequence[SamplingParams], xtc: Sequence[bool]
 ) -> torch.Tensor:
-    """Of the ids of probability `threshold` or more only the least probable stays, the last among equals."""
+    """Keep only the least probable of the ids with probability `threshold` or more, the last among equals."""
     thresholds = column([s.xtc_threshold for s in samplings], scaled)
     high = (weights > 0.0) & (weights >= thresholds * weights.sum(dim=1, keepdim=True))
     acts = torch.tensor(xtc, device=scaled.device)[:, None] & (high.sum(dim=1, keepdim=True) >= 2)

@@ -81,7 +81,7 @@ def pack_matrix(
 
 
 def strip_places(rows: Sequence[int], interleaved: bool) -> list[slice]:
-    """Where the blocks of 64 rows of matrices of so many rows land in the one that they are packed into.
+    """Places of the blocks of 64 rows of matrices with so many rows, in the matrix that they are packed into.
 
     Raises:
         UnsupportedModelError: matrices are to be interleaved that are not two of one whole number of blocks.
