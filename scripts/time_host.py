@@ -76,7 +76,7 @@ class AtOnce:
             step,
             wanted,
             lambda done: PendingResult(torch.full((done.wanted.num_choices, 1), 7), [], {}, {}, None),
-            lambda _row, token_ids: list(token_ids),
+            lambda _row, token_ids: (list(token_ids), False),
             torch.device("cpu"),
         )
         return self._pending

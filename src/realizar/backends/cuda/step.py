@@ -87,7 +87,7 @@ class CUDAStep:
 
     Args:
         finish: samples and starts the copies; called once.
-        take_in: hears the choices of a row with drafts, and returns those that stand, up to the output's end.
+        take_in: called with the choices of a row with drafts; returns those up to its output's end, True if it ends.
         device: where the step runs.
     """
 
@@ -96,7 +96,7 @@ class CUDAStep:
         forward_input: ForwardInput,
         wanted: WantedTokens,
         finish: Callable[[CUDAStep], PendingResult],
-        take_in: Callable[[int, Sequence[int]], list[int]],
+        take_in: Callable[[int, Sequence[int]], tuple[list[int], bool]],
         device: torch.device,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
@@ -167,15 +167,29 @@ class CUDAStep:
         Raises:
             RealizarError: nothing could be chosen, or a number is not finite.
         """
-        made = [token_id for token_id in choices if token_id != NOT_REACHED]
-        bad = next((index for index, token_id in enumerate(made) if token_id < 0), None)
-        standing = self._take_in(row.row, made[:bad]) if row.num_drafts else made[:bad]
-        if bad is not None and len(standing) == bad:  # else the output has ended before
-            if made[bad] == NONE_ALLOWED:
-                raise nothing_allowed(row.row in self.masks)
-            raise RealizarError("no token can be sampled: the model gave a logit that is not finite")
+        standing = self._standing(row, choices)
         logprobs = logprobs[: len(standing)]
-        if any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
+        if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
             raise RealizarError("the model's logits are not usable: their maximum is not finite")
         pooled = None if vector is None else finite_vector(vector.numpy())
         return RowOutput(row.row, tuple(standing), tuple(logprobs), tuple(queried), pooled)
+
+    def _standing(self, row: ScheduledRow, choices: Sequence[int]) -> Sequence[int]:
+        """The choices of a row that stand: those that were reached, up to one that ends the output.
+
+        Raises:
+            RealizarError: one that would stand could not be made.
+        """
+        if choices and not row.num_drafts:
+            choices = choices[:1]
+            if choices[0] >= 0:
+                return choices
+        count = next((index for index, token_id in enumerate(choices) if token_id < 0), len(choices))
+        standing, ended = choices[:count], False
+        if row.num_drafts:
+            standing, ended = self._take_in(row.row, standing)
+        if ended or count == len(choices) or choices[count] == NOT_REACHED:
+            return standing
+        if choices[count] == NONE_ALLOWED:
+            raise nothing_allowed(row.row in self.masks)
+        raise RealizarError("no token can be sampled: the model gave a logit that is not finite")

@@ -18,7 +18,7 @@ from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, Device
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens  # noqa: E402
 from realizar.backends.cuda.verify import NOT_REACHED, StepDrafts  # noqa: E402
 from realizar.batch import ScheduledRow  # noqa: E402
-from realizar.sampling_params import SamplingParams  # noqa: E402
+from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 MOST = 4
@@ -120,6 +120,17 @@ def test_choices_with_drafts_are_those_without(at_once: int, seed: int) -> None:
                 assert int(device.space.last[row]) == got[-1]
             going = [other for other in going if other != row or not ended]
     assert accepted > 40
+
+
+def test_nothing_is_wanted_after_the_end() -> None:
+    """A draft ends the output where its grammar is complete: the masks after it allow nothing, and are not read."""
+    sampling = SamplingParams(temperature=0, stop_token_ids=(5,), structured=StructuredOutput("regex", "a"))
+    device = Device([sampling], [list(range(9))], 10)
+    masks = np.zeros((3, -(-VOCAB // 32)), np.uint32)
+    masks[0, 0] = 1 << 5
+    logits = logits_of(np.random.default_rng(1), 3)
+    logits[:, 5] = 1.0
+    assert device.step([scheduled_row(0, (8,), 8, True, drafts=(5, 3))], logits, {0: masks}) == [(5,)]
 
 
 def test_verify_beside_a_loop() -> None:

@@ -181,10 +181,12 @@ class DeviceSampler:
         self._mirostat_mu[table_rows] = 0.0
         self._mirostat_mu.index_put_((table_rows,), after, accumulate=True)  # one number a row is not 0
 
-    def take_in(self, row: int, token_ids: Sequence[int]) -> list[int]:
-        """Tell the choices of a row with drafts, as they were read: those that stand, up to one that ends the output.
+    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Take in the choices of a row with drafts once the host has read them.
 
-        A grammar ends it before `min_tokens` too.
+        Returns:
+            The choices up to one that ends the output, and True if there is one. A grammar may end it before
+            `min_tokens`.
         """
         state, standing = self._rows[row], []
         for token_id in token_ids:
@@ -193,8 +195,8 @@ class DeviceSampler:
             self._dry.accept(row, token_id)
             late = state.num_output_tokens > state.sampling.min_tokens or state.sampling.structured is not None
             if late and token_id in state.sampling.stop_token_ids:
-                break
-        return standing
+                return standing, True
+        return standing, False
 
     def _choose(
         self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],
