@@ -23,10 +23,11 @@ from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 MOST = 4
 MORE: list[dict[str, Any]] = [
-    {"temperature": 0, "min_tokens": 7, "stop_token_ids": tuple(range(0, 300, 3))},
+    {"temperature": 0, "min_tokens": 6, "stop_token_ids": tuple(range(0, 300, 3))},
     {"temperature": 0, "stop_token_ids": tuple(range(0, 300, 3))},
     {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.9, "repetition_penalty": 1.3},
-    {"temperature": 0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "frequency_penalty": 0.5},
+    {"temperature": 0, "dry_multiplier": 9.0, "dry_allowed_length": 1, "frequency_penalty": 0.5},
+    {"temperature": 0, "min_tokens": 8, "stop_token_ids": tuple(range(12))},
 ]
 
 
@@ -96,6 +97,7 @@ def test_choices_with_drafts_are_those_without(at_once: int, seed: int) -> None:
         for row in rng.permutation(going).tolist():
             size = int(rng.integers(0, MOST + 1))
             logits = logits_of(rng, size + 1)
+            logits[:, :12] += 12.0  # so that ids of the history are chosen, and repeat
             if rng.random() < 0.3:
                 masks[row] = random_masks(rng, size + 1)
             known = len(histories[row])
