@@ -1,4 +1,4 @@
-"""How far a model on the GPU is from exact arithmetic: KL in nats of SmolLM2's or Gemma's recorded continuations.
+"""The distance of a model on the GPU from exact arithmetic: KL in nats of SmolLM2's or Gemma's recorded continuations.
 
 Scored in chunks of several sizes, so that every route of the matmuls passes, with each element type of the KV cache.
 

@@ -1,4 +1,4 @@
-"""What every test may use: the two real models, the rules for skipping, and no deadlines for generated examples."""
+"""Fixtures for all tests: the two real models, the rules for skipping, and no deadlines for generated examples."""
 
 from __future__ import annotations
 

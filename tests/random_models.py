@@ -20,7 +20,7 @@ _PATH = Path("random.gguf")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a random model is made of.
+    """The parts of a random model.
 
     Attributes:
         windows: one layer each.

@@ -41,7 +41,7 @@ class Script:
 
 @dataclass
 class Span:
-    """When an answer began, sent each of its deltas, and had sent all but its end; seconds of `time.perf_counter`."""
+    """Times of an answer's start, of each delta and of all but its end; seconds of `time.perf_counter`."""
 
     begun_s: float
     deltas_s: list[float] = field(default_factory=list)

@@ -33,7 +33,7 @@ MIX = {"llama-8b": (193, 33), "llama-1b": (96, 17), "qwen2.5-1.5b": (168, 29)}
 
 @pytest.fixture
 def headers(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[NewTensor]]:
-    """What would be written to each path, by its stem, with nothing made or written."""
+    """Record the header of each file by its stem, without making or writing any data."""
     written: dict[str, list[NewTensor]] = {}
     monkeypatch.setattr(generate, "write_gguf", lambda path, _, tensors: written.__setitem__(path.stem, tensors))
     return written

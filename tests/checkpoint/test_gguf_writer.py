@@ -1,4 +1,4 @@
-"""What `write_gguf` writes, read by the PyPI `gguf` package."""
+"""The PyPI `gguf` package reads the files of `write_gguf`."""
 
 from __future__ import annotations
 

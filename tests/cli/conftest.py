@@ -16,7 +16,7 @@ from tiny_model import byte_symbols, write_tiny_model
 
 @dataclass(frozen=True)
 class Result:
-    """What a command line left behind."""
+    """The status and the output of a command."""
 
     status: int
     stdout: str

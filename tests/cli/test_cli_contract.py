@@ -1,4 +1,4 @@
-"""What scripts rely on: exit statuses, one message for an error, quiet pipes, light start-up."""
+"""Scripts rely on exit statuses, one message for an error, quiet pipes and a light start."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_errors_become_statuses(
 def test_a_limit_on_addresses_is_reported(
     error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is why; without one such an error is a bug and stays one."""
+    """The message names the limit; without a limit, such an error is a bug and has a traceback."""
     monkeypatch.setattr("resource.getrlimit", lambda _which: (700_000_000, 700_000_000))
     assert run_app(raising(error), []) == 1
     assert "ulimit -v allows this process 700.0 MB of address space" in capsys.readouterr().err

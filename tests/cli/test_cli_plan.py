@@ -85,7 +85,7 @@ def test_a_cache_without_room_for_a_request_is_status_1(realizar: Callable[..., 
 def test_the_default_cache_is_for_many_usual_requests_and_few_long_ones(
     smollm2_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not for 64 of the whole context, which would take 12 GB for a model of 98 MB."""
+    """A cache for 64 requests of the whole context would take 12 GB for a model of 98 MB."""
     planned = plan(capsys, str(smollm2_path), "--device", "cpu", "--memory", "24G")
     contexts = {each["context_length"]: each for each in planned["contexts"]}
     assert planned["kv_limit_bytes"] == 64 * contexts[1024]["request_bytes"] < 1.7e9

@@ -1,4 +1,4 @@
-"""What is shown while a model loads."""
+"""The progress lines of loading a model."""
 
 from __future__ import annotations
 

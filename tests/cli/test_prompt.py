@@ -1,4 +1,4 @@
-"""Where the prompt of `realizar run` comes from."""
+"""The prompt of `realizar run` comes from arguments, a file or stdin."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_where_the_history_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def talk(tiny: Path, state: Path, keys: bytes) -> str:
-    """What a terminal shows of a chat whose keys are all typed at the start."""
+    """Run a chat whose keys are all typed at the start, and return the text of the terminal."""
     keyboard, program = os.openpty()
     command = [sys.executable, "-m", "realizar", "chat", str(tiny), "-n", "3", "--quiet"]
     environment = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm", "INPUTRC": os.devnull}

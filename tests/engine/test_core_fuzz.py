@@ -31,7 +31,7 @@ CONTEXT = 36
 
 @dataclass
 class Received:
-    """What came for one choice."""
+    """The results of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

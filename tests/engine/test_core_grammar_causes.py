@@ -1,4 +1,4 @@
-"""What a request hears whose grammar can't be followed any more, by whose fault that is; others go on."""
+"""A request whose grammar can't be followed any more gets an error that names the cause; others go on."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_hit_changes_nothing(plain: EngineCore, sharing: EngineCore, sampling:
 
 
 def test_a_cached_prefix_of_1000_tokens_is_not_read_again(smollm2_path: Path) -> None:
-    """What that brings in time: `scripts/time_scheduling.py smollm2:135m prefix`."""
+    """`scripts/time_scheduling.py smollm2:135m prefix` measures the time that this saves."""
     beginning = tuple(1000 + 7 * index % 40_000 for index in range(1000))
     core = load_core(find_checkpoint(smollm2_path), EngineConfig(threads=2, context_length=1024, max_running=2))
     try:

@@ -1,4 +1,4 @@
-"""What `import realizar` gives, and what it does not load."""
+"""`import realizar` gives the public names, and loads none of the heavy modules."""
 
 from __future__ import annotations
 

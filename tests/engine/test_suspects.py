@@ -24,7 +24,7 @@ class Clock:
 
 
 async def admitted(suspects: Suspects, request: Request) -> bool:
-    """Whether it runs at once; it ends at once too."""
+    """True if the request runs at once; it ends at once too."""
     try:
         (await asyncio.wait_for(suspects.admit(request), 0.01))()
     except TimeoutError:

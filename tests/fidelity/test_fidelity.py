@@ -1,4 +1,4 @@
-"""How far quantised activations and KV cache move the two real models from exact float32 arithmetic.
+"""Quantised activations and KV cache keep the two real models within bounds of exact float32 arithmetic.
 
 `tests/data/fidelity_logprobs.json.xz` has, per model, six prompts with 96 tokens each that llama.cpp (b11434, on a CPU)
 chose greedily, and at each of these positions the 20 most probable ids with their log-probabilities: by the same

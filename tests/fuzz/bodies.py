@@ -105,7 +105,7 @@ def make_request(rng: Random, vocab_size: int) -> tuple[str, bytes]:
 
 
 def _base(rng: Random, path: str) -> dict[str, Any]:
-    """What a request needs; its answer is short, but for one in fifty."""
+    """The fields that a request needs; its answer is short, except for one in fifty."""
     words = values.text(rng) if rng.random() < 0.3 else " ".join(rng.choices(values.WORDS, k=rng.randrange(1, 40)))
     if path == "/v1/embeddings":
         return {"input": rng.choice((words, [words, words[::-1]], [1, 2, 3]))}

@@ -1,4 +1,4 @@
-"""What every answer must be, whatever was asked."""
+"""Rules that every answer keeps, for any request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ERROR_KEYS = {"message", "type", "param", "code"}
 
 
 def answer_fault(status: int, content_type: str, body: bytes) -> str | None:
-    """Why an answer is wrong, or None: 200 whole, 4xx or 429 in OpenAI's form, never a server's error."""
+    """The fault of an answer, or None. A complete 200, and 4xx or 429 in OpenAI's format, are right; 5xx is not."""
     if status >= 500 and status not in _OVERLOAD:
         return f"status {status}: {_shown(body)}"
     if status != 200:

@@ -54,7 +54,7 @@ async def text_of(client: httpx.AsyncClient, kind: str, report: Report) -> str |
 
 
 async def texts_alone(client: httpx.AsyncClient, report: Report) -> dict[str, str]:
-    """What each kind says while nothing else runs."""
+    """The text of each kind of request while nothing else runs."""
     alone = {}
     for kind in KINDS:
         text = await text_of(client, kind, report)

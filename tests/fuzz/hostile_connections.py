@@ -132,7 +132,7 @@ async def _stopped(answer: asyncio.Task[bytes]) -> bytes:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the server is silent for a second, or ends."""
+    """Read until the server is silent for a second or closes."""
     content = b""
     while len(content) < _MOST_READ:
         try:

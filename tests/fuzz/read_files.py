@@ -27,7 +27,7 @@ _RUNS = 0.1
 
 
 def read_model(files: dict[str, bytes], folder: Path, *, run: bool) -> str:
-    """What came of a model: `read`, `ran`, or our error's line. Anything else is raised."""
+    """Read a model and return `read`, `ran`, or the line of our error. Other exceptions are raised."""
     for name, data in files.items():
         (folder / name).write_bytes(data)
     try:
@@ -107,7 +107,7 @@ def _work(seed: int, first: int, count: int, *, runs: bool) -> None:
 
 
 def faults(seed: int, first: int, count: int, *, runs: bool = False, notes: list[str] | None = None) -> Iterator[str]:
-    """What was wrong with files `first` to `first + count` of a seed; each says how to read the file again.
+    """The faults of files `first` to `first + count` of a seed; each has the command that reads the file again.
 
     Args:
         runs: whether some of those that load are run too, which compiles kernels.

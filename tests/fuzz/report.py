@@ -1,4 +1,4 @@
-"""What a run counts and what it finds wrong."""
+"""The counts and the faults of a run."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _OPEN_FILES_LEFT = 8
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is sent: requests `first` to `first + count`, until `seconds` are over."""
+    """The extent of a run: requests `first` to `first + count`, until `seconds` are over."""
 
     seed: int
     seconds: float

@@ -1,4 +1,4 @@
-"""Where files are kept, whatever the environment says."""
+"""The folders of files, for any environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a repository make up one model."""
+"""The files of a repository that make up one model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of `architectures.py` have agreed with transformers, as `make parity` notes it in `tests/data`.
+"""The rows of `architectures.py` that have agreed with transformers; `make parity` notes them in `tests/data`.
 
 The comparison needs torch and transformers, which a plain development environment lacks. The notes let a test say there
 too that a new or changed row was never compared.

@@ -1,4 +1,4 @@
-"""What single architectures take from their keys, or assume where keys are missing."""
+"""Single architectures read their keys, and have defaults for missing keys."""
 
 from __future__ import annotations
 

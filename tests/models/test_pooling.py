@@ -1,4 +1,4 @@
-"""What a checkpoint says of how its hidden states become an embedding."""
+"""Checkpoints name the pooling of their hidden states into an embedding."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _options(command: str) -> frozenset[str]:
 
 
 def unknown(page: str) -> list[str]:
-    """What a page shows of the command line that does not exist."""
+    """Commands and options on a page that do not exist."""
     found: list[str] = []
     for code in _CODE.findall(re.sub(r"```python\n.*?```", "", page, flags=re.DOTALL)):
         for command, rest in _COMMAND.findall(code.replace("\\\n", " ")):

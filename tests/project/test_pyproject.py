@@ -1,4 +1,4 @@
-"""What pyproject.toml and the package say about each other."""
+"""pyproject.toml and the package agree."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ print(json.dumps(ends))
 
 
 def ends_of(*scripts: Path) -> dict[str, str]:
-    """How each script ended when it was asked for help, by name; empty is well."""
+    """The error of each script that was run for its help, by name; an empty text is success."""
     code = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n{_RUN_ALL}"
     command = [sys.executable, "-c", code, *map(str, scripts)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)

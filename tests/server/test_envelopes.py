@@ -1,4 +1,4 @@
-"""What stands around every answer: the official client's own types, a stream's ids, its usage and its end."""
+"""Answers have the official client's own types; streams have ids, a usage and an end."""
 
 from __future__ import annotations
 

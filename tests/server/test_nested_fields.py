@@ -1,4 +1,4 @@
-"""What stands inside of fields, or in several of them together: honoured, or refused by its path."""
+"""Values inside fields, and combinations of fields, are honoured or refused by their path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be refused, by which status, and by which name; nothing of it may reach the engine."""
+"""Wrong requests are refused with their status and the name of the field; none reaches the engine."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Waiting:
 
 
 def test_clients_take_turns() -> None:
-    """Who has queued many waits behind who has queued one."""
+    """A client with many queued grammars waits for a client with one."""
     waiting = Waiting()
     for value in ("a1", "a2", "a3"):
         waiting.put("a", value)

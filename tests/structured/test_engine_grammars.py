@@ -77,7 +77,7 @@ def structured_request(name: str, prompt: Sequence[int], sampling: SamplingParam
 
 
 def alone(request: Request, windows: Sequence[int | None] = (None,), num_ids: int = VOCAB_SIZE) -> list[int]:
-    """What the request gets by whole histories and a mask at a time."""
+    """The expected tokens of a request, computed from whole histories with one mask at a time."""
     assert request.sampling.structured is not None
     matcher = FACTORY.compile(request.sampling.structured).start()
     tokens = list(request.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""Whose fault it is that a grammar can't be compiled or followed: the request's or the machine's, and for how long."""
+"""A grammar that can't be compiled or followed is the request's fault or the machine's, and is refused for a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can't be honoured is refused when it is compiled, with the reason in the message, and in bounded time."""
+"""Grammars that can't be honoured are refused at compilation, with the reason, and in bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many grammars open requests may have, by processes and memory, whose they are, and who waits for whom."""
+"""Open requests have a bounded number of grammars by processes and memory, with a share for each client."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_any_cut_of_a_choice(model: tuple[Tokenizer, GrammarFactory]) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_forced_text_is_cut_as_the_tokenizer_does(model: tuple[Tokenizer, GrammarFactory], text: str) -> None:
-    """Where there is but one text, the tokenizer's own tokens are among the allowed ones at every step."""
+    """If a grammar allows only one text, the tokenizer's own tokens are allowed at every step."""
     tokenizer, factory = model
     matcher = factory.compile(StructuredOutput("choice", json.dumps([text]))).start()
     expected = tokenizer.encode("x" + text, add_special=False)  # a text inside another: no space is put before it

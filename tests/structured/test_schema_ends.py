@@ -1,4 +1,4 @@
-"""Whether a schema has a finite value: against a fixed point by rounds, and the work that it takes."""
+"""Schemas without a finite value are found as by a fixed point in rounds, with bounded work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens are special, and finding them in text."""
+"""Special tokens of vocabularies are known and found in text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def found_one_by_one(text: str, tokens: dict[str, int]) -> list[str | int]:
 
 
 def has_overlapping_equals(tokens: list[str]) -> bool:
-    """Whether two tokens of one length can overlap: then order among them is anyone's choice."""
+    """True if two tokens of one length can overlap; then their order is not defined."""
     return any(
         one != other and len(one) == len(other) and any(one.endswith(other[:size]) for size in range(1, len(one)))
         for one in tokens

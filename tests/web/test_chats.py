@@ -406,7 +406,7 @@ def test_stored_nonsense_does_not_break_the_page(echo: ScriptedApi, page: Any) -
 
 
 def test_an_erased_chat_does_not_come_back_by_itself(echo: ScriptedApi, page: Any) -> None:
-    """Not even if its answer was still coming in another tab, which then goes away."""
+    """It stays erased even if another tab was still receiving its answer and then closes."""
     echo.script = lambda body: held("on and on")
     page.goto(echo.url)
     ask(page, "one")

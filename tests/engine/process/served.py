@@ -138,7 +138,7 @@ class Stream:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has begun and not ended."""
+        """True if the answer has begun and not ended."""
         return self.begun.is_set() and self._thread.is_alive()
 
     def wait_begun(self) -> None:
@@ -188,7 +188,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What an engine's death means for those who asked, for the server, and for the next engine."""
+"""The death of an engine fails its requests; the server goes on with another engine."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_the_engine_logs_at_the_servers_level(level: str, heard: bool, caplog: p
 
 
 def test_an_engines_lines_keep_their_levels(caplog: pytest.LogCaptureFixture) -> None:
-    """What a library beside it prints is a warning."""
+    """Lines that a library prints are warnings."""
     from realizar.engine.process.child import _log_line
 
     with caplog.at_level(logging.DEBUG):

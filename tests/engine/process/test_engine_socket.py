@@ -158,7 +158,7 @@ def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_is_slow_holds_the_engine_up_and_loses_nothing() -> None:
-    """What the engine has to say fills the socket; it waits, with its steps, until somebody reads."""
+    """The engine's events fill the socket; the engine waits with its steps until they are read."""
     with raw_engine() as engine:
         engine.start()
         names = [f"{'long name ' * 100}{number}" for number in range(8)]

@@ -1,4 +1,4 @@
-"""What a peer without a key may hold open or send: connections, headers, trailers, and requests nobody reads."""
+"""Bounds on a peer without a key: its connections, headers, trailers, and requests whose answers it does not read."""
 
 from __future__ import annotations
 

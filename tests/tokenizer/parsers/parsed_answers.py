@@ -11,7 +11,7 @@ from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ParsedDe
 
 @dataclass
 class Answer:
-    """What a client ends up with."""
+    """The parts of an answer that a client gets."""
 
     content: str = ""
     reasoning: str = ""

@@ -88,7 +88,7 @@ def matcher(grammar: StructuredOutput | None, vocabulary: _Bytes) -> LLMatcher:
 
 
 def allows(grammar: StructuredOutput | None, vocabulary: _Bytes, text: str) -> bool:
-    """Whether a text is a whole answer by a grammar."""
+    """True if a text is a complete answer of a grammar."""
     match = matcher(grammar, vocabulary)
     return all(match.consume_token(i) for i in vocabulary.encode(text)) and match.is_accepting()
 

@@ -1,4 +1,4 @@
-"""Which style a chat template means, and tools in prompts of templates that show none."""
+"""A chat template determines the style of calls; templates without tools get prompts that show tools."""
 
 from __future__ import annotations
 
