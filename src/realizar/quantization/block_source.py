@@ -36,6 +36,8 @@ class _Pages:
     def part(self, start: int, stop: int) -> StoredTensor:
         """The bytes of some of the run's out_features as a tensor."""
         first, last = (self.first_byte + place * self.stride for place in (start, stop))
+        if (first, last) == (0, self.stored.data.size):
+            return self.stored
         return replace(self.stored, data=self.stored.data[first:last], offset=self.stored.offset + first)
 
 
