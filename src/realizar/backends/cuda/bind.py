@@ -40,7 +40,7 @@ class Binder:
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
     def bind_body(self, program: Program) -> list[Launch]:
-        """Embedding and layers, over all tokens."""
+        """The launches of the embedding and the layers, over all tokens."""
         launches, branch = [Launch("embed", self._embed())], None
         for block in program.blocks:
             launches += self._block(block, branch)
@@ -50,7 +50,7 @@ class Binder:
         return launches
 
     def bind_tail(self, tail: Tail) -> list[Launch]:
-        """Final norm, logits and the largest of each, over the selected rows; `shape.tokens` counts them."""
+        """The launches of final norm, logits and choices, over the selected rows; `shape.tokens` counts them."""
         head = self._merger.merge((tail.head,))
         return [
             Launch("final norm", self._norms.bind_selected(tail.norm, head)),
@@ -59,7 +59,7 @@ class Binder:
         ]
 
     def bind_pool(self, tail: Tail) -> list[Launch]:
-        """Final hidden states of the selected rows, float32, into `pooled`."""
+        """The launches that write final hidden states of the selected rows, float32, into `pooled`."""
         return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
@@ -80,7 +80,7 @@ class Binder:
         yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
     def _next_consumer(self, join: Join) -> MergedLinear | None:
-        """The matmul that reads the stream after a join; None where the blocks end."""
+        """The matmul that reads the stream after a residual add; None where the blocks end."""
         return None if join.next is None else self._merger.merge(join.next.linears)
 
     def _branch(self, join: Join) -> Branch:
@@ -117,12 +117,12 @@ class Binder:
         consumer: MergedLinear | None = None,
         residual: Callable[[int], Residual] | None = None,
     ) -> Callable[[StepShape], None]:
-        """A matmul.
+        """Return a function that starts a matmul, with the epilogue that it has for a number of tokens.
 
         Args:
             selected: True if the input is the rows of the tail. normed: True if it is a norm of the stream.
-            folded: what is left to do of that norm.
-            consumer: what reads the activation of a feed-forward that begins with this matmul.
+            folded: the scale of that norm which the matmul must apply.
+            consumer: the matmul that reads the activation of a feed-forward which begins with this one.
             residual: operands of the residual-add epilogue, by number of tokens, if the matmul adds to the stream.
         """
         buffers, cols = self._space.activations, linear.cols

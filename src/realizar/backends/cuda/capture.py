@@ -19,7 +19,7 @@ _failed: list[
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all models on a device: cuBLAS keeps 32 MiB for each stream that it has been used on."""
+    """The stream of captures, one for all models on a device: cuBLAS keeps 32 MiB for each stream that it ran on."""
     return torch.cuda.Stream(device)
 
 
@@ -36,7 +36,7 @@ class GraphRecorder:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The graph of what `run` launches; nothing of it runs.
+        """Capture what `run` launches as a graph; nothing of it runs.
 
         Raises:
             DeviceLostError: the device failed. Any other error is that of the capture, which has been ended: the device
@@ -62,7 +62,7 @@ class GraphRecorder:
         return graph
 
     def _recover(self) -> None:
-        """After a failed capture: memory comes from the common pool again, and no error is left to be met later.
+        """Restore the allocator after a failed capture, and clear the error so that nothing meets it later.
 
         Later graphs get a pool of their own, as the allocator of pinned memory does not let go of this one.
 

@@ -12,7 +12,7 @@ from realizar.sizes import format_bytes
 
 
 def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
-    """One line."""
+    """A line about the card, the types of attention and cache, and early starts of kernels."""
     major, minor = device.capability
     return (
         f"{device.name}, compute capability {major}.{minor}, {device.processors} multiprocessors,"

@@ -1,4 +1,4 @@
-"""The device: found, and described once."""
+"""Opening the device, and the properties of it that kernels are chosen by."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DeviceProfile:
 
 
 def open_device(index: int = 0) -> DeviceProfile:
-    """The GPU of a number.
+    """Open the GPU of a number.
 
     Raises:
         CapacityError: there is none that torch can use, or its driver refuses it.

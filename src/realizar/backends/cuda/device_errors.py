@@ -73,7 +73,7 @@ class CaptureError(RealizarError):
 
 @contextmanager
 def device_errors(device: torch.device | None = None) -> Iterator[None]:
-    """Within, an error of the device is raised as one of ours.
+    """A context in which an error of the device is raised as one of ours.
 
     Args:
         device: a GPU is the current one within: any thread may step a model, and each has a current GPU of its own.

@@ -37,7 +37,7 @@ class GraphRunner:
         self._recorder: GraphRecorder | None = None
 
     def padded(self, chunks: StepShape) -> StepShape:
-        """The shape that a step with chunks runs in: that of the least graph which holds it, or its own.
+        """The shape that a step with chunks runs in: that of the smallest graph which holds it, or its own.
 
         Args:
             chunks: its tokens and decodes padded as they are without a graph.
@@ -45,7 +45,7 @@ class GraphRunner:
         return least_holding(chunks, self._graphs) or chunks
 
     def run(self, shape: StepShape, selected: int) -> None:
-        """A step and logits of `selected` rows, from the shape's graph where it has one, else launch by launch."""
+        """Run a step and the logits of `selected` rows, by the shape's graph if it has one, else launch by launch."""
         rows = padded_rows(selected, self._space.arrays.sizes.selected)
         if shape.tiles and self.replay(shape):
             self.run_eagerly(_NOTHING, rows)
@@ -53,7 +53,7 @@ class GraphRunner:
             self.run_eagerly(shape, rows)
 
     def run_eagerly(self, body: StepShape, selected: int) -> None:
-        """All launches one by one; `selected` rows of logits, padded, or 0."""
+        """Start all launches one by one; `selected` rows of logits, padded, or 0."""
         for launch, shape in self.launches(body, selected):
             launch.run(shape)
 
@@ -72,7 +72,7 @@ class GraphRunner:
         return True
 
     def prepare(self, shapes: Sequence[StepShape], progress: Callable[[float], None], *, capture: bool = True) -> None:
-        """Compile and warm every shape, then capture it. Those whose capture fails run eagerly; one warning names them.
+        """Compile and warm every shape, then capture it; a warning names those that can't be captured and run eagerly.
 
         Decodes come first, as they have most to lose where memory does not suffice, and of each kind the largest:
         others reuse its memory.

@@ -30,7 +30,7 @@ Folded = Callable[[int], FoldedNorm | None]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A matmul whose output is to be added to the residual stream as `join` says."""
+    """A matmul whose output is added to the residual stream, with the norm and scale of `join`."""
 
     linear: MergedLinear
     join: Join

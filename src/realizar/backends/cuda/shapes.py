@@ -22,23 +22,23 @@ def row_counts(most: int) -> list[int]:
 
 
 def padded_rows(count: int, most: int) -> int:
-    """The next of `row_counts`; 0 stays 0."""
+    """The smallest of `row_counts` that is no less than a count; 0 stays 0."""
     return next(padded for padded in row_counts(most) if padded >= count) if count else 0
 
 
 def padded_tokens(count: int, most: int) -> int:
-    """Tokens of a step with chunks of prompts: 16, 32, or whole 64s."""
+    """The padded number of tokens of a step with chunks: 16, 32, or a multiple of 64."""
     padded = next((size for size in (16, 32) if size >= count), -(-count // _TOKEN_STEP) * _TOKEN_STEP)
     return min(padded, most)
 
 
 def token_counts(most: int) -> list[int]:
-    """All that `padded_tokens` gives."""
+    """All values of `padded_tokens`."""
     return sorted({padded_tokens(count, most) for count in [16, 32, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
 
 
 def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
-    """Steps with chunks of prompts that have a graph: for each padded number of tokens a few numbers of decodes.
+    """The shapes with chunks that have a graph: for each padded number of tokens a few numbers of decodes.
 
     Few, since each is run and captured at load: with 64 rows at most 30, with any number at most 37. A context is cut
     into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs in a shape with
@@ -75,7 +75,7 @@ def least_holding(step: StepShape, shapes: Iterable[StepShape]) -> StepShape | N
 
 
 def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> StepSizes:
-    """The most that a step may have."""
+    """The sizes of the largest step."""
     tokens = max(config.max_step_tokens, config.max_running)
     tokens = max(16, -(-tokens // 16) * 16)
     return StepSizes(

@@ -21,7 +21,7 @@ _RING = 3  # host copies: two steps in flight, and the one being filled
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """The most that a step may have.
+    """The sizes of the largest step.
 
     Attributes:
         tokens, rows: of a step. selected: rows of logits at once. tiles: of `attend_chunk`.
@@ -86,7 +86,7 @@ class StepArrays:
         return self["slots"][group * tokens : (group + 1) * tokens]
 
     def clear(self) -> None:
-        """A step of nothing: no row, no slot."""
+        """Write the arrays of an empty step on the device: no row, no slot."""
         self._buffer.zero_()
         for name in ("slots", "decodes", "tile_rows", "selected_rows"):
             self[name].fill_(-1)
@@ -95,7 +95,7 @@ class StepArrays:
         """Fill a host copy and start sending it.
 
         Args:
-            shape: the padded step; what it has beyond the step's is filled with nothing.
+            shape: the padded step; its entries beyond the step's are filled with "none".
             selected: token and row of every logit row, at most `sizes.selected`.
         """
         copied = self._copied[self._next]
@@ -119,7 +119,7 @@ class StepArrays:
     def _fill(
         self, host: NDArray[np.int32], step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]
     ) -> int:
-        """Returns where what is used ends."""
+        """Fill a host copy; returns the end of the part that is used."""
         views = {name: host[place] for name, place in self._places.items()}
         tokens, rows = len(step.token_ids), len(step.rows)
 
@@ -151,7 +151,7 @@ class StepArrays:
         return self._fill_tables(views, step)
 
     def _fill_decodes(self, views: dict[str, NDArray[np.int32]], step: ForwardInput, padded: int) -> None:
-        """Row, token, context and position of each decode, side by side: attention waits for one fetch, not three."""
+        """Fill in row, token, context and position of each decode side by side: attention waits for one load."""
         decodes = views["decodes"].reshape(-1, 4)
         rows = np.flatnonzero(views["counts"][: len(step.rows)] == 1)
         tokens = views["starts"][rows]

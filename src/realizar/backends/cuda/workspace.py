@@ -1,4 +1,4 @@
-"""Fixed memory of a step on the device."""
+"""`Workspace`: the fixed memory of a step on the device."""
 
 from __future__ import annotations
 

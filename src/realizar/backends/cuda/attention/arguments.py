@@ -57,7 +57,7 @@ class AttentionArguments:
         ]  # fmt: skip
 
     def rotated_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
-        """Its constants."""
+        """The compile-time constants of `rotated_heads`."""
         rope, summed = attention.rope, _is_summed(attention)
         norm = None if summed else attention.q_norm or attention.k_norm
         return {

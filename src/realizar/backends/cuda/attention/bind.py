@@ -28,10 +28,10 @@ from realizar.models.spec import Attention, Norm
 
 
 class AttentionBinder:
-    """Binds what happens between the QKV matmul and the output projection.
+    """Binds the operations between the QKV matmul and the output projection.
 
     Args:
-        fixed_splits: whether contexts are cut into the same number of parts for every batch.
+        fixed_splits: True if contexts are cut into the same number of parts for every batch.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AttentionBinder:
         self._decodes.prepare(shapes)
 
     def kind(self, shape: StepShape) -> object:
-        """Equal for steps whose decodes start the same kernels."""
+        """A key that is equal for steps whose decodes start the same kernels."""
         return self._decodes.kind(shape)
 
     def is_long(self, decodes: int, context: int) -> bool:
@@ -55,7 +55,7 @@ class AttentionBinder:
         return self._decodes.is_long(decodes, context)
 
     def bind(self, block: AttentionBlock, linear: MergedLinear, consumer: MergedLinear) -> Iterator[Launch]:
-        """`linear` made queries, keys and values; `consumer` takes the result."""
+        """The launches of one block: `linear` computes queries, keys and values, `consumer` reads the result."""
         attention = block.attention
         if attention.qk_norm_axis == "row":
             yield Launch("row norm", self._norm_rows(attention, linear))

@@ -1,4 +1,4 @@
-"""Attention of single tokens bound to kernels: the one in CUDA C++, or Triton's where that has none of a shape."""
+"""Attention of single tokens bound to its kernel: CUDA C++, or Triton where that has none of a shape."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLOAT_TOKENS = {"FORMAT": 0, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
 @dataclass(frozen=True, slots=True)
 class BoundDecode:
-    """Attention of single tokens in one layer: `linear` made queries, keys and values, `consumer` takes the result."""
+    """One layer's attention: `linear` computes queries, keys and values, `consumer` reads the result."""
 
     block: AttentionBlock
     linear: MergedLinear
@@ -39,7 +39,7 @@ class DecodeBinder:
     """Chooses and starts the kernel for the single tokens of a step, in each layer.
 
     Args:
-        fixed_splits: whether contexts are cut into the same number of parts for every batch.
+        fixed_splits: True if contexts are cut into the same number of parts for every batch.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DecodeBinder:
             self._native.prepare(self._kernel(decode, shape) for decode in self._bound for shape in steps)
 
     def kind(self, shape: StepShape) -> object:
-        """Equal for steps whose decodes start the same kernels: Triton's are compiled for what is constant in them."""
+        """A key that is equal for steps whose decodes start the same kernels, with the same compile-time constants."""
         return tuple(self._kind(decode, shape) for decode in self._bound) if shape.decodes else None
 
     def _kind(self, decode: BoundDecode, shape: StepShape) -> object:
@@ -107,7 +107,7 @@ class DecodeBinder:
         return self._sized(kernel, shape, attention)
 
     def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> AttendKernel:
-        """With warps of a block and of a multiprocessor: few blocks shall end soon, many shall fit at once."""
+        """Set warps per block and per multiprocessor: few blocks should end soon, many should fit at once."""
         blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
         long, few = self._fixed or shape.long, self._are_few(shape.decodes, attention)
         if long or few:

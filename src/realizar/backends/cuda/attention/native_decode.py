@@ -30,7 +30,7 @@ class DecodeAttention:
     def prepare(self, wanted: Iterable[AttendKernel]) -> None:
         """Compile and load kernels, in parallel where they are not on disk yet.
 
-        Those of shapes that the kernel does not know stay Triton's.
+        Triton's kernel runs for shapes that this kernel does not support.
         """
         wanted = list(dict.fromkeys(wanted))
         for kernel in wanted:

@@ -19,12 +19,12 @@ class RopeTables:
         self._none = torch.zeros(1, device=device)
 
     def get(self, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines; something unread without rope."""
+        """Cosines and sines; a tensor that nothing reads without rope."""
         return (self._none, self._none) if rope is None else self._tables[rope]
 
 
 def _tables(rope: Rope, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """On the host, as the CPU backend computes them, so that both agree to the bit."""
+    """Compute the tables on the host as the CPU backend does, so that both agree to the bit."""
     frequencies = np.array(rope.inverse_frequencies, np.float32)
     cosine, sine = (torch.empty((length, frequencies.size), device=device) for _ in range(2))
     for first in range(0, length, _ROWS):

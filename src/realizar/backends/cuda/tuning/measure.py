@@ -112,13 +112,13 @@ class DeviceMeter:
 def tune_device(
     device: DeviceProfile, shapes: Sequence[Shape], token_counts: Sequence[int], measured: Callable[[Line], None]
 ) -> Path:
-    """Measure the matmuls of a model here, and write this machine's table: what it says of others stays.
+    """Measure the matmuls of a model here, and write this machine's table; its lines of other matmuls stay.
 
     Args:
         measured: called with each candidate's line.
 
     Returns:
-        Where the table is.
+        The path of the table.
 
     Raises:
         CapacityError: the card runs no CUDA matmuls, or has too little memory.

@@ -32,7 +32,7 @@ class Shape:
 
     Attributes:
         out_features, cols: of the weights. layout: of most of them.
-        most_tokens: of activations that it ever sees.
+        most_tokens: of a step that runs it.
     """
 
     out_features: int
@@ -45,10 +45,10 @@ class Meter(Protocol):
     """Times matmuls on a device."""
 
     def take(self, shape: Shape) -> FragmentFormat:
-        """Make matrices of a shape; what follows is about them."""
+        """Make matrices of a shape, for the following calls."""
 
     def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
-        """Compile what will be timed."""
+        """Compile the kernels that will be timed."""
 
     def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
         """Milliseconds of one launch. Raises KernelError: it does not run here."""

@@ -124,7 +124,7 @@ class Weights:
         return sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
 
     def _make_store(self, weight: TensorName) -> None:
-        """Allocate what the layer that has this matrix takes, once; the head is in no layer and has its own."""
+        """Allocate the memory of the layer that has this matrix, once; the head is in no layer and has its own."""
         if weight in self._stores:
             return
         for layer in self._spec.layers:
@@ -155,7 +155,7 @@ class Weights:
             yield 4 * self._spec.tensors[name].shape[0]
 
     def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:
-        """Matrices side by side; neighbours of one layout as one where the CUDA matmuls can have them so."""
+        """Pack matrices side by side; neighbours of one layout are packed as one where the CUDA matmuls allow it."""
         for layout, run in itertools.groupby(linears, lambda linear: self._tensors.layout(linear.weight)):
             part = list(run)
             sources = [self._tensors.matrix(linear.weight) for linear in part]
@@ -205,7 +205,7 @@ def _check(source: MatrixSource) -> None:
 
 @contextmanager
 def naming(*names: TensorName) -> Iterator[None]:
-    """Within, an error of the device is raised as one of ours that names the tensors which are uploaded."""
+    """A context in which an error of the device is raised as one of ours that names the tensors being uploaded."""
     try:
         yield
     except Exception as error:

@@ -17,16 +17,16 @@ from realizar.quantization import MatrixSource, WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A quantised matrix [rows, cols] that the matmul kernels read.
+    """A quantised matrix [out_features, cols] that the matmul kernels read.
 
     Attributes:
-        rows, cols: of the matrix without padding.
+        out_features, cols: of the matrix without padding.
         format: the layout of `weights`.
-        weights: uint8 [format.size_bytes(rows, cols)], 256-byte aligned.
-        block_scales: float32 [ceil(rows / 64)]: what sums of 64 rows are multiplied by.
+        weights: uint8 [format.size_bytes(out_features, cols)], 256-byte aligned.
+        block_scales: float32 [ceil(out_features / 64)]: the factor of the sums of 64 output features.
         table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
-        interleaved: whether its blocks of 64 rows are by turns the gate's and up's of a feed-forward, so that a matmul
-            can end with the activation; else its parts lie one below the other.
+        interleaved: True if its blocks of 64 rows are alternately the gate's and up's of a feed-forward, for the gated
+            epilogue; else its parts lie one below the other.
     """
 
     out_features: int

@@ -79,7 +79,7 @@ def pack_by_threads(
 def _allocate(
     form: FragmentFormat, rows: int, cols: int, device: torch.device | str, into: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for weights and block scales, one behind the other."""
+    """Allocate memory for weights and block scales, one behind the other."""
     if into is None:
         into = torch.empty(_memory_bytes(form, rows, cols), dtype=torch.uint8, device=device)
     return into[: form.size_bytes(rows, cols)], into[aligned(form.size_bytes(rows, cols)) :].view(torch.float32)

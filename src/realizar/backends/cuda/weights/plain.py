@@ -30,7 +30,7 @@ class PlainMatrix:
     """A packed matrix.
 
     Attributes:
-        rows, cols: its shape.
+        out_features, cols: its shape.
         arrays: the kernels' pointers by name; an array that the layout lacks is one element that nothing reads.
         constants: the kernels' compile-time arguments.
     """

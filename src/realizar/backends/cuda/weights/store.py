@@ -10,7 +10,7 @@ ALIGNMENT = 256  # bytes: of every part
 
 
 class Store:
-    """Memory that is handed out from its start on, and never taken back.
+    """One allocation that is handed out from its start on, and never taken back.
 
     Args:
         part_sizes: bytes of the parts that it is to hold, in any order.
@@ -33,5 +33,5 @@ class Store:
 
 
 def aligned(size_bytes: int) -> int:
-    """Bytes up to where a next part may start."""
+    """A size in bytes rounded up to where the next part may start."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
