@@ -2,7 +2,7 @@
 
 `dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load, `step` fails at the tenth step,
 `frame` sends bytes that are no frame, `hangs` never ends its tenth step, `poison` is killed by a request whose prompt
-holds 77. `holds`: a file that is written when a step has `rows` rows (8 unless told), which then waits until the file
+holds 77. `holds`: a file that is written when a step has `rows` rows (8 by default), which then waits until the file
 is gone. `slow`: a file; while it is there a step takes longer. `loads`: a file that is written when the engine begins
 to load, which then waits until the file is gone. `model`: a file that must be whole to be loaded. `spawns`: a file
 whose lines are the engines started; with `mends`, only the first one dies or holds.
@@ -41,7 +41,7 @@ def hold(file: str) -> None:
 
 
 class FaultyBackend(ScriptedBackend):
-    """A scripted backend that waits and fails as it is told."""
+    """A scripted backend that waits and fails by a script."""
 
     def __init__(self, dies: str, holds: str, rows: int, slow: str) -> None:
         super().__init__(num_blocks=(1024,), max_rows=8, fail_at=10 if dies == "step" else None)

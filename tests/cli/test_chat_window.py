@@ -1,4 +1,4 @@
-"""A conversation that outgrows the context: the model loses sight of the oldest turns, and the user is told."""
+"""A conversation that outgrows the context drops its oldest turns, and a notice says so."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_reports_and_errors(hostile: Path, arguments: list[str], capsys: pytest.
     assert status == (0 if arguments[0] == "inspect" else 1)
     assert only_text(captured.out)
     assert only_text(captured.err)
-    assert "1b]0;owne.gguf" in captured.out + captured.err, "escaped, and told"
+    assert "1b]0;owne.gguf" in captured.out + captured.err, "escaped, and shown"
     if arguments == ["inspect", "--json"]:
         assert json.loads(captured.out)["metadata"]["general.name"] == EVIL
 

@@ -1,4 +1,4 @@
-"""Requests that were open when engines died: told apart by which deaths they were in, by their content."""
+"""Requests that were open when engines died are identified by their content and distinguished by their deaths."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def texts_alone(client: httpx.AsyncClient, report: Report) -> dict[str, st
 
 
 async def repeat(client: httpx.AsyncClient, kind: str, alone: str, until: asyncio.Event, report: Report) -> None:
-    """The same stream again and again until told to stop."""
+    """Repeat the same stream until the run stops it."""
     while not until.is_set():
         before = len(report.faults)
         await compare(client, kind, alone, report)
@@ -79,6 +79,6 @@ async def compare(client: httpx.AsyncClient, kind: str, alone: str, report: Repo
     except httpx.HTTPError as error:
         report.fault(f"the healthy {kind} stream failed: {type(error).__name__}: {error}")
         return
-    report.counts["healthy streams" if text is not None else "healthy streams told to wait"] += 1
+    report.counts["healthy streams" if text is not None else "healthy streams sent away"] += 1
     if text is not None and text != alone:
         report.fault(f"the healthy {kind} stream said {text} beside others, and alone {alone}")

@@ -110,8 +110,8 @@ def faults(seed: int, first: int, count: int, *, runs: bool = False, notes: list
     """The faults of files `first` to `first + count` of a seed; each has the command that reads the file again.
 
     Args:
-        runs: whether some of those that load are run too, which compiles kernels.
-        told: takes what was said of each file.
+        runs: true also runs some of the loaded models, which compiles kernels.
+        notes: gets a line about each file.
     """
     last, end = first, first + count
     while first < end:

@@ -44,7 +44,7 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path, p
 
 
 def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:
-    """As transformers 5 holds them in memory, and saves them where it is told to."""
+    """The layout that transformers 5 has in memory, and saves on request."""
     built = build_case("qwen3moe", tmp_path, "safetensors")
     fused = built._replace(path=tmp_path / "fused")
     built.model.save_pretrained(fused.path, save_original_format=False)

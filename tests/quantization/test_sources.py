@@ -155,7 +155,7 @@ def test_vectors_and_tensors() -> None:
 
 
 def test_pages_of_a_slice() -> None:
-    """The bytes that the system is told about are those of the out_features, wherever the slice starts."""
+    """The system is advised of exactly the bytes of the out_features, wherever the slice starts."""
     seen: list[tuple[int, int]] = []
     data = random_data(GGMLType.Q8_0, 12, 2)
     stored = StoredTensor("w", GGMLType.Q8_0, (3, 4, 64), data, Path("m.gguf"), 100)

@@ -1,4 +1,4 @@
-"""Answers while the engine starts, is full, drains, dies or fails: statuses, waits, and nothing told of the machine."""
+"""Answers while the engine starts, is full, drains, dies or fails have a status and a wait, and name no files."""
 
 from __future__ import annotations
 

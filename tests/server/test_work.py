@@ -17,7 +17,7 @@ def with_pool(main: Callable[[WorkPool], Coroutine[Any, Any, None]]) -> None:
 
 
 class Held:
-    """Work that goes on until it is told to end."""
+    """Work that goes on until it is stopped."""
 
     def __init__(self) -> None:
         self.began, self.go_on = threading.Event(), threading.Event()

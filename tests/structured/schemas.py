@@ -80,7 +80,7 @@ HANDMADE: dict[str, Schema] = {
     },
     "any of": {"anyOf": [{"type": "integer"}, _object({"error": _TEXT})]},
     "optional value": _object({"middle_name": {"anyOf": [_TEXT, {"type": "null"}]}}),
-    "one of, told apart by a constant": {
+    "one of, distinguished by a constant": {
         "oneOf": [
             _object({"kind": {"const": "circle"}, "radius": {"type": "integer", "minimum": 1, "maximum": 50}}),
             _object({"kind": {"const": "square"}, "side": {"enum": [1, 2.5]}}),

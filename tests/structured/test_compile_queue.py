@@ -10,7 +10,7 @@ from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, 
 
 
 class Waiting:
-    """Puts tickets into a queue and notes what they are told."""
+    """Puts tickets into a queue and notes their results."""
 
     def __init__(self, most_per_client: int = 10) -> None:
         self.queue = CompileQueue(most_per_client)

@@ -293,7 +293,7 @@ F = {"type": "function", "function": {"name": "f", "parameters": {"type": "objec
 
 
 def test_tools_where_the_template_shows_none() -> None:
-    """They are told in the system message, or in the user's where the template refuses one; never dropped."""
+    """Tools stand in the system message, or in the user's if the template refuses one; they are never dropped."""
     plain, strict = (
         ChatTemplate(tokenizer(source))
         for source in (TURNS, "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS)

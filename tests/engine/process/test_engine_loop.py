@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every idle time: a block that got lost is told, and not for ever again.
+    """Each idle time has one audit, which reports a lost block once.
 
     The engine is idle as soon as it has nothing to do. It answers a question after all that it had to do before.
     """

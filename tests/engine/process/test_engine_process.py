@@ -43,7 +43,7 @@ HANG_S = 60.0
 
 
 def run(main: Coroutine[Any, Any, None], factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
-    """Run on the loop that servers run on, unless told otherwise."""
+    """Run on the loop that servers use, unless another is given."""
     with asyncio.Runner(loop_factory=factory or uvloop.new_event_loop) as runner:
         runner.run(main)
 
@@ -333,7 +333,7 @@ def test_closing_while_it_starts_leaves_no_process(
 
 
 def test_closing_in_a_step_that_hangs_kills(tmp_path: Path) -> None:
-    """The step never ends; so what is known is told without it, and nothing waits for it."""
+    """The step never ends, so the known facts are reported without it, and nothing waits for it."""
     holds = tmp_path / "holds"
 
     async def main() -> None:

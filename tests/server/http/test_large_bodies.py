@@ -18,7 +18,7 @@ from server.server_thread import RunningServer, exchange
 
 
 def test_a_client_that_writes_first_reads_its_refusal(server: RunningServer) -> None:
-    """A body over the limit, all of it written before the client reads: told, not cut off."""
+    """A client that writes a whole body over the limit before it reads still gets the refusal."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     size = 12 << 20  # more than both sockets' buffers hold
     answer = exchange(server, head + b"content-length: %d\r\n\r\n" % size + b"x" * size)

@@ -39,7 +39,7 @@ TOOLS = [
 
 
 def with_tools(text: str) -> str:
-    """A template that shows tools and then a text, in which a model is told how to call them."""
+    """A template that shows tools and then a text that explains to the model how to call them."""
     shown = "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
     return "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}" + shown + "{% endif %}" + TURNS
 
