@@ -39,8 +39,8 @@ def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) ->
     """
     if request_bytes > limit_bytes:
         raise CapacityError(
-            f"the KV cache of one request of {context_length} tokens takes {format_bytes(request_bytes)} and"
-            f" {format_bytes(limit_bytes)} may be used; lower the context length"
+            f"the KV cache of one request of {context_length} tokens takes {format_bytes(request_bytes)}, but"
+            f" only {format_bytes(limit_bytes)} may be used; lower the context length"
         )
 
 

@@ -59,7 +59,7 @@ class _Progress:
         place = line.out_features, line.cols, line.tokens
         if place != self._last:
             self._last = place
-            print(f"{line.out_features} x {line.cols}, {line.tokens} rows", file=sys.stderr, flush=True)
+            print(f"{line.out_features} x {line.cols}, {line.tokens} tokens", file=sys.stderr, flush=True)
 
 
 def _token_counts(text: str) -> tuple[int, ...]:

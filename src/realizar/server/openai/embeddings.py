@@ -97,7 +97,7 @@ def _pooling(api: Api) -> Pooling:
     pooling = api.settings.embeddings or api.engine.pooling
     if pooling is None:
         raise refused(
-            f"The model {api.model.name} was not made for embeddings; the option --embeddings serves them nevertheless",
+            f"The model {api.model.name} was not made for embeddings; the option --embeddings serves them anyway",
             "model",
             "embeddings_not_supported",
         )

@@ -62,7 +62,7 @@ def test_kept_blocks_are_half_words_by_lanes(layout: WeightLayout) -> None:
     want = rows.view(np.uint16).reshape(2, 16, -1).transpose(0, 2, 1)
     np.testing.assert_array_equal(packed.codes.view(np.uint16).reshape(want.shape), want)
     assert packed.table is not None
-    with pytest.raises(UnsupportedModelError, match=f"layout {layout.name} run on the CPU from their own blocks alone"):
+    with pytest.raises(UnsupportedModelError, match=f"layout {layout.name} run on the CPU only from their own blocks"):
         pack(without_raw(source), 16)
 
 
@@ -145,5 +145,5 @@ def test_a_layout_that_no_kernel_expresses_is_refused(case: str) -> None:
 
 def test_columns_that_are_no_whole_groups_are_refused() -> None:
     odd = replace(Q4_0, name="ODD", group_size=16, block_size=16, block_bytes=10)
-    with pytest.raises(UnsupportedModelError, match="ODD do not run on the CPU: 48 columns are no multiple of 32"):
+    with pytest.raises(UnsupportedModelError, match="ODD do not run on the CPU: 48 columns are not a multiple of 32"):
         allocate(odd, 16, 48, 16)

@@ -81,7 +81,7 @@ def _sizes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> tuple[int,
     form, tiles = packed_format(layout), -(-rows // lanes)
     if cols % GROUP:
         raise UnsupportedModelError(
-            f"weights in the layout {layout.name} do not run on the CPU: {cols} columns are no multiple of {GROUP}"
+            f"weights in the layout {layout.name} do not run on the CPU: {cols} columns are not a multiple of {GROUP}"
         )
     codes, scales = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
     return tiles * codes, tiles * scales, tiles * form.supers_bytes(lanes, cols)
@@ -118,7 +118,7 @@ def pack(
         run = _from_planes(source, matrix, lanes)
     else:
         raise UnsupportedModelError(
-            f"weights in the layout {source.layout.name} run on the CPU from their own blocks alone, and have none"
+            f"weights in the layout {source.layout.name} run on the CPU only from their own blocks, which are missing"
         )
     over_tiles(matrix.tiles, source.out_features, lanes, source.row_bytes, run, pool, packed)
     return matrix
