@@ -211,7 +211,7 @@ def test_a_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:
             wait_until(lambda: any(stream.is_open for stream in streams))
             engine_pid = served.engine_pid
             served.process.send_signal(signal.SIGTERM)
-            served.wait_line("shutting down")
+            served.wait_line("the server shuts down")
             served.process.send_signal(signal.SIGINT)
             assert served.wait_exit() == 128 + signal.SIGINT
         for stream in streams:
