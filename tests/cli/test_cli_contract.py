@@ -200,7 +200,7 @@ def test_a_bug_is_not_hidden() -> None:
         run_app(raising(ZeroDivisionError()), [])
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(weights_only: Path) -> None:
+def test_a_closed_pipe_ends_it_quietly(weights_only: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "realizar", "inspect", str(weights_only)]

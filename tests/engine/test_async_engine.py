@@ -137,7 +137,7 @@ def test_a_slow_consumer_gets_joined_deltas() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "leave", "cancel"])
-def test_a_reader_that_goes_frees_its_blocks(how: str) -> None:
+def test_a_consumer_that_stops_frees_its_blocks(how: str) -> None:
     """It goes while the engine is in the fourth of 200 steps."""
 
     async def main() -> None:

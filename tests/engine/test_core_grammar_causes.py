@@ -59,7 +59,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     ],
     indirect=["service"],
 )
-def test_a_request_hears_whose_fault_it_was(
+def test_a_request_gets_the_cause_of_the_fault(
     service: Service, raised: type[Exception], reason: str, in_flight: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fault of the machine is no error of the request, and the log tells of it."""

@@ -149,7 +149,7 @@ def test_grammars_of_lost_steps_are_forgotten(where: str, in_flight: int) -> Non
     grammars.end()
 
 
-def test_who_waits_hears_of_it() -> None:
+def test_waiting_requests_get_the_error() -> None:
     backend = TightBackend(submits=[3], error=StepError("a kernel failed"))
     client = EngineClient(make_core(backend, 1), NumberText, ())
     sampling = SamplingParams(temperature=0.0, max_tokens=6)

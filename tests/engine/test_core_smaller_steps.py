@@ -149,7 +149,7 @@ def test_a_grammar_goes_on_where_it_was() -> None:
     grammars.end()
 
 
-def test_who_waits_for_one_that_fits_in_no_step_hears_of_it() -> None:
+def test_requests_that_wait_for_one_that_fits_in_no_step_get_the_error() -> None:
     backend = SmallBackend(8, 64, late=False)
     core = new_core(backend, make_spec((None,)), EngineConfig(max_step_tokens=64))
     client = EngineClient(core, NumberText, ())

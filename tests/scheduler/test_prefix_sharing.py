@@ -82,7 +82,7 @@ def test_prompts_that_arrive_together_and_begin_alike_compute_the_beginning_once
     assert step(scheduler) == [(0, 11, 1, True), (1, 4, 1, True), (2, 10, 2, True)]
 
 
-def test_who_waits_for_another_goes_on_when_that_one_leaves() -> None:
+def test_a_waiting_request_goes_on_when_the_other_is_aborted() -> None:
     scheduler = make_scheduler(max_step_tokens=4)
     scheduler.add(shared("a", 9))
     scheduler.add(shared("b", 9))

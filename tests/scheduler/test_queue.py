@@ -24,7 +24,7 @@ def test_lower_numbers_start_sooner_and_equals_in_order_of_arrival() -> None:
 
 
 @pytest.mark.parametrize("urgent", [-1, -3])
-def test_who_waits_is_overtaken_by_so_many_and_no_more(urgent: int) -> None:
+def test_a_waiting_request_is_overtaken_by_a_bounded_number(urgent: int) -> None:
     """A stream of urgent requests that never ends keeps nobody out: each step of priority is 64 arrivals."""
     scheduler = make_scheduler(max_running=1)
     scheduler.add(request("first", 2, max_tokens=1))

@@ -64,7 +64,7 @@ def test_what_several_wait_for_is_compiled_once() -> None:
     assert waiting.run(2) == ["other", "last"]
 
 
-def test_what_nobody_waits_for_is_not_compiled() -> None:
+def test_grammars_of_closed_requests_are_not_compiled() -> None:
     waiting = Waiting()
     left, stays = waiting.put("a", "left"), waiting.put("b", "wanted")
     waiting.queue.cancel(left)

@@ -25,7 +25,7 @@ from structured.grammar_followers import (
 )
 
 
-def test_what_nobody_waits_for_is_ended() -> None:
+def test_grammars_of_closed_requests_are_ended() -> None:
     """The only client of a grammar leaves while it is compiled: the next one's turn comes, and its process is gone."""
     service = make_service(PATIENT)
     heard: list[RealizarError | None] = []

@@ -96,7 +96,7 @@ def test_a_request_that_ends_one_engine_after_another_is_refused() -> None:
     run(main())
 
 
-def test_who_was_beside_it_is_served_in_the_end(tmp_path: Path) -> None:
+def test_requests_beside_it_are_served_in_the_end(tmp_path: Path) -> None:
     """All that were open come again with the poison after each death: two deaths shared, the third tells them apart."""
 
     slow = tmp_path / "slow"
@@ -124,7 +124,7 @@ def test_who_was_beside_it_is_served_in_the_end(tmp_path: Path) -> None:
     run(main())
 
 
-def test_who_hangs_up_before_the_death_is_suspected_too(tmp_path: Path) -> None:
+def test_a_client_that_disconnects_before_the_death_is_suspected_too(tmp_path: Path) -> None:
     """The client leaves while the step that kills is on its way; it ends no server, and is refused in the end."""
     held = tmp_path / "held"
 

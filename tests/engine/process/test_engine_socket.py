@@ -157,7 +157,7 @@ def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
         assert engine.wait_for(Outputs).outputs
 
 
-def test_a_reader_that_is_slow_holds_the_engine_up_and_loses_nothing() -> None:
+def test_a_slow_consumer_holds_the_engine_up_and_loses_nothing() -> None:
     """The engine's events fill the socket; the engine waits with its steps until they are read."""
     with raw_engine() as engine:
         engine.start()

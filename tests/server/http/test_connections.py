@@ -327,7 +327,7 @@ def test_shares_of_connections() -> None:
     assert len(table) == 1
 
 
-def test_who_a_client_is() -> None:
+def test_clients_are_named_by_key_or_peer() -> None:
     assert peer_of("192.0.2.1") == peer_of("::ffff:192.0.2.1") == "192.0.2.1"
     assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:1") != peer_of("2001:db8:0:1::1")
     assert peer_of("nonsense") == "nonsense"

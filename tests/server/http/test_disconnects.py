@@ -48,7 +48,7 @@ def test_blocks_are_free_while_others_run(server: RunningServer, path: str, stre
         wait_until_idle(server)
 
 
-def test_a_reader_that_stops_early(server: RunningServer) -> None:
+def test_a_consumer_that_stops_early(server: RunningServer) -> None:
     with server.held_steps(), httpx.Client(base_url=server.url, timeout=60) as client:
         body = {**BODIES["/v1/chat/completions"], "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
