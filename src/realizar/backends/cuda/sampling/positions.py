@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,10 @@ class Positions:
         """Those from index `first` to before `end`."""
         drafts = None if self.drafts is None else self.drafts[first:end]
         return Positions(self.rows[first:end], self.positions[first:end], self.places[first:end], drafts, self.drafted)
+
+    def rows_and_places(self) -> Iterator[tuple[int, int]]:
+        """Each position's row, and the drafts before it."""
+        return zip(self.rows, self.places or itertools.repeat(0), strict=False)
 
     def place(self, index: int) -> int:
         """Drafts before one position."""

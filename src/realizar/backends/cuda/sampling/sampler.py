@@ -56,13 +56,13 @@ class Chosen:
     Attributes:
         ids: int64 [positions]; -1 where the logits can't be used, NONE_ALLOWED where every id is forbidden.
         taken: int64 [positions], the same as ids of the vocabulary, for the rows' state.
-        mirostat_mu: float64 [positions], after each choice of a row with mirostat.
+        mirostat_mu: float64 [positions], after each choice of a row with mirostat; None where no row has it.
     """
 
     positions: Positions
     ids: torch.Tensor
     taken: torch.Tensor
-    mirostat_mu: torch.Tensor
+    mirostat_mu: torch.Tensor | None
 
 
 class DeviceSampler:
@@ -141,12 +141,16 @@ class DeviceSampler:
             torch.OutOfMemoryError: there is not as much memory as was to be kept free.
         """
         count, at_once = len(positions), self.rows_at_once
-        mirostat_mu = self._mirostat_mu.clone()
-        parts = [
-            self._choose(logits[first : first + at_once], positions.part(first, first + at_once), masks, mirostat_mu)
-            for first in range(0, count, at_once)
-        ]
-        ids, taken, after = (torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
+        after = None
+        if any(self._rows[row].sampling.mirostat for row in positions.rows):
+            after = torch.zeros(count, dtype=torch.float64, device=self._device)
+        current = None if after is None else self._mirostat_mu.clone()
+        parts = []
+        for first in range(0, count, at_once):
+            part = slice(first, first + at_once)
+            numbers = None if current is None or after is None else (current, after[part])
+            parts.append(self._choose(logits[part], positions.part(first, first + at_once), masks, numbers))
+        ids, taken = (torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
         return Chosen(positions, ids, taken, after)
 
     def accept(self, chosen: Chosen, reached: torch.Tensor | None = None) -> None:
@@ -162,17 +166,18 @@ class DeviceSampler:
         for index, row in enumerate(rows):
             if row not in drafted:
                 self._rows[row].num_output_tokens += 1
-                self._dry.accept(row, chosen.taken[index])
-        places = [index for index, row in enumerate(rows) if self._rows[row].sampling.mirostat]
-        if places:
-            self._accept_mirostat(chosen, places, reached)
+                if self._dry.active(row):
+                    self._dry.accept(row, chosen.taken[index])
+        if chosen.mirostat_mu is not None:
+            self._accept_mirostat(chosen.positions, chosen.mirostat_mu, reached)
 
-    def _accept_mirostat(self, chosen: Chosen, places: Sequence[int], reached: torch.Tensor | None) -> None:
+    def _accept_mirostat(self, positions: Positions, mirostat_mu: torch.Tensor, reached: torch.Tensor | None) -> None:
         """Each row's `mirostat_mu` becomes that after its last choice that was reached."""
-        rows = [chosen.positions.rows[index] for index in places]
+        places = [index for index, row in enumerate(positions.rows) if self._rows[row].sampling.mirostat]
+        rows = [positions.rows[index] for index in places]
         these = torch.tensor(places, device=self._device)
         table_rows = torch.tensor(rows, device=self._device)
-        after = chosen.mirostat_mu[these]
+        after = mirostat_mu[these]
         if reached is not None:
             goes_on = [row == following for row, following in zip(rows, [*rows[1:], -1], strict=True)]
             stands = reached[these]
@@ -200,26 +205,25 @@ class DeviceSampler:
 
     def _choose(
         self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],
-        mirostat_mu: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-        """`ids`, `taken` and `mirostat_mu` of `Chosen`; the argument of that name goes on with the rows' last."""
+        mirostat: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """`ids` and `taken` of `Chosen`; `mirostat` is as in `_draw`."""
         rows = positions.rows
         forbidding = any(
-            row in masks or self._rows[row].forbids_end(positions.place(index)) for index, row in enumerate(rows)
+            row in masks or self._rows[row].forbids_end(place) for row, place in positions.rows_and_places()
         )
         adjusted = self._adjust(logits, positions, masks)
         top = adjusted.max(dim=1, keepdim=True).values
         usable = torch.isfinite(top[:, 0])
         choices = first_largest(adjusted, top)
-        after = torch.zeros(len(rows), dtype=torch.float64, device=self._device)
         drawn = [index for index, row in enumerate(rows) if not self._rows[row].sampling.greedy]
         if drawn:
             these = torch.tensor(drawn, device=self._device)
             part = torch.where(usable[these, None], adjusted[these], 0.0)
-            choices[these], after[these] = self._draw(part, positions, drawn, mirostat_mu)
+            choices[these] = self._draw(part, positions, drawn, mirostat)
         found = torch.where(usable, choices, -1)
         ids = torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, found) if forbidding else found
-        return ids, choices, after
+        return ids, choices
 
     def _adjust(
         self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]]
@@ -248,9 +252,9 @@ class DeviceSampler:
 
     def _forbid_ends(self, adjusted: torch.Tensor, positions: Positions, masks: Mapping[int, object]) -> None:
         """End ids before `min_tokens`, unless a grammar leaves nothing else."""
-        for index, row in enumerate(positions.rows):
+        for index, (row, place) in enumerate(positions.rows_and_places()):
             state = self._rows[row]
-            if not state.forbids_end(positions.place(index)):
+            if not state.forbids_end(place):
                 continue
             ends = torch.tensor(state.end_ids, device=self._device)
             kept = adjusted[index, ends]
@@ -259,13 +263,15 @@ class DeviceSampler:
                 adjusted[index, ends] = torch.where(adjusted[index].max() == float("-inf"), kept, float("-inf"))
 
     def _draw(
-        self, logits: torch.Tensor, positions: Positions, drawn: Sequence[int], mirostat_mu: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [drawn], and float64 [drawn]: mirostat's number after each choice, 0 where the row has none.
+        self, logits: torch.Tensor, positions: Positions, drawn: Sequence[int],
+        mirostat: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """int64 [drawn].
 
         Args:
             logits: of the positions `drawn`.
-            mirostat_mu: float64 [max_rows]; becomes that after each row's last position here.
+            mirostat: `mirostat_mu`, float64 [max_rows], which becomes that after each row's last position here; and
+                float64 [positions], which gets that after each. None where no row has mirostat.
         """
         states = [self._rows[positions.rows[index]] for index in drawn]
         where = [positions.positions[index] for index in drawn]
@@ -277,10 +283,9 @@ class DeviceSampler:
             for state, position in zip(states, where, strict=True)
         ]
         samplings = [state.sampling for state in states]
-        after = torch.zeros(len(drawn), dtype=torch.float64, device=self._device)
-        mirostat = [index for index, sampling in enumerate(samplings) if sampling.mirostat]
-        if not mirostat:
-            return truncation.draw_truncated(logits, samplings, acts, uniforms), after
+        with_mirostat = [index for index, sampling in enumerate(samplings) if sampling.mirostat]
+        if mirostat is None or not with_mirostat:
+            return truncation.draw_truncated(logits, samplings, acts, uniforms)
         choices = torch.empty(len(drawn), dtype=torch.int64, device=self._device)
         others = [index for index, sampling in enumerate(samplings) if not sampling.mirostat]
         if others:
@@ -288,16 +293,18 @@ class DeviceSampler:
             choices[these] = truncation.draw_truncated(
                 logits[these], [samplings[i] for i in others], [acts[i] for i in others], uniforms[these]
             )
+        current, after = mirostat
         places = [positions.place(index) for index in drawn]
-        for place in sorted({places[i] for i in mirostat}):  # a choice needs the number that the one before it left
-            part = [i for i in mirostat if places[i] == place]
+        for place in sorted({places[i] for i in with_mirostat}):  # a choice needs the number that the one before left
+            part = [i for i in with_mirostat if places[i] == place]
             these = torch.tensor(part, device=self._device)
             table_rows = torch.tensor([positions.rows[drawn[i]] for i in part], device=self._device)
-            choices[these], after[these] = truncation.draw_mirostat(
-                logits[these], [samplings[i] for i in part], mirostat_mu[table_rows], uniforms[these]
+            choices[these], left = truncation.draw_mirostat(
+                logits[these], [samplings[i] for i in part], current[table_rows], uniforms[these]
             )
-            mirostat_mu[table_rows] = after[these]
-        return choices, after
+            current[table_rows] = left
+            after[torch.tensor([drawn[i] for i in part], device=self._device)] = left
+        return choices
 
     def _uniforms(self, states: Sequence[RowState], positions: Sequence[int], draw: int) -> torch.Tensor:
         values = [
