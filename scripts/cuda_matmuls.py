@@ -1,7 +1,7 @@
 """Check and time the quantised matmuls on a CUDA device: `python scripts/cuda_matmuls.py check load time search`.
 
 `check` runs the tests of the kernels. `load` times packing. `time` runs the linear layers of the 8B shape, 32 layers in
-one CUDA graph, partial sums written and not yet summed, gate and up ending with their activation, and the head.
+one CUDA graph, partial sums written and not yet summed, gate and up with the gated epilogue, and the head.
 `search` tries tiles and splits for each shape and writes the table of the best to the file named by --out.
 """
 
@@ -100,7 +100,7 @@ class Bench:
 
 
 def line(bench: Bench, tokens: int, configs: dict[str, MatmulConfig], label: str) -> None:
-    """Time one number of rows and print it: each shape, then all in one graph."""
+    """Time one number of tokens and print it: each shape, then all in one graph."""
     bench.matmuls.prepare([(bench.stacks[n][0].format, c) for n, c in configs.items()])
     parts = {n: bench.shape_ms(n, tokens, c) for n, c in configs.items()}
     total = bench.all_ms(tokens, configs)
@@ -108,7 +108,7 @@ def line(bench: Bench, tokens: int, configs: dict[str, MatmulConfig], label: str
     flops = 2 * tokens * sum(r * c for r, c in SHAPES.values()) * len(bench.stacks["o"])
     each = "  ".join(f"{n} {ms:.3f} ({bench.bytes(n) / ms / 1e6:.0f} GB/s)" for n, ms in parts.items())
     rates = f"{size / total / 1e6:5.0f} GB/s  {flops / total / 1e9:5.0f} TFLOP/s"
-    print(f"{label} rows {tokens:5d}  {total:7.3f} ms  {rates} | {each}")
+    print(f"{label} tokens {tokens:5d}  {total:7.3f} ms  {rates} | {each}")
     sys.stdout.flush()
 
 
@@ -131,7 +131,8 @@ def time_mixed(matmuls: MatmulKernels) -> None:
                 matmuls.launch(matrix, x, partials, tokens, one)  # noqa: B023
 
         print(
-            f"qkv with V in Q6_K, rows {tokens}: {replay_ms(mixed):.3f} ms; all Q4_K {replay_ms(alone):.3f}", flush=True
+            f"qkv with V in Q6_K, tokens {tokens}: {replay_ms(mixed):.3f} ms; all Q4_K {replay_ms(alone):.3f}",
+            flush=True,
         )
 
 
@@ -155,7 +156,7 @@ def time_gated(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> N
                 matmuls.launch(matrix, x, partials, tokens, plain)  # noqa: B023
 
         each = f"{replay_ms(partial(all_gated, gated)):7.3f} ms with silu, {replay_ms(all_plain):7.3f} without"
-        print(f"gate and up, rows {tokens:5d}: {each}", flush=True)
+        print(f"gate and up, tokens {tokens:5d}: {each}", flush=True)
         for shape in GATED_FEW if gated.format.kind == "int8" else ():
             gated = dataclasses.replace(gated, tiles=MatvecTiles(tokens, 2, *shape))
             print(f"  parts, unroll, blocks {shape}: {replay_ms(partial(all_gated, gated)):7.3f} ms", flush=True)
@@ -180,11 +181,11 @@ def time_all(matmuls: MatmulKernels, layout: WeightLayout, compact: bool) -> Non
                 matmuls.launch(head, x, partials, tokens, config)  # noqa: B023
 
         ms = replay_ms(run) / 2
-        print(f"head Q6_K rows {tokens}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
+        print(f"head Q6_K tokens {tokens}: {ms:.3f} ms, {heads[0].size_bytes / ms / 1e6:.0f} GB/s", flush=True)
 
 
 def run_search(matmuls: MatmulKernels, layout: WeightLayout, row_counts: list[int], out: Path | None) -> None:
-    """Print the best of each shape and number of rows, and write them."""
+    """Print the best of each shape and number of tokens, and write them."""
     started = time.monotonic()
     shapes = [Shape(tokens, cols, layout) for tokens, cols in SHAPES.values()]
     lines = sweep(matmuls.tuning, shapes, row_counts, DeviceMeter(matmuls))
