@@ -5,7 +5,7 @@ some microseconds, then yield the processor, so that a busy machine costs time a
 
 Every thread has a cache line of its own in the record of a team (`sync_words`), and its first word counts the barriers
 it has reached. The first thread reads all lines and then announces the barrier in its own, so no line has two writers:
-with one shared counter, 16 threads take turns to own its line.
+with one shared counter, 16 threads would own its cache line one after another.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class GraphRecorder:
     def _recover(self) -> None:
         """Restore the allocator after a failed capture, and clear the error so that nothing meets it later.
 
-        Later graphs get a pool of their own, as the allocator of pinned memory does not let go of this one.
+        Later graphs get a pool of their own, as the allocator of pinned memory keeps this one.
 
         Raises:
             DeviceLostError: nothing can run any more.

@@ -79,7 +79,7 @@ class Emitter:
         return self.b.call(function, arguments)
 
     def prefetch_ahead(self, address: Value, size: int) -> None:
-        """Ask for the lines that a reader of `size` bytes at an address comes to `AHEAD_BYTES` later.
+        """Prefetch the cache lines that reads of `size` bytes at an address reach `AHEAD_BYTES` later.
 
         Weights are read once and in order, but one core's loads wait for too few lines at a time to use the memory,
         and the processor's own prefetching begins anew with every page. Beyond the end nothing happens.

@@ -1,8 +1,8 @@
 """Causal attention over paged KV blocks, for chunks of prompts and single tokens alike.
 
-The context is cut into segments of 256 keys at fixed positions. A segment's softmax is computed from nothing and joined
-to the running state in order, so a query's bits depend on its own context alone: not on the chunk, the batch, the
-block table or the thread. Where there are few queries, segments go to different threads and `combine` joins them by
+The context is cut into segments of 256 keys at fixed positions. A segment's softmax is computed by itself and merged
+into the running state in order, so a query's bits depend on its own context alone: not on the chunk, the batch, the
+block table or the thread. Where there are few queries, segments go to different threads and `combine` merges them by
 the same arithmetic.
 """
 

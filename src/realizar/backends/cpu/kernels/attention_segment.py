@@ -122,7 +122,7 @@ def finish(running: Any, total: Any, sinks: int, head: int, out: Any) -> None:
 def score_segment(
     instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
 ) -> None:
-    """Scores of keys low .. high - 1 and of what shares their vectors."""
+    """Scores of keys low .. high - 1, and of other keys in their vectors."""
     _ = literally(instruction_set), literally(dtype)
     block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
     plane = load_i64(arguments, record.PLANE_BYTES)

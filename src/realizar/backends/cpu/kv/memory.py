@@ -83,7 +83,7 @@ def kv_limit_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: KVSizes, free
     """The KV cache's size limit in bytes.
 
     As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
-    bounded by a share of free memory. The whole context for each of many requests would be most of a machine's memory
+    bounded by part of the free memory. The whole context for each of many requests would be most of a machine's memory
     for the smallest model.
 
     Raises:

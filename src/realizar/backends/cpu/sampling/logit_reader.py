@@ -25,7 +25,7 @@ class LogitReader:
     """Reads the logits of one row of a step, in the order of `tokens`.
 
     Args:
-        row: its share of the step.
+        row: its part of the step.
         query_start: index in the step of its first token.
         sampler: of the row; None where no choice is wanted.
         mask: uint32 [words] or [drafts + 1, words], the ids allowed for each choice; None allows all.

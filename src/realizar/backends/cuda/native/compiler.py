@@ -124,7 +124,7 @@ def cache_folder() -> Path:
 
 
 def _keep(path: Path, cubin: bytes) -> None:
-    """Write through a file of another name, so that no reader sees half of it."""
+    """Write through a file of another name, so that no process reads half of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

@@ -60,7 +60,7 @@ def pack_matrix(
         device: where it shall lie.
         compact: as in `fragment_format`.
         into: uint8 memory for `weights`, exactly as large and 256-byte aligned; allocated if None.
-        interleaved: whether 64 rows of each of two matrices take turns.
+        interleaved: True if blocks of 64 rows of two matrices alternate.
 
     Raises:
         UnsupportedModelError: the parts can't lie in one matrix, or have no format.
