@@ -1,4 +1,4 @@
-"""`realizar profile`: where the time of one step goes, part by part, against what memory can deliver."""
+"""`realizar profile`: the times of the parts of one step, beside the bound that memory sets."""
 
 from __future__ import annotations
 

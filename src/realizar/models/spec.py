@@ -1,4 +1,4 @@
-"""`ModelSpec`: a model described, not programmed. Backends interpret it. Standard library only.
+"""`ModelSpec`: the description of a model, which backends interpret. Standard library only.
 
 Canonical tensor names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`), whatever the checkpoint; fields
 that hold one are of type `TensorName`, and `ModelSpec.tensors` gives the place of each in the checkpoint.

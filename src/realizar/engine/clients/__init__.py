@@ -1,1 +1,1 @@
-"""The callers' side of an engine: requests in, text out."""
+"""The callers' side of an engine takes requests and gives text."""

@@ -1,1 +1,1 @@
-"""One file for each family: from hyper-parameters to a `ModelSpec`."""
+"""One file for each family turns hyper-parameters into a `ModelSpec`."""

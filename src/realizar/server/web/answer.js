@@ -4,7 +4,7 @@ import { askForKey } from "./settings.js";
 import { streamChat } from "./api.js";
 import { loadKey } from "./store.js";
 
-/** What is sent of a branch. A question that got no word is left out: many templates refuse two questions in a row. */
+/** The messages of a branch that are sent. A question that got no word is left out: many templates refuse two questions in a row. */
 export function turnsOf(path, system) {
   const said = path.filter((message) => message.content);
   const turns = said

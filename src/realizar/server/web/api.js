@@ -52,7 +52,7 @@ export async function fetchModel(key) {
   return model;
 }
 
-/** Whether weights are loaded. */
+/** True if the weights are loaded. */
 export async function isReady() {
   try {
     return (await fetch("ready", { cache: "no-store" })).ok;

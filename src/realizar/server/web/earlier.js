@@ -45,7 +45,7 @@ export function convert(text, now = Date.now()) {
   return { chat: { id, title, updated: now, leaf: messages.at(-1).id }, messages };
 }
 
-/** What an earlier version kept, `{chat, messages}`, or null. */
+/** The data of an earlier version, `{chat, messages}`, or null. */
 export function readEarlier() {
   try {
     const text = localStorage.getItem(KEY);

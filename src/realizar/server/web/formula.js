@@ -32,7 +32,7 @@ export function findFormula(text, at) {
   return { source, raw: text.slice(at, end), display: open === "$$" || open === "\\[", end };
 }
 
-/** Where an ending of dollar signs stands that no backslash precedes; -1 for nowhere. */
+/** The place of closing dollar signs without a backslash before them; -1 if there are none. */
 function unescaped(text, close) {
   for (let at = 0; at < text.length; at += 1) {
     if (text[at] === "\\") {

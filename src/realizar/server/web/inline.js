@@ -47,7 +47,7 @@ export function inline(text, depth = 0) {
   return nodes;
 }
 
-/** What starts at a place if it is more than a character: a node, or text, and where it ends. */
+/** The construct that starts at a place, if it is more than a character: a node or text, and its end. */
 function special(text, at, unclosed, depth) {
   const char = text[at];
   const formula = char === "$" || char === "\\" ? findFormula(text, at) : null;
@@ -116,7 +116,7 @@ function emphasis(text, at, unclosed, depth) {
   return null;
 }
 
-/** Where a mark closes that was opened before `from`: not after white space, not inside code; -1 for nowhere. */
+/** The place where a mark opened before `from` closes, outside code and not after white space; -1 if it does not. */
 function closing(text, from, mark, inWord) {
   let at = from;
   while (at < text.length) {

@@ -54,15 +54,15 @@ export class Settings {
   }
 }
 
-/** Says what holds where a field is left empty, as the server told: values by the names of the API's fields. */
+/** Shows the server's defaults in empty fields: values by the names of the API's fields. */
 export function showDefaults(defaults) {
-  const told = [...document.querySelectorAll("input[data-setting]")].filter(
+  const known = [...document.querySelectorAll("input[data-setting]")].filter(
     (input) => typeof defaults?.[input.dataset.setting] === "number",
   );
-  for (const input of told) {
+  for (const input of known) {
     input.placeholder = String(defaults[input.dataset.setting]);
   }
-  if (told.length) {
+  if (known.length) {
     byId("sampling-note").textContent = "Empty fields use the server’s values, shown in grey.";
   }
 }

@@ -61,7 +61,7 @@ class Parser {
     }
   }
 
-  /** Whether a token comes next; it is taken then. */
+  /** Takes a token if it comes next, and returns true then. */
   takes(token) {
     if (this.peek() !== token) {
       return false;
@@ -189,7 +189,7 @@ class Parser {
     return row(nodes);
   }
 
-  /** What stands in braces, or the one atom that comes. */
+  /** The contents of braces, or the next atom. */
   argument() {
     if (this.peek() === "{") {
       return this.group();
@@ -214,7 +214,7 @@ class Parser {
     return row(atoms);
   }
 
-  /** What stands in brackets, if they come next; null otherwise. */
+  /** The contents of brackets, if they come next; null otherwise. */
   bracketed() {
     if (!this.takes("[")) {
       return null;
@@ -372,7 +372,7 @@ class Parser {
     return { "<": "⟨", ">": "⟩" }[char] ?? char;
   }
 
-  /** What stands between \left and \right, with delimiters as high as it. */
+  /** The contents between \left and \right, with delimiters of their height. */
   fenced() {
     const stretched = (form) => element("mo", [this.delimiter()], { fence: "true", form, stretchy: "true" });
     const brackets = this.inBrackets;

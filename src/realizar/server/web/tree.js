@@ -9,7 +9,7 @@ export function newId() {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Whether a stored value is a message that the page can show. Fields it does not know do no harm. */
+/** True if a stored value is a message that the page can show. Unknown fields are ignored. */
 export function isMessage(value) {
   return ROLES.includes(value?.role) && typeof value.content === "string" && typeof value.id === "string"
     && typeof value.conversation === "string" && Number.isFinite(value.created)
@@ -109,7 +109,7 @@ export class Tree {
     return at;
   }
 
-  /** What a message comes after. Null where that is lost, or is not older: stored messages must not go in circles. */
+  /** The message before a message. Null if it is lost or not older, as stored messages must not form circles. */
   parentOf(message) {
     return this.get(message.parent)?.created < message.created ? message.parent : null;
   }
