@@ -34,7 +34,7 @@ class CheckpointError(RealizarError):
     Args:
         path: the file.
         where: the place in it: `offset 24`, `tensor 'blk.0.attn_q.weight'`, `key 'general.alignment'`.
-        reason: what is wrong there.
+        reason: the fault at that place.
     """
 
     def __init__(self, path: str | os.PathLike[str], where: str, reason: str) -> None:

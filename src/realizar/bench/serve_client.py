@@ -58,7 +58,7 @@ class Target:
         url: with or without `/v1`.
         model: that requests name.
         api_key: or None.
-        chat: whether requests are chats; otherwise completions.
+        chat: true sends chats, false completions.
         extra: further fields of every request.
     """
 

@@ -45,7 +45,7 @@ class Yarn:
     """Parameters of YaRN (https://arxiv.org/abs/2309.00071).
 
     Attributes:
-        factor: how much longer the context became.
+        factor: growth of the context.
         original_context: tokens before.
         beta_fast, beta_slow: rotations within the original context at which the ramp ends and begins.
         truncate: True if the ramp's ends are rounded outwards to whole dimensions.

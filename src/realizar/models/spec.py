@@ -24,7 +24,7 @@ class TensorSource:
         name: in the checkpoint; the first of `stack` where there is one.
         shape: expected shape of the canonical tensor, slowest dimension first.
         first_row: row of the checkpoint tensor at which it starts; of each of its matrices where it is a stack of them.
-        fused: whether the checkpoint tensor holds more rows than these.
+        fused: true if the checkpoint tensor has more rows than these.
         stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
             keeps experts apart; empty where one tensor holds all.
         stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.

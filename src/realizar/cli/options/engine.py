@@ -12,8 +12,10 @@ from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig, KVCacheD
 from realizar.errors import InvalidRequestError
 
 _DEFAULTS = EngineConfig()
-_MAX_RUNNING = f"answers made at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU."
-_MAX_QUEUED = f"answers that may wait; more are refused. Default {QUEUED_PER_ROW} times --max-running."
+_MAX_RUNNING = (
+    f"maximum of answers that run at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU."
+)
+_MAX_QUEUED = f"maximum of waiting answers; more are refused. Default {QUEUED_PER_ROW} times --max-running."
 
 
 @Parameter(name="*", group="Engine", negative=())
@@ -22,11 +24,11 @@ class BackendOptions:
     """Options of commands whose own work sets the context length and the batch.
 
     Attributes:
-        device: where to run: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
-        batch_invariant: on a GPU, quantised matmuls and decodes alike in every batch; the CPU always gives same bits.
-        fp8_copies: on a GPU, FP8 from 128 tokens a step on: about 3.7 % error a matmul, a byte a weight more.
+        device: device to run on: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
+        batch_invariant: on a GPU, the same quantised matmuls and decodes in every batch; a CPU always gives same bits.
+        fp8_copies: on a GPU, use FP8 from 128 tokens a step on: about 3.7 % error a matmul, and a byte more a weight.
         threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
-        no_graphs: on a GPU, launch every kernel by itself in place of capturing steps as graphs.
+        no_graphs: on a GPU, launch every kernel by itself instead of capturing steps as graphs.
         kv_cache_dtype: element type of the KV cache.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
     """
@@ -63,7 +65,7 @@ class EngineOptions(BackendOptions):
     """Options of commands that run requests.
 
     Attributes:
-        context_length: tokens that prompt and answer may take together; default the model's.
+        context_length: maximum of prompt and answer tokens together; default the model's.
     """
 
     context_length: Annotated[
@@ -80,10 +82,10 @@ class BatchingOptions:
     """Options of batching and the queue. Defaults that depend on the device are part of the parameters' help.
 
     Attributes:
-        max_step_tokens: tokens computed in one step at most.
-        kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, on a GPU what is free.
-        no_prefix_cache: keep nothing of what was computed for prompts that begin alike.
-        speculative_tokens: tokens guessed ahead from the text itself; 0 is off.
+        max_step_tokens: maximum of tokens computed in one step.
+        kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
+        no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
+        speculative_tokens: number of tokens drafted from the text itself; 0 is off.
     """
 
     max_running: Annotated[

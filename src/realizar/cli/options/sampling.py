@@ -16,32 +16,32 @@ from realizar.sampling_params import SamplingParams
 @Parameter(name="*", group="Sampling", negative=())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Options named like the fields of `SamplingParams`; those given replace the defaults of the model.
+    """Options with the names of `SamplingParams`' fields. Given options replace the defaults of the model.
 
     Attributes:
-        max_tokens: tokens to generate; default the rest of the context.
-        min_tokens: go on at least so long.
-        temperature: 0 is greedy; default what the model's files advise, else 0.8.
-        top_k: keep so many of the most probable tokens; 0 is off; default the files' advice, else 40.
-        top_p: keep the most probable tokens that make up this much; 1 is off; default the files' advice, else 0.95.
-        min_p: drop tokens less probable than this share of the most probable; default the files' advice, else 0.05.
+        max_tokens: maximum of tokens to generate; default the rest of the context.
+        min_tokens: minimum of tokens before the answer may end.
+        temperature: temperature of sampling; 0 is greedy. Default the value of the model's files, else 0.8.
+        top_k: keep this number of most probable tokens; 0 is off. Default the files' value, else 40.
+        top_p: keep the most probable tokens up to this sum; 1 is off. Default the files' value, else 0.95.
+        min_p: drop tokens less probable than this share of the most probable. Default the files' value, else 0.05.
         typical_p: locally typical sampling; 1 is off.
-        top_n_sigma: keep logits within so many standard deviations of the largest; 0 is off.
-        xtc_probability: how often to leave out top choices.
-        xtc_threshold: what a top choice is.
+        top_n_sigma: keep logits within this number of standard deviations of the largest; 0 is off.
+        xtc_probability: probability of removing the top choices of a token.
+        xtc_threshold: probability from which a token is a top choice.
         dry_multiplier: strength of the penalty on repeated sequences; 0 is off.
-        dry_base: how it grows with their length.
-        dry_allowed_length: length that costs nothing.
-        dry_penalty_last_n: tokens it looks back at; -1 is all.
-        mirostat: 2 keeps the surprise at a target, in place of the truncations above.
-        mirostat_tau: that target, in bits.
-        mirostat_eta: learning rate.
-        repetition_penalty: over prompt and output; 1 is off.
-        presence_penalty: over the output; 0 is off.
-        frequency_penalty: over the output, by count; 0 is off.
-        seed: same seed, same text; on a GPU only while its batches are alike.
+        dry_base: growth of that penalty with the length of a sequence.
+        dry_allowed_length: longest repeated sequence without a penalty.
+        dry_penalty_last_n: number of last tokens to search for repetitions; -1 is all.
+        mirostat: 2 keeps the surprise at a target, instead of the truncations above.
+        mirostat_tau: target surprise of mirostat, in bits.
+        mirostat_eta: learning rate of mirostat.
+        repetition_penalty: penalty on tokens of prompt and output; 1 is off.
+        presence_penalty: penalty on tokens of the output; 0 is off.
+        frequency_penalty: penalty on tokens of the output, times their count; 0 is off.
+        seed: the same seed gives the same text; on a GPU only if the batches are the same.
         stop: text that ends the answer; may be repeated.
-        ignore_eos: go on past the model's end tokens.
+        ignore_eos: continue after the model's end tokens.
     """
 
     max_tokens: Annotated[MaybeInteger, Parameter(name=("--max-tokens", "--n-predict", "-n"))] = None

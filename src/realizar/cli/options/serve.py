@@ -28,23 +28,23 @@ class ServerOptions:
     """Options of the HTTP server.
 
     Attributes:
-        host: address to listen on; 0.0.0.0 is every one of this machine.
+        host: address to listen on; 0.0.0.0 is every address of this machine.
         port: port to listen on; 0 takes a free one.
-        api_key_file: file of keys, one a line; a request must bring one of them.
+        api_key_file: file of keys, one a line; every request needs one of them.
         served_model_name: name of the model in the API; may be repeated.
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
-        api_defaults: sampling where a request names none: model as the Sampling options say, openai 1 and 1.
-        allowed_host: name that requests may use; repeatable; * is all. Default any, on loopback localhost alone.
-        embeddings: pooling of /v1/embeddings; default what the model was made for, if it was.
-        chat_template: file of a Jinja template to use for the model's own.
-        allow_request_templates: let requests bring chat templates of their own.
-        allow_request_priority: let requests set priority (-100 to 100, lower is sooner) and so pass other clients'.
-        no_web_page: serve no chat page at /.
-        max_body_bytes: size of a request's body at most, such as 8M.
+        api_defaults: default sampling of requests: model uses the Sampling options, openai temperature 1 and top_p 1.
+        allowed_host: host name that requests may use; repeatable; * is all. Default all, or localhost on loopback.
+        embeddings: pooling of /v1/embeddings; default the pooling that the model was made for, if any.
+        chat_template: file of a Jinja template that replaces the model's own.
+        allow_request_templates: accept chat templates in requests.
+        allow_request_priority: accept priority in requests (-100 to 100, lower is sooner); clients may overtake others.
+        no_web_page: turn off the chat page at /.
+        max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
-        log_level: what is logged; info has a line a request.
-        traces_endpoint: where OpenTelemetry's traces go, such as http://collector:4318/v1/traces.
+        log_level: lowest level of log lines; info has a line for each request.
+        traces_endpoint: address for OpenTelemetry's traces, such as http://collector:4318/v1/traces.
     """
 
     host: str = "127.0.0.1"
