@@ -240,7 +240,9 @@ class Scheduler:
             if plan.is_full:
                 break
             if sequence.running:  # else preempted a moment ago
-                drafts = sequence.drafts[: max(plan.budget - (len(sequences) - index), 0)]
+                drafts = sequence.drafts
+                if drafts:  # every later decode has a token, too
+                    drafts = drafts[: max(plan.budget - (len(sequences) - index), 0)]
                 self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
