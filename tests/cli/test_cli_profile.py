@@ -39,7 +39,7 @@ def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> N
         (("--repeats", "0"), "--repeats must be at least 1"),
         (("--context", "99999"), "2048"),
         (("--batch", "33"), "32 rows"),
-        (("--svg", "nonesuch/a.svg"), "nonesuch/a.svg: no such folder"),
+        (("--svg", "nonesuch/a.svg"), "nonesuch/a.svg can't be written: the folder nonesuch does not exist"),
     ],
 )
 def test_impossible_work_is_refused(

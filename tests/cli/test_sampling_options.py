@@ -118,4 +118,4 @@ def test_help_states_what_is_built_in(realizar: Callable[..., Any], command: str
     words = " ".join(realizar(command, "--help").stdout.replace("│", " ").split())
     for name, value in BUILT_IN_SAMPLING.items():
         option = words[words.index(f"--{name.replace('_', '-')} ") :]
-        assert f"advice, else {value}." in option[:300] or f"advise, else {value}." in option[:300], name
+        assert f"files' value, else {value}." in option[:300] or f"model's files, else {value}." in option[:300], name

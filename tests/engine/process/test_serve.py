@@ -270,7 +270,9 @@ def test_a_taken_port_is_one_clear_error(tiny: Path) -> None:
         command = [sys.executable, "-m", "realizar", "serve", str(tiny), "--port", str(taken.getsockname()[1])]
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 1
-    assert re.fullmatch(r"realizar: can't listen on 127.0.0.1 port \d+: Address already in use\n", done.stderr)
+    assert re.fullmatch(
+        r"realizar: the server can't listen on 127.0.0.1 port \d+: Address already in use\n", done.stderr
+    )
 
 
 def test_the_apis_process_loads_no_compiler() -> None:
