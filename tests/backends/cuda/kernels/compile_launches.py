@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import re
 import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from triton.compiler import ASTSource
 
 from backends.cuda.cuda_runs import GPURunner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.cuda import runner
+from realizar.backends.cuda import load
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import compute_type
 from realizar.backends.cuda.kernels.fetch import fetch
@@ -73,12 +74,18 @@ def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> No
         launches[key] = (ASTSource(self, signature, constants, attributes), compile_options)
 
 
+def stand_in(module: ModuleType, name: str, value: object) -> None:
+    """Replace a function where a module looks it up; one that it no longer has is an error, not a new name."""
+    assert callable(getattr(module, name))
+    setattr(module, name, value)
+
+
 def run_backend(recipes: list[str], forms: int) -> None:
     """A chunk, a decode, and both in a step, of every recipe and every form of activations."""
     triton.runtime.jit.JITFunction.run = record
     gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
-    runner.compute_type = lambda dtype, device: compute_type(dtype, gpu)
-    linears.matmul_type = lambda device: tl.float16
+    stand_in(load, "compute_type", lambda dtype, device: compute_type(dtype, gpu))
+    stand_in(linears, "matmul_type", lambda device: tl.float16)
     plain_forms = linears.MergedLinear.forms
     plain_launch = linears.MergedLinear.launch
     plain_finishes = linears.MergedLinear.applies_norm_scale
