@@ -62,9 +62,9 @@ def check_logits(reference: ReferenceModel, requests: Iterable[Request]) -> None
 def test_matmuls_have_an_activation_epilogue(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = dataclasses.replace(SMALL, activation=activation)
     launched = run(recipe, True, CONFIG, monkeypatch)
-    gated = {name for name in launched if f"_{activation}_rows" in name}
-    assert {name.rpartition("rows")[2] for name in gated if name.startswith("wgmma")} == {"16", "32"}
-    assert {name.rpartition("rows")[2] for name in gated if name.startswith("matvec")} == {"2"}
+    gated = {name for name in launched if f"_{activation}_tokens" in name}
+    assert {name.rpartition("tokens")[2] for name in gated if name.startswith("wgmma")} == {"16", "32"}
+    assert {name.rpartition("tokens")[2] for name in gated if name.startswith("matvec")} == {"2"}
 
 
 def test_gate_and_up_by_turns_and_their_activation_alone(monkeypatch: pytest.MonkeyPatch) -> None:
