@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from realizar.checkpoint.file_json import parse_json_object
 from realizar.checkpoint.hf_config import MAX_TEMPLATE_BYTES, read_folder_metadata, refuse_remote_code
-from realizar.checkpoint.strict_json import parse_json_object
 from realizar.errors import CheckpointError, UnsupportedModelError
 
 

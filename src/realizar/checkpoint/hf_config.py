@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from realizar.checkpoint.file_json import read_bounded, read_json_object
 from realizar.checkpoint.naming import shown
-from realizar.checkpoint.strict_json import read_bounded, read_json_object
 from realizar.errors import CheckpointError, UnsupportedModelError
 
 MAX_JSON_BYTES = 16 << 20

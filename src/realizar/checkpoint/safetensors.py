@@ -7,11 +7,11 @@ import os
 from pathlib import Path, PurePosixPath
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.file_json import read_json_object
 from realizar.checkpoint.hf_config import read_folder_metadata
 from realizar.checkpoint.mapped_file import MappedFile
 from realizar.checkpoint.naming import shown
 from realizar.checkpoint.safetensors_file import SafetensorsFile, read_safetensors_file
-from realizar.checkpoint.strict_json import read_json_object
 from realizar.errors import CheckpointError
 
 SINGLE_NAME = "model.safetensors"

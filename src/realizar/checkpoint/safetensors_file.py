@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from realizar.checkpoint.checkpoint import StoredTensor
+from realizar.checkpoint.file_json import parse_json_object
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.mapped_file import MappedFile
 from realizar.checkpoint.naming import shown
-from realizar.checkpoint.strict_json import parse_json_object
 from realizar.errors import CheckpointError
 
 MAX_HEADER_BYTES = 8 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.strict_json import read_json_object
+from realizar.checkpoint.file_json import read_json_object
 from realizar.request import Pooling
 
 _GGUF_KINDS: dict[Any, Pooling] = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from realizar.checkpoint.strict_json import read_bounded
+from realizar.checkpoint.file_json import read_bounded
 from realizar.errors import CheckpointError
 from realizar.tokenizer.charsmap import CharsmapError, longest_replacement
 from realizar.tokenizer.vocabulary import MAX_SPECIAL_LENGTH, why_too_long

@@ -21,9 +21,9 @@ from realizar.server.api import deltas_of
 from realizar.server.errors import ApiError
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
 from realizar.server.generation.work import Stop
+from realizar.server.http.body_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
-from realizar.server.http.strict_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
 from realizar.server.metrics import Metrics
 from realizar.server.tokenizer_routes import MAX_BYTES
 from server.http.http_door import SETTINGS, Door, at_the_door

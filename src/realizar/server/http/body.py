@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from realizar.server.api import api_of, compute
 from realizar.server.errors import ApiError, refused
+from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
-from realizar.server.http.strict_json import parse_json, parsed_size
 from realizar.server.settings import ServerSettings
 
 _DISCARDED = 4  # bodies up to so many times the limit are read to their end before they are refused
