@@ -38,7 +38,7 @@ class ChatPlan:
         token_ids: the prompt's token ids.
         sampling: the engine's sampling parameters.
         tools: the tools that may be called.
-        form: the answer format of the template that rendered the prompt.
+        answer_format: the format of the template that rendered the prompt.
         prompt_end: the prompt's last words, with control tokens spelled out.
         top_logprobs: log-probabilities to list for each token; None without log-probabilities.
         structured_field: the request's field that constrains the answer.
@@ -48,7 +48,7 @@ class ChatPlan:
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     tools: ToolPlan
-    form: AnswerFormat
+    answer_format: AnswerFormat
     prompt_end: str
     top_logprobs: int | None
     structured_field: str
@@ -58,7 +58,9 @@ class ChatPlan:
         """Make the parser of one answer."""
         if self.sampling.structured is not None and not self.tools.tools:
             return AnswerParser(None, None)  # the grammar leaves no room for reasoning
-        return choose_parser(self.form, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end)
+        return choose_parser(
+            self.answer_format, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end
+        )
 
 
 def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
@@ -89,17 +91,17 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     check_fits(text_of(messages), tokenizer, most, "messages")
     check_fits(json.dumps([shown, request.documents], ensure_ascii=False), tokenizer, most, "tools")
     stop.check()
-    form = find_format(template.source(shown))  # renders the template once, so that its errors come first
+    answer_format = find_format(template.source(shown))  # renders the template once, so that its errors come first
     with about("messages"):
         token_ids = template.encode(messages, shown, add_prompt, **variables)
     prompt_end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     if tools.tools:
-        sampling = replace(sampling, structured=_tool_grammar(api, tools, form, prompt_end))
+        sampling = replace(sampling, structured=_tool_grammar(api, tools, answer_format, prompt_end))
     return ChatPlan(
         token_ids=keep_last(token_ids, request.truncate_prompt_tokens, max_tokens),
         sampling=sampling,
         tools=tools,
-        form=form,
+        answer_format=answer_format,
         prompt_end=prompt_end,
         top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
         structured_field="tools" if found is None else found[0],
@@ -122,16 +124,16 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _tool_grammar(api: Api, tools: ToolPlan, form: AnswerFormat, prompt_end: str) -> StructuredOutput | None:
+def _tool_grammar(api: Api, tools: ToolPlan, answer_format: AnswerFormat, prompt_end: str) -> StructuredOutput | None:
     """The grammar that forces a call, or keeps the calls of strict tools to their schemas; None if none is needed."""
     return call_grammar(
-        form,
+        answer_format,
         tools.tools,
         required=tools.required,
         name=tools.name,
         parallel=tools.parallel,
         mark_ids=api.model.tokenizer.mark_ids,
-        reasoning_open=opens_reasoning(form.reasoning, prompt_end),
+        reasoning_open=opens_reasoning(answer_format.reasoning, prompt_end),
     )
 
 
