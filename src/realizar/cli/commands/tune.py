@@ -19,17 +19,17 @@ def tune_command(
     model: Model,
     /,
     *,
-    rows: Annotated[
+    tokens: Annotated[
         str | None, Parameter(help="Numbers of tokens to tune for, with commas between; default 1 to 2048.")
     ] = None,
 ) -> None:
-    """Measure a model's matmuls on this machine's GPU and keep the fastest ways. Takes some minutes."""
+    """Measure a model's matmuls on this machine's GPU and keep the fastest tiles. Takes some minutes."""
     from realizar.backends.select import choose_device
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
     from realizar.models.registry import build_spec
 
-    counts = None if rows is None else _token_counts(rows)
+    counts = None if tokens is None else _token_counts(tokens)
     device = choose_device("cuda")  # says what is missing
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
@@ -66,7 +66,7 @@ def _token_counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError as error:
-        raise InvalidRequestError(f"--rows must be numbers with commas between, not {text!r}", "rows") from error
+        raise InvalidRequestError(f"--tokens must be numbers with commas between, not {text!r}", "tokens") from error
     if counts[0] < 1:
-        raise InvalidRequestError(f"--rows must be at least 1, not {counts[0]}", "rows")
+        raise InvalidRequestError(f"--tokens must be at least 1, not {counts[0]}", "tokens")
     return counts

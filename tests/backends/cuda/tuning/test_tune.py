@@ -159,18 +159,18 @@ def test_the_command(
     monkeypatch.setattr(device_module, "open_device", lambda _index: card)
     monkeypatch.setattr(measure, "MatmulKernels", lambda _device: SimpleNamespace(tuning=HOPPER))
     monkeypatch.setattr(measure, "DeviceMeter", lambda _matmuls: MadeUpMeter(lambda *_: 0.5))
-    assert run_app(app, ["tune", str(model), "--rows", "8,1"]) == 0
+    assert run_app(app, ["tune", str(model), "--tokens", "8,1"]) == 0
     out, err = capsys.readouterr()
     assert str(own_table("NVIDIA X")) in out
     lines = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024).lines
     assert {line.tokens for line in lines} == {1, 8}
-    assert len(err.splitlines()) == len(lines)  # one of each shape and number of rows is the fastest
+    assert len(err.splitlines()) == len(lines)  # one of each shape and number of tokens is the fastest
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(("--rows", "1,x"), "--rows must be numbers"), (("--rows", "0"), "at least 1")]
+    ("words", "message"), [(("--tokens", "1,x"), "--tokens must be numbers"), (("--tokens", "0"), "at least 1")]
 )
-def test_impossible_rows_are_refused(
+def test_impossible_tokens_are_refused(
     model: Path, words: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(app, ["tune", str(model), *words]) == 1
