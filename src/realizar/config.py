@@ -57,7 +57,7 @@ class EngineConfig:
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
             a model whose matrices are all float32.
         context_length: maximum of prompt and output tokens of a request; None takes the model's.
-        max_running: maximum of requests in one step, up to 65,536. None takes the device's default
+        max_running: maximum of sequences in one step, up to 65,536. None takes the device's default
             (`DEFAULT_ROWS`).
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
@@ -112,7 +112,7 @@ class EngineConfig:
             )
         if self.fp8_copies and self.batch_invariant:
             raise InvalidRequestError(
-                "fp8_copies and batch_invariant can't be combined: only steps of many rows use the copies", "fp8_copies"
+                "fp8_copies and batch_invariant can't be combined: only steps of 128 tokens and more use the copies", "fp8_copies"
             )
         if self.kv_cache_dtype not in get_args(KVCacheDType):
             known = ", ".join(get_args(KVCacheDType))

@@ -123,7 +123,7 @@ class MatrixSource(ABC):
         return
 
     def release(self, start: int, stop: int) -> None:
-        """Tell the system that the pages of a run of out_features are not needed for now; they stay valid."""
+        """Advise the system that the pages of a run of out_features are not needed for now; they stay valid."""
         return
 
 

@@ -50,7 +50,7 @@ class Pace:
 
     Args:
         stretch: times as long as a step of decodes alone that a step with decodes and prompts may take.
-        tile_tokens: tokens that the device's products take at once.
+        tile_tokens: tokens that the device's matmuls take at once.
     """
 
     def __init__(self, stretch: float, tile_tokens: int) -> None:

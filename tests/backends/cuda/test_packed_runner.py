@@ -153,5 +153,5 @@ def test_a_model_of_mixed_types(
     assert {name.split("_")[0] for name in launched.names} >= {"matvec", "wgmma"}
     assert "the KV cache holds f16" in caplog.text
     assert re.search(r"matmul of 256 columns to \d+, by tokens: 1: int8 by MatvecTiles", caplog.text)
-    assert re.search(r"half by WgmmaTiles.* ending with the activation", caplog.text)
+    assert re.search(r"half by WgmmaTiles.* with the activation epilogue", caplog.text)
     runner.close()

@@ -27,7 +27,7 @@ def describe_refused(matmuls: MatmulKernels | None) -> Iterator[str]:
         yield "no CUDA C++ matmuls on this device: Triton multiplies"
         return
     for _, tiles, epilogue in sorted(matmuls.refused, key=repr):
-        yield f"refused: {tiles} ending with {epilogue}"
+        yield f"refused: {tiles} with the {epilogue} epilogue"
 
 
 def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> Iterator[str]:
@@ -46,12 +46,12 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
 
 
 def _way(linear: MergedLinear, tokens: int) -> str:
-    """The kernel, splits and epilogue of a matmul of so many tokens."""
+    """The kernel, splits and epilogue of a matmul of `tokens` tokens."""
     forms = "+".join(form.kind for form in linear.forms(tokens))
     kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(tokens))) or "Triton or cuBLAS"
     epilogue = ""
     if linear.is_gated(tokens):
-        epilogue = " ending with the activation"
+        epilogue = " with the activation epilogue"
     elif linear.adds_residual(tokens):
-        epilogue = " added to the stream"
+        epilogue = " with the residual-add epilogue"
     return f"{forms} by {kernels}, {linear.splits(tokens)} splits{epilogue}"

@@ -26,7 +26,7 @@ def bench_command(
     *,
     prompt_tokens: Annotated[Integer, Parameter(help="Tokens of the prompt.")] = 512,
     gen_tokens: Annotated[Integer, Parameter(help="Tokens to decode after the prompt.")] = 64,
-    batch: Annotated[str, Parameter(help="Rows at once; several numbers with commas between.")] = "1",
+    batch: Annotated[str, Parameter(help="Sequences at once; several numbers with commas between.")] = "1",
     repeats: Annotated[Integer, Parameter(help="Times that each is measured.")] = 3,
     as_json: Json = False,
     backend: BackendOptions | None = None,

@@ -21,7 +21,7 @@ def profile_command(
     model: Model,
     /,
     *,
-    batch: Annotated[Integer, Parameter(help="Rows of the step.")] = 1,
+    batch: Annotated[Integer, Parameter(help="Sequences of the step.")] = 1,
     tokens: Annotated[Integer, Parameter(help="Tokens of each row; 1 is a decode.")] = 1,
     context: Annotated[Integer, Parameter(help="Tokens of each row before the step.")] = 512,
     repeats: Annotated[Integer, Parameter(help="Times that each part is measured; the best counts.")] = 10,

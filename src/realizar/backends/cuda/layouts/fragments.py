@@ -3,7 +3,7 @@
 A matrix [rows, cols] is cut into blocks of 64 rows by chunks of 64 columns. A block is four tiles of 16 rows; in a
 tile a warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of rows g (half 0) and g + 8 (half 1), the 16 columns 16 t ..
 16 t + 15 of the chunk. So a lane needs one scale a row however small the groups, and vectors of a codebook lie within
-a lane. The tensor cores' K index within a chunk is a permutation of the columns (`pack_activations.half_positions`).
+a lane. The tensor cores' K index within a chunk is a permutation of the columns (`layouts.activations.half_positions`).
 
 Memory: [rows / 64][cols / 64] blocks; with two-level scales the super-scales of four chunks follow their blocks. A
 block:

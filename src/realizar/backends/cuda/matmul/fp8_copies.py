@@ -72,7 +72,7 @@ def scaled_matmul(
 
 
 def check_device(device: DeviceProfile) -> None:
-    """Refuse a card without FP8.
+    """Refuse a GPU without FP8.
 
     Raises:
         InvalidRequestError: it has none.
@@ -80,7 +80,7 @@ def check_device(device: DeviceProfile) -> None:
     if not device.has_cuda_kernels or device.capability < LEAST_CAPABILITY:
         major, minor = device.capability
         raise InvalidRequestError(
-            f"fp8_copies needs an NVIDIA card of compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or"
+            f"fp8_copies needs an NVIDIA GPU of compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or"
             f" more; {device.name} has {major}.{minor}",
             "fp8_copies",
         )

@@ -3,7 +3,7 @@
 // Defined by the loader: NAME_INT8 NAME_HALF, the kernels' names.
 // Before it: primitives.cu, codes.cu.
 
-// One warp per token and 32 columns. x: float32 [tokens, cols]; codes, terms: pack_activations.
+// One warp per token and 32 columns. x: float32 [tokens, cols]; codes, terms: as layouts/activations.py says.
 extern "C" __global__ void NAME_INT8(const float* __restrict__ x, char* __restrict__ codes, float2* __restrict__ terms, int tokens, int cols, int padded_cols) {
   const int lane = threadIdx.x % 32, groups = padded_cols / 32;
   const long unit = (long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
