@@ -112,7 +112,8 @@ class EngineConfig:
             )
         if self.fp8_copies and self.batch_invariant:
             raise InvalidRequestError(
-                "fp8_copies and batch_invariant can't be combined: only steps of 128 tokens and more use the copies", "fp8_copies"
+                "fp8_copies and batch_invariant can't be combined: only steps of 128 tokens and more use the copies",
+                "fp8_copies",
             )
         if self.kv_cache_dtype not in get_args(KVCacheDType):
             known = ", ".join(get_args(KVCacheDType))

@@ -63,7 +63,7 @@ def test_the_activation_may_be_the_epilogue_of_gate_and_up_alone() -> None:
     assert activations == [None, first, None, None, None, second, None, None]
 
 
-def test_a_norms_root_may_be_left_to_its_readers_where_a_matmul_adds_before_an_rms_norm() -> None:
+def test_a_norms_scale_may_be_folded_into_its_consumers_where_a_matmul_adds_before_an_rms_norm() -> None:
     """A norm after the matmul, a LayerNorm, a norm with a bias, and none at all each forbid it; so does the end."""
     spec = hybrid_spec()
     folds = [block.join.folds_next_norm for block in build_program(spec).blocks]

@@ -40,7 +40,7 @@ def test_a_model_has_one_size(
 
 
 def test_no_message_writes_sizes_in_a_way_of_its_own() -> None:
-    """But readers of files, whose limits are powers of two, and tables with a unit in their head."""
+    """Exempt are readers of files, whose limits are powers of two, and tables with a unit in their head."""
     root = Path(realizar_package.__file__).parent
     own = re.compile(r">> [23]0\}|/ 1e[69]:[^}]*\} [MG]B\b(?!/s)|/ 1024:")
     allowed = {"checkpoint", "bench"}

@@ -9,7 +9,7 @@ from realizar.outputs import TokenOutput
 
 
 def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
-    """All outputs by request; the books are audited after every step."""
+    """All outputs by request; the core is audited after every step."""
     outputs: dict[str, list[TokenOutput]] = defaultdict(list)
     while core.has_work:
         for output in core.step():

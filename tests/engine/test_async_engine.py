@@ -79,7 +79,7 @@ async def running(backend: ScriptedBackend, max_queued: int | None = None) -> As
 
 
 async def settled(engine: AsyncEngine) -> None:
-    """Wait until nothing is open in the engine; then its books are in order."""
+    """Wait until nothing is open in the engine, and audit its KV blocks."""
     async with asyncio.timeout(HANG_S):
         while (stats := await engine.stats()).num_running or stats.num_waiting:
             pass

@@ -62,7 +62,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 def test_a_request_gets_the_cause_of_the_fault(
     service: Service, raised: type[Exception], reason: str, in_flight: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A fault of the machine is no error of the request, and the log tells of it."""
+    """A fault of the machine is not an error of the request, and the log names it."""
     backend = ScriptedBackend()
     core = new_core(
         backend,

@@ -1,4 +1,4 @@
-"""Rows that fail at random, in every mixture: what ends well is right to the token, and the books are in order."""
+"""Rows that fail at random, in every mixture: requests that end well have the right tokens, and every audit passes."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_the_narrowest_of_all_groups_up_to_the_root_counts(tmp_path: Path) -> No
 
 
 def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path) -> None:
-    """Version 1 tells the path of the machine outside, of which nothing is mounted."""
+    """Version 1 gives the path of the machine outside, of which nothing is mounted."""
     tree(tmp_path, {
         "proc/self/cgroup": "9:name=systemd:/docker/1f\n4:memory:/docker/1f\n2:cpuacct,cpu:/docker/1f",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": str(64 * MIB),

@@ -49,7 +49,7 @@ def test_no_more_is_free_than_the_control_group_may_use(
 
 
 def test_a_control_group_that_is_full_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is not taken for a system that does not tell."""
+    """A full group is not taken for a system that gives no limit."""
     monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
     monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 0))
     assert free_memory_bytes() == 1

@@ -86,7 +86,7 @@ def test_a_mask_that_allows_nothing(runner: Runner) -> None:
 def test_any_exception_of_a_part_of_the_sampler(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, part: str, drafts: tuple[int, ...]
 ) -> None:
-    """Raised by the one row whose parameters ask for a bias; what nobody foresaw is told by its class alone."""
+    """The one row whose parameters ask for a bias raises it; an unforeseen error is reported by its class alone."""
     honest = RowSampler.__init__
 
     def made(self: RowSampler, opened: OpenedRow, vocab_size: int) -> None:

@@ -97,7 +97,7 @@ def test_a_request_that_ends_one_engine_after_another_is_refused() -> None:
 
 
 def test_requests_beside_it_are_served_in_the_end(tmp_path: Path) -> None:
-    """All that were open come again with the poison after each death: two deaths shared, the third tells them apart."""
+    """All that were open come again after each death: they share two deaths with the poison, and not the third."""
 
     slow = tmp_path / "slow"
     slow.touch()
@@ -187,11 +187,11 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["a look tells", "loading tells"])
+@pytest.mark.parametrize("seen", [True, False], ids=["the header shows it", "loading shows it"])
 def test_the_api_outlives_its_models_file(model: Path, seen: bool) -> None:
-    """Engines can't be started however often; the reason is told; the file is whole again, and so is all else.
+    """No engine starts while the file is broken, and the reason is reported. With the file whole, one runs again.
 
-    A file that is broken beyond its header is known by what an engine says that loads it.
+    A file that is broken beyond its header is known by the message of the engine that loads it.
     """
     files, good = ModelFiles(open_checkpoint(model)), model.read_bytes()
     if not seen:

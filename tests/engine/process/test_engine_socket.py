@@ -1,4 +1,4 @@
-"""The engine process on a bare socket: what it does with a reader that is slow, mad or gone."""
+"""The engine process on a bare socket, against a client that reads slowly, sends nonsense, or is gone."""
 
 from __future__ import annotations
 

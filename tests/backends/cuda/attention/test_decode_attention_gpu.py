@@ -94,7 +94,7 @@ class Twin:
         self.old = rng.standard_normal((2, rows * per_row, case.kv_heads, size, head)).astype(np.float32)
 
     def vectors(self, row: int) -> np.ndarray:
-        """float64 queries, key and value heads of a row, turned."""
+        """float64 queries, key and value heads of a row; queries and keys are rotated."""
         kernel, head = self.case.kernel, self.case.kernel.head
         x = self.partials[:, row].astype(np.float64).sum(axis=0)
         x = (x + self.bias if kernel.bias else x).reshape(-1, head)

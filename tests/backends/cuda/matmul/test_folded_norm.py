@@ -69,7 +69,7 @@ class Chain:
         return decoded(activations(buffer, None), ROWS, COLS).astype(np.float64)
 
     def add(self, parts: np.ndarray, bias: np.ndarray, scale: float) -> np.ndarray:
-        """Add splits of a matmul, with the root left to the reader, who is asked for the norm: float64."""
+        """Add splits of a matmul, leave the norm scale to the consumer, and return what it makes of it: float64."""
         buffer, partials = poisoned(self.form), torch.from_numpy(parts)
         before, square_sums = self.square_sums[self.written], self.square_sums[1 - self.written]
         self.written = 1 - self.written
@@ -156,7 +156,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_over_matmuls_that_apply_norm_scales(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, single tokens, two rows at once: both formats. All norms but the first are deferred where they may be."""
+    """Chunks, single tokens and two rows use both formats. All norms but the first are folded where they may be."""
     recipe, norms = MODELS[name]
     matmuls = run_packed(monkeypatch, splits=2)
     spec, checkpoint = random_model(recipe)

@@ -94,7 +94,7 @@ def test_choices_are_the_cpu_samplers(top_k: int, at_once: int) -> None:
 
 
 def test_masks() -> None:
-    """A grammar's mask; with min_tokens the end stays allowed where nothing else is; nothing allowed is told."""
+    """With min_tokens the end stays allowed where the mask allows nothing else; no allowed token gives NONE_ALLOWED."""
     rng = np.random.default_rng(4)
     device = DeviceSampler(4, VOCAB, 64, CPU)
     values = logits_of(rng, 4)

@@ -58,7 +58,7 @@ def use_the_legacy_stream() -> None:
 
 
 def wait_through_the_driver() -> None:
-    """Its status is not looked at: only the end of the capture tells."""
+    """The status of a launch is not read: the failure shows only at the end of the capture."""
     from cuda.bindings import driver
 
     driver.cuStreamSynchronize(torch.cuda.current_stream().cuda_stream)

@@ -162,8 +162,8 @@ def test_a_line_serves_its_own_shape_unchanged() -> None:
         assert (choice.tiles, choice.splits) == (line.tiles, line.splits)
 
 
-def test_a_table_does_not_split_what_may_join_the_stream() -> None:
-    """Of one row: a line counts where it keeps columns whole, or where so few outputs need splits."""
+def test_a_table_does_not_split_what_may_have_the_residual_add_epilogue() -> None:
+    """For one token, a line counts where it keeps columns whole, or where few outputs make splits necessary."""
     form, rule = FORMS[GGMLType.Q4_K], DeviceTuning(wgmma=True, processors=132)
     for out_features, splits, counts in ((4096, 4, False), (4096, 1, True), (1024, 4, True)):
         line = Line(1, out_features, 4096, MatvecTiles(1, 1, 6, 2, 4), splits, 0.001)

@@ -1,8 +1,8 @@
 """Attention of single tokens from the QKV matmul to the output projection's input, in one kernel.
 
-A program has one token, one KV head and one part of the context. It norms and rotates the queries itself; the program of
-the last part also makes the new key and value, and takes them from its registers. Where a context is cut, the program
-that finishes last combines the parts, always in their order.
+A program has one token, one KV head and one part of the context. It norms and rotates the queries itself; the program
+of the last part also makes the new key and value, and takes them from its registers. Where a context is cut, the
+program that finishes last combines the parts, always in their order.
 """
 
 import triton

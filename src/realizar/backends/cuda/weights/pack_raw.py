@@ -111,7 +111,7 @@ class Packer:
         Args:
             parts: matrices of one layout and width; all but the last have a multiple of 64 rows.
             into: uint8 [memory_bytes(parts)], 256-byte aligned, for weights and block scales; allocated if None.
-            uploaded: called with the number of raw bytes of each piece that is on its way.
+            uploaded: called with the number of raw bytes of each run that is on its way.
             interleaved: True if blocks of 64 rows of two matrices alternate.
 
         Raises:
