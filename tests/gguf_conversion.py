@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
-_PERMUTED = ("llama", "granite", "smollm3")
+PERMUTED = ("llama", "granite", "smollm3")  # the architectures whose rows of Q and K the converter reorders
 
 
 def convert_to_gguf(model: Any, path: Path) -> None:
@@ -56,9 +56,9 @@ def _split_experts(tensors: dict[str, Any]) -> dict[str, Array]:
 
 
 def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
-    if name in _PERMUTED and ".q_proj." in hf_name:
+    if name in PERMUTED and ".q_proj." in hf_name:
         return _permuted(values, config.num_attention_heads)
-    if name in _PERMUTED and ".k_proj." in hf_name:
+    if name in PERMUTED and ".k_proj." in hf_name:
         return _permuted(values, config.num_key_value_heads)
     if hf_name.endswith(".conv.conv.weight"):
         return np.ascontiguousarray(values[:, 0])

@@ -21,15 +21,13 @@ from safetensors.numpy import save
 from fuzz.values import anything, number, text
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.models import registry
 from tiny_model import byte_symbols
 
 FILE = "model.gguf"
 _HIDDEN, _WIDTH, _HEADS, _LAYERS = 32, 64, 2, 2
 _TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
-_ARCHITECTURES = (
-    *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "smollm3"),
-    *("qwen3moe", "lfm2", "odd"),
-)
+_ARCHITECTURES = tuple(registry._BY_GGUF_ARCHITECTURE)
 _LONG = ("a" * 300, "a" * 2000, "x\0y", "\x1b[31m", "<s>", "s", "▁", "")
 _NUMBERS = (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\1\0\0\0", b"\t\0\0\0")
 _LAYER = {
@@ -135,12 +133,12 @@ def _bend_metadata(rng: Random, metadata: dict[str, Any]) -> None:
     if kind < 0.15:
         del metadata[key]
     elif kind < 0.3:
-        name = rng.choice((*_ARCHITECTURES[:-1], text(rng)[:40]))
+        name = rng.choice((*_ARCHITECTURES, text(rng)[:40]))
         renamed = {old.replace("llama.", f"{name}."): value for old, value in metadata.items()}
         metadata.clear()
         metadata.update(renamed | {"general.architecture": name})
     elif kind < 0.4:
-        metadata[f"{rng.choice(_ARCHITECTURES)}.{rng.choice(_ODD_KEYS)}"] = anything(rng, 1)
+        metadata[f"{rng.choice((*_ARCHITECTURES, 'odd'))}.{rng.choice(_ODD_KEYS)}"] = anything(rng, 1)
     elif isinstance(metadata[key], list | np.ndarray):
         values = list(metadata[key])
         values[rng.randrange(len(values) or 1) : rng.randrange(len(values) + 1)] = [number(rng)] * rng.randrange(3)

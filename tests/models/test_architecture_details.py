@@ -8,9 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.handmade_checkpoint import HEADS, HIDDEN, LAYERS, VOCABULARY, config_checkpoint, gguf_checkpoint, stored
+from gguf_conversion import PERMUTED
+from models.handmade_checkpoint import (
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    config_checkpoint,
+    gguf_checkpoint,
+    stored,
+)
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models import registry
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec, Rope
@@ -26,12 +38,37 @@ def _rope(spec: ModelSpec, layer: int = 0) -> Rope:
     return rope
 
 
-def test_pairs_are_neighbours_only_in_gguf_files_of_llama_granite_and_smollm3() -> None:
-    for architecture in ("llama", "granite", "smollm3"):
-        assert _rope(build_spec(gguf_checkpoint(architecture=architecture))).pairing == "interleaved"
-        assert _rope(build_spec(config_checkpoint({"model_type": architecture}))).pairing == "neox"
-    for architecture in ("qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"):
-        assert _rope(build_spec(gguf_checkpoint(architecture=architecture))).pairing == "neox"
+# Keys that only these architectures have and that must be there: of a GGUF file, and of config.json.
+_GGUF_KEYS: dict[str, dict[str, Any]] = {
+    "starcoder2": {"starcoder2.attention.layer_norm_epsilon": 1e-5},
+    "lfm2": {"lfm2.shortconv.l_cache": 3, "lfm2.attention.head_count_kv": [0, KV_HEADS]},
+    "qwen3moe": {
+        "qwen3moe.expert_count": 4,
+        "qwen3moe.expert_used_count": 2,
+        "qwen3moe.expert_feed_forward_length": WIDTH,
+    },
+}
+_CONFIG_KEYS: dict[str, dict[str, Any]] = {
+    "starcoder2": {"norm_epsilon": 1e-5},
+    "lfm2": {"conv_L_cache": 3, "full_attn_idxs": [1]},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
+}
+
+
+def _pairings(spec: ModelSpec) -> set[str]:
+    return {layer.mixer.rope.pairing for layer in spec.layers if getattr(layer.mixer, "rope", None) is not None}
+
+
+@pytest.mark.parametrize("architecture", registry._BY_GGUF_ARCHITECTURE)
+def test_pairs_are_neighbours_in_gguf_files_whose_rows_the_converter_reorders(architecture: str) -> None:
+    spec = build_spec(gguf_checkpoint(_GGUF_KEYS.get(architecture), architecture))
+    assert _pairings(spec) == {"interleaved" if architecture in PERMUTED else "neox"}
+
+
+@pytest.mark.parametrize("model_type", registry._BY_MODEL_TYPE)
+def test_pairs_are_halves_of_a_head_in_safetensors(model_type: str) -> None:
+    spec = build_spec(config_checkpoint({"model_type": model_type, **_CONFIG_KEYS.get(model_type, {})}))
+    assert _pairings(spec) == {"neox"}
 
 
 def test_gemma_norm_weights_are_around_zero_only_from_hugging_face() -> None:

@@ -10,13 +10,9 @@ from hypothesis import strategies as st
 
 from models.handmade_checkpoint import CONFIG, GGUF_METADATA, config_checkpoint, gguf_checkpoint
 from realizar.errors import RealizarError
-from realizar.models.registry import build_spec
+from realizar.models import registry
 from realizar.models.spec import ModelSpec
 
-ARCHITECTURES = (
-    *("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "olmo2", "starcoder2", "smollm3"),
-    "lfm2",
-)
 GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswith("llama.")] + [
     "attention.key_length",
     "attention.value_length",
@@ -80,12 +76,12 @@ kinds = st.sampled_from(["none", "linear", "yarn", "longrope"])
 
 def _build(checkpoint: Any) -> None:
     with contextlib.suppress(RealizarError):
-        assert isinstance(build_spec(checkpoint), ModelSpec)
+        assert isinstance(registry.build_spec(checkpoint), ModelSpec)
 
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from((*ARCHITECTURES, "qwen3moe")),
+    st.sampled_from(sorted(registry._BY_GGUF_ARCHITECTURE)),
     st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds), max_size=4),
 )
 def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
@@ -95,7 +91,7 @@ def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from((*ARCHITECTURES, "mistral", "gemma3_text", "qwen3_moe")),
+    st.sampled_from(sorted(registry._BY_MODEL_TYPE)),
     st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=4),
 )
 def test_config_json(model_type: str, changes: dict[str, Any]) -> None:
