@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from realizar.server.web import web_routes
-from scripted_api import ScriptedApi
+from scripted_api import ScriptedApi, words
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,13 @@ def api() -> Iterator[ScriptedApi]:
     """A scripted server with the page."""
     with ScriptedApi(routes=web_routes()) as api:
         yield api
+
+
+@pytest.fixture
+def echo(api: ScriptedApi) -> ScriptedApi:
+    """A server whose answers name the last question and their own number."""
+    api.script = lambda body: words(f"re {body['messages'][-1]['content']} #{len(api.requests)}")
+    return api
 
 
 @pytest.fixture

@@ -27,3 +27,51 @@ def finished(page: Any, count: int = 1) -> Any:
         arg=count,
     )
     return page.locator(".assistant").last
+
+
+def said(page: Any) -> list[str]:
+    return list(page.locator(".message .body").all_inner_texts())
+
+
+def wait_for(page: Any, texts: list[str]) -> None:
+    """Until the page shows exactly these messages."""
+    page.wait_for_function(
+        "texts => JSON.stringify([...document.querySelectorAll('.message .body')].map(node => node.innerText))"
+        " === JSON.stringify(texts)",
+        arg=texts,
+    )
+
+
+def edit(page: Any, index: int, text: str) -> None:
+    message = page.locator(".user").nth(index)
+    message.hover()
+    message.locator("[aria-label='Edit and ask again']").click()
+    page.fill(".editor textarea", text)
+    page.press(".editor textarea", "Enter")
+
+
+def new_chat(page: Any) -> None:
+    page.click("#new-chat")
+    page.wait_for_selector("#welcome:not([hidden])")
+
+
+def titles(page: Any) -> list[str]:
+    return list(page.locator("#chat-list .chat-title").all_inner_texts())
+
+
+def stored(page: Any) -> tuple[list[Any], list[Any]]:
+    """Records of conversations and messages that the browser holds."""
+    conversations, messages = page.evaluate(
+        """() => new Promise((resolve, reject) => {
+          const request = indexedDB.open('realizar');
+          request.onerror = () => reject(request.error);
+          request.onsuccess = () => {
+            const get = name => new Promise(done => {
+              const all = request.result.transaction(name).objectStore(name).getAll();
+              all.onsuccess = () => done(all.result);
+            });
+            Promise.all([get('conversations'), get('messages')]).then(all => { request.result.close(); resolve(all); });
+          };
+        })"""
+    )
+    return conversations, messages

@@ -20,12 +20,18 @@ from realizar.errors import InvalidRequestError
 if TYPE_CHECKING:
     from realizar.bench.serve_client import Target
     from realizar.bench.serve_process import ServerSize
+    from realizar.bench.serve_report import Summary
     from realizar.bench.serve_run import LoadRun
     from realizar.bench.serve_workload import Workload
 
 
 _Threads = Annotated[
     MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
+]
+
+_Goodput = Annotated[
+    tuple[str, ...],
+    Parameter(consume_multiple=True, negative=(), help="Objectives in ms: ttft:500 tpot:50 e2e:9000."),
 ]
 
 
@@ -48,10 +54,7 @@ def bench_serve_command(
     chat: Annotated[bool, Parameter(negative=(), help="Send chats instead of completions.")] = False,
     ignore_eos: Annotated[bool, Parameter(help="Ask for answers of full length.")] = True,
     temperature: float = 0.0,
-    goodput: Annotated[
-        tuple[str, ...],
-        Parameter(consume_multiple=True, negative=(), help="Objectives in ms: ttft:500 tpot:50 e2e:9000."),
-    ] = (),
+    goodput: _Goodput = (),
     rounds: Annotated[Integer, Parameter(help="Times that every server gets the load, in turn.")] = 1,
     warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
     seed: Integer = 0,
@@ -62,16 +65,11 @@ def bench_serve_command(
     """Measure a server under load: time to first text, between texts, throughput, goodput."""
     from realizar.bench.serve_client import Target
     from realizar.bench.serve_compare import compare_servers
-    from realizar.bench.serve_picture import latency_svg
     from realizar.bench.serve_process import ServerSize
-    from realizar.bench.serve_report import as_markdown, as_record, parse_objectives, summarize
+    from realizar.bench.serve_report import as_markdown, parse_objectives, summarize
     from realizar.bench.serve_workload import Lengths, Workload
 
-    for name, value in (("rounds", rounds), ("context-length", context_length), ("parallel", parallel or 16)):
-        if value < 1:
-            raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
-    if not timeout_s > 0:
-        raise InvalidRequestError(f"--timeout-s must be above 0, not {timeout_s:g}", "timeout-s")
+    _check_numbers(timeout_s, ("rounds", rounds), ("context-length", context_length), ("parallel", parallel or 16))
     check_folder(json_file)
     check_folder(picture)
     objectives = parse_objectives(goodput)
@@ -93,13 +91,39 @@ def bench_serve_command(
         runs = compare_servers(targets, work, rounds=rounds, warmup=warmup, timeout_s=timeout_s, log=_report)
     summaries = [summarize(run, objectives) for run in runs]
     print(as_markdown(summaries))
-    if json_file is not None:
-        load = {**asdict(work), "rounds": rounds, "chat": chat, "objectives_ms": objectives}
-        json_file.write_text(json.dumps(as_record(runs, summaries, load), indent=1) + "\n", encoding="utf-8")
-    if picture is not None:
-        picture.write_text(latency_svg(runs, _title(runs, work)), encoding="utf-8")
+    _write_record(json_file, runs, summaries, work, {"rounds": rounds, "chat": chat, "objectives_ms": objectives})
+    _write_picture(picture, runs, work)
     if any(summary.num_failed == summary.num_requests for summary in summaries):
         raise InvalidRequestError("a server completed no request", "url")
+
+
+def _check_numbers(timeout_s: float, *counts: tuple[str, int]) -> None:
+    """Refuse a time that is not above 0, and a count below 1 under the name of its option."""
+    for name, value in counts:
+        if value < 1:
+            raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
+    if not timeout_s > 0:
+        raise InvalidRequestError(f"--timeout-s must be above 0, not {timeout_s:g}", "timeout-s")
+
+
+def _write_record(
+    path: Path | None, runs: list[LoadRun], summaries: list[Summary], work: Workload, rest: dict[str, object]
+) -> None:
+    """Write all figures as JSON, if a path is given; `rest` is what the load has beside the workload."""
+    from realizar.bench.serve_report import as_record
+
+    if path is None:
+        return
+    record = as_record(runs, summaries, {**asdict(work), **rest})
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_picture(path: Path | None, runs: list[LoadRun], work: Workload) -> None:
+    """Write the latency picture, if a path is given."""
+    from realizar.bench.serve_picture import latency_svg
+
+    if path is not None:
+        path.write_text(latency_svg(runs, _title(runs, work)), encoding="utf-8")
 
 
 def _start(

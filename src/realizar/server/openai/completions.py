@@ -59,11 +59,8 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
     """
     api.check_model(record.model)
     check_neutral(record)
-    echo, stream = bool(record.echo), bool(record.stream)
-    if record.stream_options is not None and not stream:
-        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
-    if stream and record.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "can't be combined with stream; echo with logprobs can")
+    _check_stream(record)
+    echo = bool(record.echo)
     score_only = record.max_tokens == 0 and (echo or record.prompt_logprobs is not None)
     logprobs = check_top(record.logprobs, "logprobs")
     listed = check_top(record.prompt_logprobs, "prompt_logprobs")
@@ -90,13 +87,7 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         add_special=record.add_special_tokens is not False,
         bounded=record.truncate_prompt_tokens is None,
     )
-    if len(prompts) * sampling.n > api.settings.max_choices:
-        raise refused(
-            f"{len(prompts)} prompts with n={sampling.n}; at most {api.settings.max_choices} answers are made for one "
-            "request",
-            "n",
-            "invalid_value",
-        )
+    _check_answers(len(prompts), sampling.n, api.settings.max_choices)
     check_listed_ids(sampling, len(prompts))
     if record.truncate_prompt_tokens is not None:
         prompts = [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
@@ -107,11 +98,24 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         echo=echo,
         logprobs=logprobs,
         prompt_logprobs=listed,
-        stream=stream,
+        stream=bool(record.stream),
         priority=check_priority(record.priority, allowed=api.settings.allow_request_priority),
         cache_salt=record.cache_salt,
         structured_field="structured" if found is None else found[0],
     )
+
+
+def _check_stream(record: CompletionRequest) -> None:
+    if record.stream_options is not None and not record.stream:
+        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
+    if record.stream and record.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "can't be combined with stream; echo with logprobs can")
+
+
+def _check_answers(prompts: int, n: int, most: int) -> None:
+    if prompts * n > most:
+        message = f"{prompts} prompts with n={n}; at most {most} answers are made for one request"
+        raise refused(message, "n", "invalid_value")
 
 
 def _shortened(prompt: Prompt, asked: int, most: int) -> Prompt:
