@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import scripted_process
+from engine.process import scripted_process
 from number_text import NumberText, spelled
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.checkpoint.open import open_checkpoint

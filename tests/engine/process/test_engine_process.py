@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import uvloop
 
-import scripted_process
+from engine.process import scripted_process
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
@@ -373,7 +373,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("hangs", [False, True])
 def test_no_engine_outlives_its_parent(tmp_path: Path, hangs: bool) -> None:
     async def main() -> None:
-        folder = str(Path(scripted_process.__file__).parent)
+        folder = str(Path(scripted_process.__file__).parents[2])
         options = json.dumps({"holds": str(tmp_path / "holds"), "rows": 1} if hangs else {})
         parent = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _PARENT, folder, options, stdout=asyncio.subprocess.PIPE

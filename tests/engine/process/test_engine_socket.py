@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-import scripted_process
+from engine.process import scripted_process
 from realizar.config import EngineConfig
 from realizar.engine.process.messages import (
     Abort,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.cpu.kernels.kernel_calls import call
-from backends.cpu.kv_blocks import KVBlocks
+from backends.cpu.kernels.kv_blocks import KVBlocks
 from realizar.backends.cpu.kernels.normalize import LAYER_NORM, RMS_NORM
 from realizar.backends.cpu.kernels.rotate import ROTATE, make_rotate
 from realizar.backends.cpu.kv.layout import KV_DTYPES, KVLayout

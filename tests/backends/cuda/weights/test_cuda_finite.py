@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from backends.cuda.fake_card import FakeCard, FakePacker  # noqa: E402
+from backends.cuda.weights.fake_card import FakeCard, FakePacker  # noqa: E402
 from backends.spoiled_models import spoiled_model, vector_names  # noqa: E402
 from random_models import Recipe  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402

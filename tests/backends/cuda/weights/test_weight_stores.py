@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
-from backends.cuda.fake_card import FakeCard, FakePacker  # noqa: E402
+from backends.cuda.weights.fake_card import FakeCard, FakePacker  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.backends.cuda.weights.load import Matrix, Weights  # noqa: E402

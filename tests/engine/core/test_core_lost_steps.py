@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from engine.core_runs import run, tokens
+from engine.core.core_runs import run, tokens
 from grammar_services import LastingService
 from number_text import NumberText
 from realizar.backends.base import ForwardInput

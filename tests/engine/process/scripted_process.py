@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[2]))  # a program has only its own folder on the path
+
 from realizar.backends.base import ForwardInput
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
