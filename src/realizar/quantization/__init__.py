@@ -1,6 +1,16 @@
 """Quantised weights: every ggml type to `Planes`, to float32, and, for some, back. numpy only.
 
 Backends take weights as a `MatrixSource`, whose `WeightLayout` says how they are stored.
+
+Read in this order:
+
+1. `layout.py`, `source.py`: `WeightLayout` and `MatrixSource`, on which backends depend.
+2. `planes.py`: `Planes`, the numbers of any layout in one form.
+3. `block_source.py`, `planes_source.py`: the sources of a checkpoint's tensors, and of matrices made in memory.
+4. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks.
+5. `legacy.py`, `k_quants.py`, `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `ternary.py`, `microscaling.py`: one
+   family of ggml types each; `fields.py` reads the fields of their blocks.
+6. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
 """
 
 from realizar.quantization.block_source import BlockSource, block_source, expert_source, tensor_layout, tensor_source

@@ -1,1 +1,11 @@
-"""The callers' side of an engine takes requests and gives text."""
+"""The callers' side of an engine takes requests and gives text.
+
+Two clients share `prepare.py` (a checked `Request` from a prompt), `output_processor.py` (tokens to text) and
+`output_errors.py` (failed outputs to errors). Read these first, then one client:
+
+1. `engine_client.py`: `EngineClient`, for `LLM` and scripts. The caller's thread runs the steps; `interrupts.py` moves
+   Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
+2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process.
+   `async_requests.py`, `async_stream.py` and `async_questions.py` hold its open requests and unanswered questions, and
+   `suspects.py` refuses requests that crash engines.
+"""
