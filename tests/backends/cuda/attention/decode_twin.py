@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda.attention import decode as bind_decode
+from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.layouts.activations import half_positions, int8_activations
 from realizar.backends.cuda.native.attend_source import AttendKernel
 
@@ -161,6 +161,6 @@ class _Call:
 
 def attend_by_twin(monkeypatch: pytest.MonkeyPatch) -> list[AttendKernel]:
     """From now on runners attend to single tokens with this twin; returns where launches are noted."""
-    monkeypatch.setattr(bind_decode, "DecodeAttention", DecodeTwin)
+    monkeypatch.setattr(attention_decode, "DecodeAttention", DecodeTwin)
     DecodeTwin.launched = []
     return DecodeTwin.launched

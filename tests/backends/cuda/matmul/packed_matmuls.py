@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda import cuda_runs
-from realizar.backends.cuda.attention import decode as bind_decode
+from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.layouts.activations import int8_activations
 from realizar.backends.cuda.matmul import quantized as matmuls
@@ -221,7 +221,7 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
     device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
-    monkeypatch.setattr(bind_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
+    monkeypatch.setattr(attention_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
     monkeypatch.setattr(matmuls, "Kernel", HostKernel)
     monkeypatch.setattr(matmuls, "compile_sources", compile_all)
     monkeypatch.setattr(matmuls, "compile_source", lambda source, arch: b"")
