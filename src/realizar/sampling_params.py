@@ -60,7 +60,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: tokens to generate; None is the rest of the context.
-        min_tokens: end-of-generation ids and stop strings are not honoured before so many tokens.
+        min_tokens: output tokens before which end-of-generation ids and stop strings are not honoured.
         temperature, top_k (0: off), top_p, min_p, typical_p, top_n_sigma (0: off): truncations.
         xtc_probability, xtc_threshold: exclude-top-choices.
         dry_multiplier (0: off), dry_base, dry_allowed_length, dry_penalty_last_n (-1: all): DRY. Sequence breakers

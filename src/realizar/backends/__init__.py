@@ -1,4 +1,4 @@
-"""Where models run: one protocol, and one folder per kind of device.
+"""Backends run models: one protocol, and one folder for each kind of device.
 
 Read `base.py` first: `Backend` is the whole seam between the engine and a device. Then `program.py`, which turns a
 `ModelSpec` into blocks, the form in which both backends bind a model to their kernels. `select.py` chooses the backend

@@ -19,7 +19,7 @@ _TIMEOUT_S = 1800
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Prefill of so many tokens, then decode of so many after them; `repeats` samples of each.
+    """Prefill of `prompt_tokens`, then decode of `gen_tokens` after them; `repeats` samples of each.
 
     `instruction_set` is forced on realizar, whose other code is then compiled for a processor that has no wider one;
     a peer is forced by building it so.

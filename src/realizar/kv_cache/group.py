@@ -12,7 +12,7 @@ from realizar.kv_cache.block_pool import BlockCounts, BlockPool
 
 
 class GroupBlocks:
-    """Which row holds which blocks, for attention that sees all tokens or a window of them.
+    """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
 

@@ -83,7 +83,7 @@ class KVCacheManager:
         return tuple(group.pool.counts for group in self._groups)
 
     def holds(self, num_tokens: int) -> bool:
-        """True if a sequence of so many tokens fits when it is alone, in steps of one token if need be."""
+        """True if a sequence of `num_tokens` tokens fits when it is alone, in steps of one token if need be."""
         return all(group.blocks_for(num_tokens, 1) <= group.pool.num_blocks for group in self._groups)
 
     @property
@@ -129,12 +129,12 @@ class KVCacheManager:
         self._num_registered[row] = end
 
     def forget(self) -> None:
-        """Let no block be found that was registered until now: what was to be computed may not have been."""
+        """Remove all registered blocks from the prefix cache: their contents may never have been computed."""
         for group in self._groups:
             group.pool.forget()
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
-        """True if a new sequence of so many tokens fits now, beside a block for each row that may still grow."""
+        """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""
         return all(
             group.has_room(num_tokens, self._max_step_tokens, prefix.blocks[index] if prefix else ())
             for index, group in enumerate(self._groups)

@@ -23,7 +23,7 @@ _MEMORY = Path("memory")
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """The place of a run of out_features in a mapped file: from a byte of a tensor on, so many bytes apart."""
+    """The place of a run of out_features in a mapped file: its first byte in a tensor, and the bytes of each."""
 
     checkpoint: Checkpoint
     stored: StoredTensor

@@ -44,7 +44,7 @@ class WeightLayout:
     Attributes:
         name: as errors show it; two layouts whose blocks differ in any byte have two names.
         block_size: columns that are stored together: a matrix is cut between columns at multiples of it.
-        block_bytes: bytes of so many columns of one out_feature.
+        block_bytes: bytes of `block_size` columns of one out_feature.
         float_type: element type of a float matrix; None where weights are codes.
         bits: width of a code, or of a vector codebook's index.
         offset: integer that is subtracted from a code; 0 with a codebook.

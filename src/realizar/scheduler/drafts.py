@@ -37,7 +37,7 @@ class Drafter(Protocol):
         """
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """So many drafts of a sequence were computed, and the first `num_accepted` of them were right."""
+        """Take in that `num_drafts` drafts of a sequence were verified and the first `num_accepted` accepted."""
 
     def forget(self, sequence_id: int) -> None:
         """A sequence has ended; unknown ids pass."""

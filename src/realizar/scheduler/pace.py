@@ -65,7 +65,7 @@ class Pace:
         self._token_beside: dict[int, _Estimate] = {}
 
     def prompt_tokens(self, num_decode_tokens: int, position: int = 0) -> int | None:
-        """Prompt tokens that the next step may read beside so many tokens of decodes; None is no limit.
+        """Prompt tokens that the next step may read beside `num_decode_tokens` of decodes; None is no limit.
 
         Args:
             position: tokens before them; of the prompt that is farthest, where there are several.

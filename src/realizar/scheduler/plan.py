@@ -47,7 +47,7 @@ class Plan:
         self._limit(position, 0)
 
     def go_farther(self, position: int) -> None:
-        """Limit the budget for a prompt whose first `position` tokens are cached: slower ones follow, at least one."""
+        """Limit the budget, to at least one, for a prompt with `position` cached tokens: later tokens are slower."""
         if self._num_decode_tokens is not None:
             self._limit(position, 1)
 

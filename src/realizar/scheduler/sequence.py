@@ -122,7 +122,7 @@ class Sequence:
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
 
     def give_up(self, scheduled: ScheduledRow) -> None:
-        """Undo what a submitted step was to bring, since it gave nothing: its results are asked for again."""
+        """Undo a submitted step that gave no results; later steps ask for them again."""
         self.num_pending = self.num_drafts = 0
         self.drafts = ()
         if scheduled.logprob_queries:

@@ -154,7 +154,7 @@ class Binder:
         ]
 
     def two_terms(self, attention: Attention) -> bool:
-        """True if V multiplies activations of two terms: int8, and int8 of what that leaves over, about 15 bits.
+        """True if V multiplies activations of two terms, about 15 bits: int8, and int8 of its rounding error.
 
         Rounding before V costs more fidelity than before any other matmul of a layer (on SmolLM2-135M a quarter of the
         whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.

@@ -40,7 +40,7 @@ class KernelFaults:
 
 
 def _install() -> None:
-    """Put the hook in place, unless it is there; the one before gets all that no walk raised."""
+    """Install the hook once. It passes errors that no walk raised on to the hook before it."""
     with _installing:
         before = sys.unraisablehook
         if getattr(before, "keeps_kernel_faults", False):

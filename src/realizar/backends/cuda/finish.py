@@ -41,7 +41,7 @@ class StepFinisher:
         self._means.pop(row, None)
 
     def finish(self, step: CUDAStep) -> PendingResult:
-        """Everything that the step's rows want; copies are started and not waited for."""
+        """Start everything that the step's rows want: choices, log-probabilities, means. Copies are not awaited."""
         most, wanted = self._space.arrays.sizes.selected, step.wanted
         chosen = self._choices.make(step)
         result = chosen.to("cpu", non_blocking=True, copy=True)  # before anything else is chosen among

@@ -110,7 +110,7 @@ class CUDAStep:
         self.masks.update(masks)
 
     def sample(self) -> None:
-        """Let the rows be sampled, once, even if that fails; needed before another step may start."""
+        """Start sampling the step's rows, once, even if that fails. Another step may start only after this."""
         if self._pending is None and not self._failed:
             self._failed = True
             self._pending = self._finish(self)
@@ -128,7 +128,7 @@ class CUDAStep:
         return self._output
 
     def _read(self, pending: PendingResult) -> StepOutput:
-        """The rows' outputs; what can't be used of one row's numbers is that row's error."""
+        """The rows' outputs. A row whose numbers can't be used gets an error, and the others are unharmed."""
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))

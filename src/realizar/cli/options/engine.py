@@ -42,7 +42,7 @@ class BackendOptions:
     instruction_set: str | None = None
 
     def config(self, *, max_running: int | None = None) -> EngineConfig:
-        """The configuration of an engine that runs so many requests at once; None takes what suits the device.
+        """The configuration of an engine that runs `max_running` sequences at once; None takes the device's default.
 
         Raises:
             InvalidRequestError: a value is out of range.

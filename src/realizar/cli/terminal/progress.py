@@ -76,4 +76,4 @@ class _Lines:
             print(f"fetched {printable(label)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: every line is complete."""

@@ -66,7 +66,7 @@ class OpenRequests:
         return self._num_choices
 
     def wait_s(self, num_before: int) -> float:
-        """The estimated seconds until so many choices have ended, from the recent rate: a whole number, 1 to 60."""
+        """The estimated seconds until `num_before` choices have ended, by the recent rate: a whole number, 1 to 60."""
         return float(min(max(math.ceil(self._end_interval_s * num_before), 1), 60))
 
     async def submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:

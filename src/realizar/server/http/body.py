@@ -16,7 +16,7 @@ from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
 from realizar.server.settings import ServerSettings
 
-_DISCARDED = 4  # bodies up to so many times the limit are read to their end before they are refused
+_DISCARDED = 4  # bodies up to this many times the limit are read to their end before they are refused
 _PLACE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)

@@ -140,14 +140,14 @@ class RequestLease:
         return due
 
     def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> int:
-        """Hold the memory of an answer with so many vectors, and return its bytes. Raises the errors of `hold`."""
+        """Hold the memory of an answer with `num_vectors` vectors; return its bytes. Raises the errors of `hold`."""
         size = num_vectors * width * (_BYTES_PER_BASE64_VALUE if as_base64 else _BYTES_PER_VALUE)
         if size > FREE_BYTES:
             self.take(size)
         return size
 
     def take(self, num_bytes: int) -> None:
-        """Hold so many more bytes. Raises the errors of `hold`."""
+        """Hold `num_bytes` more bytes. Raises the errors of `hold`."""
         self._memory.take(self.client, num_bytes, self._held)
         self._held += num_bytes
 

@@ -138,7 +138,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _limit_cpu(cpu_s: int | None) -> None:
-    """Have the kernel end this process after so many more seconds of processor time; None removes the limit."""
+    """Have the kernel end this process after `cpu_s` more seconds of processor time; None removes the limit."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = hard
     if cpu_s is not None:

@@ -34,7 +34,7 @@ class MaskMemory:
             self.map(size_bytes)
 
     def map(self, size_bytes: int) -> None:
-        """Map at least so many bytes, which the file must have."""
+        """Map at least `size_bytes` bytes, which the file must have."""
         if size_bytes > self.size_bytes:
             self._map = mmap.mmap(self.descriptor, size_bytes)
 

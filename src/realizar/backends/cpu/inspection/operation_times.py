@@ -69,7 +69,7 @@ def _token_bytes(backend: CPUBackend, attention: Attention) -> int:
 
 
 def _calling_s(backend: CPUBackend) -> float:
-    """Seconds that a walk takes whose operation does nothing."""
+    """The seconds of a walk of one operation that does nothing."""
     table = aligned_zeros(OPERATION_FIELDS, np.int64).reshape(1, OPERATION_FIELDS)
     table[0] = _nothing.address, 0, 1
     empty = BoundProgram(table, ())  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ class RowSampler:
         return late and token_id in self.sampling.stop_token_ids
 
     def _adjust(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None) -> NDArray[np.float32]:
-        """Logits with all that acts on single ids applied; the given array itself where nothing does."""
+        """The logits after mask, bias, penalties and DRY; the given array itself if none of them is active."""
         forbids_end = self._end_ids.size > 0 and self.num_output_tokens < self.sampling.min_tokens
         steps = [step for step in (self._bias, self._penalties, self._dry) if step.active]
         if mask is None and not forbids_end and not steps:
@@ -121,7 +121,7 @@ class RowSampler:
         return adjusted
 
     def _unusable(self, logits: NDArray[np.float32], largest: float, masked: bool) -> RealizarError:
-        """Why none of the adjusted logits, whose largest is not finite, can be chosen: the request's fault or not."""
+        """The error of a row whose largest adjusted logit is not finite: the request's fault, or the model's."""
         if largest == -np.inf and np.isfinite(logits.max()):
             return nothing_allowed(masked)
         return RealizarError(f"no token can be sampled: the model gave a logit of {largest}")

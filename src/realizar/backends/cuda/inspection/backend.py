@@ -18,7 +18,7 @@ class InspectedCUDABackend(CUDABackend):
         return time_launches(self, step, repeats)
 
     def read_limit(self, step_bytes: int) -> ReadLimit:
-        """More than caches hold is read, whatever a step reads."""
+        """The limit does not depend on `step_bytes`: the measurement reads more than the caches hold."""
         return read_limit(self)
 
     def stage_values(self, step: ForwardInput) -> list[StageValues]:

@@ -33,7 +33,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For a device that is done when a launch returns: the interpreter."""
+    """The clock of Triton's interpreter, which has run a launch when the launch returns."""
 
     def seconds(self, starts: Sequence[Callable[[], None]]) -> list[float]:
         found = []

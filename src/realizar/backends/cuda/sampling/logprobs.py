@@ -12,7 +12,7 @@ from realizar.outputs import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class LogprobsAsked:
-    """One row's wish: log-probabilities of `target`, or where None of the most probable id, and the top ids."""
+    """The log-probabilities that a row asks for: of `target` (None: of the most probable id), and of the top ids."""
 
     target: int | None
     top_n: int
@@ -35,7 +35,7 @@ class PendingLogprobs:
     top_values: torch.Tensor
 
     def read(self) -> list[TokenLogprobs]:
-        """Once the copies are done."""
+        """The log-probabilities of each row. The copies must be done."""
         columns = (t.tolist() for t in (self.ids, self.values, self.ranks, self.top_ids, self.top_values))
         return [
             TokenLogprobs(token_id, value, rank, tuple(zip(top_ids[: asked.top_n], tops[: asked.top_n], strict=True)))

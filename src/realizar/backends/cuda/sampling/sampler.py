@@ -45,7 +45,7 @@ class RowState:
     end_ids: tuple[int, ...]
 
     def forbids_end(self, place: int) -> bool:
-        """The output may not end yet, with so many drafts behind what it has."""
+        """True if `min_tokens` forbids the output to end after its tokens and `place` drafts."""
         return bool(self.end_ids) and self.num_output_tokens + place < self.sampling.min_tokens
 
 
@@ -121,7 +121,7 @@ class DeviceSampler:
         return self._rows[row].sampling
 
     def takes_largest(self, row: int, place: int = 0) -> bool:
-        """After so many drafts the row's choice, unless masked, is the largest logit as the model gave it."""
+        """True if the row's choice after `place` drafts, without a mask, is the largest logit of the model's."""
         state = self._rows[row]
         changed = state.sampling.logit_bias or self._penalties.active(row) or self._dry.active(row)
         return state.sampling.greedy and not changed and not state.forbids_end(place)

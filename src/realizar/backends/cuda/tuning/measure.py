@@ -21,7 +21,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.errors import CapacityError
 from realizar.quantization import WeightLayout, random_source
 
-_CACHE_TIMES = 4  # matrices together are so many times the last-level cache
+_CACHE_TIMES = 4  # matrices together are this many times the last-level cache
 
 
 def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compact: bool = False) -> list[PackedMatrix]:

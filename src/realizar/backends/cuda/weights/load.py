@@ -34,7 +34,7 @@ Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
 
 _CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
-_MERGED_ROWS = 64  # matrices lie one below the other at multiples of so many rows
+_MERGED_ROWS = 64  # matrices lie one below the other at multiples of this many rows
 
 
 class Weights:
