@@ -51,7 +51,8 @@ def test_version_2_counts_pages_of_files_as_free(tmp_path: Path) -> None:
         "proc/self/cgroup": "0::/system.slice/realizar.service",
         "sys/fs/cgroup/system.slice/realizar.service/memory.max": str(100 * MIB),
         "sys/fs/cgroup/system.slice/realizar.service/memory.current": str(70 * MIB),
-        "sys/fs/cgroup/system.slice/realizar.service/memory.stat": f"anon 5\ninactive_file {30 * MIB}\nactive_file 7",
+        "sys/fs/cgroup/system.slice/realizar.service/memory.stat":
+            f"anon 5\ninactive_file {10 * MIB}\nactive_file {20 * MIB}",
         "sys/fs/cgroup/system.slice/realizar.service/cpu.max": "150000 100000",
     })  # fmt: skip
     assert memory_limit(tmp_path) == MemoryLimit(100 * MIB, 60 * MIB)
@@ -78,12 +79,22 @@ def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path) -> None:
         "proc/self/cgroup": "9:name=systemd:/docker/1f\n4:memory:/docker/1f\n2:cpuacct,cpu:/docker/1f",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": str(64 * MIB),
         "sys/fs/cgroup/memory/memory.usage_in_bytes": str(80 * MIB),
-        "sys/fs/cgroup/memory/memory.stat": f"inactive_file 1\ntotal_inactive_file {20 * MIB}",
+        "sys/fs/cgroup/memory/memory.stat":
+            f"inactive_file 1\ntotal_inactive_file {5 * MIB}\ntotal_active_file {15 * MIB}",
         "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
     })  # fmt: skip
     assert memory_limit(tmp_path) == MemoryLimit(64 * MIB, 4 * MIB)
     assert processor_quota(tmp_path) == 2.0
+
+
+def test_controllers_of_version_1_that_are_mounted_together(tmp_path: Path) -> None:
+    tree(tmp_path, {
+        "proc/self/cgroup": "2:cpu,cpuacct:/",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+    })  # fmt: skip
+    assert processor_quota(tmp_path) == 3.0
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "0::relative", "0::/../../etc", "4:memory"])

@@ -35,14 +35,16 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
     """
     found = []
     for folder in _folders(root, "memory"):
-        for limit_name, usage_name, file_name in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        for limit_name, usage_name, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             limit = _integer(folder / limit_name)
             if limit is None or limit >= _UNLIMITED:
                 continue
-            used = (_integer(folder / usage_name) or 0) - _stat(folder / "memory.stat", file_name)
+            # Active ones too: a model's pages become active when it is loaded again, and are given up like the others.
+            files = sum(_stat(folder / "memory.stat", prefix + name) for name in ("inactive_file", "active_file"))
+            used = (_integer(folder / usage_name) or 0) - files
             found.append(MemoryLimit(limit, max(0, limit - max(0, used))))
     if not found:
         return None
@@ -67,14 +69,13 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         match = re.fullmatch(r"\d+:([^:]*):(/.*)", line)
         if match is None or (match[1] and controller not in match[1].split(",")):
             continue
-        mount = root / "sys/fs/cgroup"
-        if match[1]:
-            mount /= controller
+        top = root / "sys/fs/cgroup"
         path = match[2].strip("/")
-        yield mount
         names = [] if not path or ".." in path.split("/") else path.split("/")
-        for depth in range(1, len(names) + 1):
-            yield mount.joinpath(*names[:depth])
+        # Version 1 mounts a folder per controller, or one for several that some systems give no other name.
+        for mount in [top] if not match[1] else sorted({top / controller, top / match[1]}):
+            for depth in range(len(names) + 1):
+                yield mount.joinpath(*names[:depth])
 
 
 def _stat(path: Path, name: str) -> int:

@@ -11,6 +11,7 @@ from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.machine import memory_bytes
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
@@ -40,9 +41,10 @@ def plan_memory(
     linears = spec.linears()
     workspace = Workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])  # never written: it costs nothing
     tensors = WeightTensors(spec, checkpoint)
+    machine = memory_bytes() if free_bytes is None else None
     free = free_memory_bytes() if free_bytes is None else free_bytes
     sizes = [KVSizes(spec, replace(config, context_length=length)) for length in planned_lengths(config.context_length)]
-    limit = kv_limit_bytes(spec, config, sizes[-1], free)
+    limit = kv_limit_bytes(spec, config, sizes[-1], free, machine)
     return MemoryPlan(
         device="cpu",
         weight_bytes=sum(_matrix_bytes(tensors, linear, instructions.lanes) for linear in linears),

@@ -79,22 +79,26 @@ def most_kv_bytes(free_bytes: int) -> int:
     return int(free_bytes * _FREE_MEMORY_SHARE)
 
 
-def kv_limit_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: KVSizes, free_bytes: int) -> int:
+def kv_limit_bytes(
+    spec: ModelSpec, config: ResolvedConfig, sizes: KVSizes, free_bytes: int, machine_bytes: int | None
+) -> int:
     """The KV cache's size limit in bytes.
 
     As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
     bounded by part of the free memory. The whole context for each of many requests would be most of a machine's memory
     for the smallest model.
 
+    Args:
+        machine_bytes: memory that this machine has; None plans for another.
+
     Raises:
         InvalidRequestError: more is configured than this machine has.
     """
     if config.kv_cache_bytes is not None:
-        has = memory_bytes()
-        if config.kv_cache_bytes > has:
+        if machine_bytes is not None and config.kv_cache_bytes > machine_bytes:
             raise InvalidRequestError(
                 f"kv_cache_bytes of {format_bytes(config.kv_cache_bytes)} is more than this machine's "
-                f"{format_bytes(has)} of memory",
+                f"{format_bytes(machine_bytes)} of memory",
                 "kv_cache_bytes",
             )
         return config.kv_cache_bytes
@@ -115,7 +119,9 @@ class KVMemory:
         sizes, free = KVSizes(spec, config), free_memory_bytes()
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
-        self.num_blocks = sizes.num_blocks(kv_limit_bytes(spec, config, sizes, free), config.max_running)
+        self.num_blocks = sizes.num_blocks(
+            kv_limit_bytes(spec, config, sizes, free, memory_bytes()), config.max_running
+        )
         self._memory = {
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
             for layer, layout in self.layouts.items()
