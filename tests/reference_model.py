@@ -28,7 +28,7 @@ from realizar.models.spec import (
 
 Array = NDArray[Any]
 State = dict[int, tuple[Array, ...]]
-"""What layers keep of a sequence's earlier chunks, by layer index: keys and values, or a convolution's last inputs."""
+"""The state that layers keep of earlier chunks, by layer index: keys and values, or a convolution's last inputs."""
 
 
 class ReferenceModel:

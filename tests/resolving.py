@@ -18,7 +18,7 @@ from realizar.models.spec import ModelSpec
 def resolved(
     spec: ModelSpec, checkpoint: Checkpoint | None, config: EngineConfig, kind: Device = "cpu"
 ) -> ResolvedConfig:
-    """What loading gives a backend. Without a checkpoint matrices count as quantised."""
+    """The configuration that loading gives a backend. Without a checkpoint matrices count as quantised."""
     float32_weights = checkpoint is not None and WeightTensors(spec, checkpoint).are_float32(spec.linears())
     return resolve_config(spec, config, ChosenDevice(kind), float32_weights=float32_weights)
 

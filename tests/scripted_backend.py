@@ -51,7 +51,7 @@ def mix(*parts: int) -> int:
 
 
 def value_of(token_id: int, position: int, first: int, seen: NDArray[np.uint64]) -> int:
-    """What a slot holds: the token, its place, and what it sees, which starts at position `first`."""
+    """The value of a slot: of the token, its place, and the slots that it sees, which start at position `first`."""
     return mix(token_id, position, int((seen * _WEIGHTS[first : first + len(seen)]).sum()))
 
 
@@ -89,7 +89,7 @@ def history_states(token_ids: Sequence[int], windows: Sequence[int | None]) -> l
 
 
 def pooled_of(states: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
-    """What stands for the hidden state of a sequence with these states, or for their mean."""
+    """The stand-in for the last hidden state of a sequence with these states, or for their mean."""
     values = [state % 4096 for state in (states if pooling == "mean" else states[-1:])]
     return np.array([sum(values) / len(values), len(values)], np.float32)
 

@@ -20,7 +20,7 @@ PATH = Path("m.gguf")
 
 
 def tensors_of(places: dict[str, TensorSource], *stored: StoredTensor) -> WeightTensors:
-    """Of a model that has these tensors beside others."""
+    """The tensors of a model that has these beside others."""
     spec, checkpoint = random_model(Recipe(windows=(None,)))
     held = {**checkpoint.tensors, **{each.name: each for each in stored}}
     return WeightTensors(replace(spec, tensors={**spec.tensors, **places}), Checkpoint(PATH, "gguf", {}, held))

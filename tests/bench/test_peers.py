@@ -101,7 +101,7 @@ def test_realizar_is_called_with_the_instruction_set(
 
 
 def test_a_forced_instruction_set_leaves_no_wider_code() -> None:
-    """What Numba compiles in a run's environment has no vectors wider than AVX2's and none of their registers."""
+    """In a run's environment Numba compiles code without vectors wider than AVX2's and without their registers."""
     host = pytest.importorskip("llvmlite.binding").get_host_cpu_features()
     if not host.get("avx2", False):
         pytest.skip("this processor has no AVX2")

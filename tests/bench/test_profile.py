@@ -1,4 +1,4 @@
-"""What a profile of a step says: names, calls, bytes counted by hand, sums, the picture."""
+"""The profile of a step: names, calls, bytes counted by hand, sums, the picture."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_picture(runs: list[LoadRun]) -> None:
 
 
 def test_the_picture_says_its_medians() -> None:
-    """By hand: first texts after 0.1, 0.3 and 0.5 s; gaps of 0.05 (twice), 0.1 (twice), 0.2 and 0.4 s."""
+    """Counted by hand: first texts after 0.1, 0.3 and 0.5 s; gaps of 0.05 (twice), 0.1 (twice), 0.2 and 0.4 s."""
     namespace = "{http://www.w3.org/2000/svg}"
     root = ET.fromstring(latency_svg([a_run()], "it"))
     texts = [each.text or "" for each in root.iter(f"{namespace}text")]

@@ -75,7 +75,7 @@ def test_what_does_not_fit_at_all_is_refused_with_its_sizes(
 def test_half_of_a_plan_that_was_off_is_tried_once(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By what is free at the plan the whole context fits; by what loading finds, half of it or not even that."""
+    """The plan's free memory holds the whole context; the memory that loading finds holds half of it, or less."""
     whole = build_spec(checkpoint).context_length
     loads: list[int | None] = []
     load, most = loading.load_core, whole // 2

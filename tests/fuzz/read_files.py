@@ -82,7 +82,7 @@ def _used() -> tuple[float, int]:
 
 
 def _work(seed: int, first: int, count: int, *, runs: bool) -> None:
-    """In the bounded process: a line before each file, and one for each fault."""
+    """Run in the bounded process: print a line before each file, and one for each fault."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     for index in range(first, first + count):
         print(f"file {index}", flush=True)

@@ -16,7 +16,7 @@ PATH = Path(__file__).parents[1] / "data" / "parity_rows.json"
 
 
 def digest(name: str) -> str:
-    """Of what the row says: another one was not compared."""
+    """The digest of a row's case; a changed case was not compared yet."""
     return hashlib.sha256(repr(CASES[name]).encode()).hexdigest()[:16]
 
 

@@ -33,7 +33,7 @@ def hops(page: str) -> list[Hop]:
 
 
 def fault(hop: Hop) -> str | None:
-    """What the table says wrongly of a record, or None."""
+    """The fault of the table's row of a record, or None."""
     if len(hop.defined) != 1 or not hop.made or not (hop.read or hop.for_client):
         return f"{hop.record} has no file in a column"
     for path in (*hop.defined, *hop.made, *hop.read):

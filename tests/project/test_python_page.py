@@ -60,7 +60,7 @@ def test_snippets_with_the_model_in_this_process(smollm2_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(smollm2_path: Path) -> Iterator[str]:
-    """Of a server as the page starts it, but for the port."""
+    """The address of a server that is started as the page says, but for the port."""
     (command,) = re.findall(r"^realizar serve (.*)$", _REMOTE, re.MULTILINE)
     with serving(*command.split()) as served:
         yield served.wait_ready()

@@ -38,7 +38,7 @@ def test_good_weights_pass(ggml_type: GGMLType) -> None:
 
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01], ids=["inf", "-inf", "nan"])
 def test_the_place_is_reported(bits: int) -> None:
-    """Also beyond the first run of blocks that are looked at together."""
+    """The place is right also beyond the first run of blocks that are checked together."""
     for ggml_type, at, what in ((GGMLType.Q4_1, 0, "scale"), (GGMLType.Q4_1, 2, "minimum"), (GGMLType.F16, 0, "")):
         data = random_blocks(ggml_type, 80, 32 * 1024, np.random.default_rng(1), 0.02)
         blocks = data.reshape(-1, ggml_type.type_size)

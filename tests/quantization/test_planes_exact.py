@@ -204,7 +204,7 @@ def test_read_only_unaligned_data(ggml_type: GGMLType) -> None:
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda t: t.name)
 def test_a_large_matrix_is_converted_as_a_whole(ggml_type: GGMLType) -> None:
-    """In operations of numpy on many rows, and none for each row or block."""
+    """The calls are fewer than the rows: operations of numpy take many rows at once."""
 
     def calls(rows: int) -> int:
         data = np.zeros(size_bytes(ggml_type, rows, 1024), dtype=np.uint8)

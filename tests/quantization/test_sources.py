@@ -84,7 +84,7 @@ def test_every_type_has_a_layout_of_its_own() -> None:
 
 @pytest.mark.parametrize("ggml_type", ALL)
 def test_slices(ggml_type: GGMLType) -> None:
-    """Of out_features, of columns, of both and of slices; by planes too; and some out_features in any order."""
+    """Slices of out_features, of columns, of both and of slices; by planes too; and some out_features in any order."""
     source, unit = source_of(ggml_type), ggml_type.block_size
     whole = dequantize(ggml_type, random_data(ggml_type), ROWS, BLOCKS * unit)
     np.testing.assert_array_equal(source.dequantize(), whole)
@@ -102,7 +102,7 @@ def test_slices(ggml_type: GGMLType) -> None:
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED)
 def test_slices_of_planes(ggml_type: GGMLType) -> None:
-    """Without raw bytes: the road of formats that have none of ggml's blocks."""
+    """A source without raw bytes is sliced by its planes, as formats without ggml's blocks are."""
     raw, unit = source_of(ggml_type), ggml_type.block_size
     source = PlanesSource(raw.layout, raw.planes(0, ROWS))
     assert source.raw is None

@@ -1,4 +1,4 @@
-"""How much of a long prompt is read beside running streams, on machines whose step times are made up."""
+"""`Pace` bounds the prompt tokens that are read beside running streams; the machines' step times are made up."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def started(machine: Machine, streams: int, decodes: int) -> Pace:
 @pytest.mark.parametrize("streams", [1, 5, 12, 40])
 @pytest.mark.parametrize("decodes", [0, 20])
 def test_no_step_is_much_longer_than_a_decode(machine: Machine, streams: int, decodes: int) -> None:
-    """Also where the long prompt comes before any step of decodes alone was seen."""
+    """This holds also if the long prompt comes before any step of decodes alone was seen."""
     times = read(started(machine, streams, decodes), machine, lambda _: streams, 4000, 512)
     alone = machine.step(streams, 0, 0, random.Random(3))
     assert max(times) < 4.0 * max(statistics.median(times), alone)
@@ -100,7 +100,7 @@ def test_nobody_to_wait_for_is_no_limit() -> None:
 
 @pytest.mark.parametrize("streams", range(1, 30))
 def test_a_prompt_always_goes_on(streams: int) -> None:
-    """Even where a prompt token costs more than all decodes, or nobody reports times any more."""
+    """It goes on even if a prompt token costs more than all decodes, or no times are reported any more."""
     pace = Pace(2.5, TILE_TOKENS)
     pace.observe(0, 10, 5.0)
     pace.observe(streams, 0, 0.001)
@@ -230,7 +230,7 @@ def test_steps_in_flight_are_timed_one_by_one() -> None:
 
 @pytest.mark.parametrize("tile", [12, 64])
 def test_a_chunk_fills_a_tile_of_the_device(tile: int) -> None:
-    """Where little is lacking: a quarter of a tile is free on any device, and no other tile than its own counts."""
+    """A chunk leaves either no gap in its last tile or a gap of more than a quarter, for the device's own tile size."""
     pace = Pace(2.5, tile)
     pace.observe(0, 4 * tile, 4e-3)
     seen = set()

@@ -1,4 +1,4 @@
-"""Prompts that wait beside running streams, on a machine whose steps take what is made up here: who waits how long."""
+"""The waits of prompts beside running streams, on a machine whose step times are made up here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def step_s(batch: ScheduledBatch) -> float:
-    """As long as SmolLM2's take: a share for the step, and for each token, which grows with its position."""
+    """The seconds of a step of SmolLM2: a share for the step, and one for each token that grows with its position."""
     return 2.8e-3 + sum(row.num_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
 
 
@@ -62,7 +62,7 @@ class Run:
         return batch.rows
 
     def started(self, streams: int) -> Run:
-        """With so many streams, which have gone some way."""
+        """Start `streams` streams and run them until each has 30 tokens."""
         for number in range(streams):
             self.add(f"stream {number}", ids(40, number))
         while len(self.tokens_s[f"stream {streams - 1}"]) < 30:
@@ -76,7 +76,7 @@ def ids(count: int, number: int) -> tuple[int, ...]:
 
 
 def first_tokens_s(run: Run, count: int, length: int) -> list[float]:
-    """How long prompts wait for their first token that come at once."""
+    """The seconds that prompts, all added at once, wait for their first token."""
     came_s = run.now_s
     for number in range(count):
         run.add(f"short {number}", ids(length, 1000 + number), 40)
@@ -87,7 +87,7 @@ def first_tokens_s(run: Run, count: int, length: int) -> list[float]:
 
 @pytest.mark.parametrize("streams", [1, 8, 24])
 def test_short_prompts_that_come_at_once_wait_no_more_than_streams_are_worth(streams: int) -> None:
-    """Streams keep two fifths of the time: 64 prompts wait at most 2.5 times as long as where nobody is minded."""
+    """Streams keep two fifths of the time: 64 prompts wait at most 2.5 times as long as they would without pacing."""
     waits = first_tokens_s(Run().started(streams), 64, 30)
     least = first_tokens_s(Run(paced=False).started(streams), 64, 30)
     assert max(waits) < 2.5 * max(least)
@@ -132,7 +132,7 @@ def test_a_prompt_with_a_long_cached_prefix_starts_with_fewer_tokens() -> None:
 
 
 def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:
-    """Else steps of decodes would seem longer, and be measured by numbers that no step has."""
+    """If it counted as a decode, steps of decodes would seem longer than they are."""
     row = ScheduledRow(0, 0, (5,), 100, sample=False)
     decode = ScheduledRow(1, 1, (6,), 40, sample=True)
     batch = ScheduledBatch((decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)))

@@ -1,4 +1,4 @@
-"""Who starts from whose blocks, and who must not."""
+"""Sequences that share a prefix start from each other's blocks; others must not."""
 
 from __future__ import annotations
 

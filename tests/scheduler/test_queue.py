@@ -1,4 +1,4 @@
-"""Who may wait, who comes first, and who lets whom pass."""
+"""Tests of the queue: which requests may wait, their order, and which may overtake."""
 
 from __future__ import annotations
 

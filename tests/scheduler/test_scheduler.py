@@ -1,4 +1,4 @@
-"""What goes into a step, in which order, and who gives way."""
+"""The sequences of a step, their order, and preemption."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_one_crash_is_no_proof_against_a_grammar(
 def test_a_fork_that_is_refused_is_not_the_requests_fault(
     service: GrammarService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing is remembered against the grammar."""
+    """Nothing is remembered against the grammar either."""
     row = start(service)
     assert row.worker is not None
     os.kill(row.worker.pid, signal.SIGKILL)

@@ -133,7 +133,7 @@ def test_stopped_processes_are_replaced_within_one_time(
     places = [worker.fileno() for worker in workers if worker is not None]
 
     def wait_for_others(waiting: Sequence[int], _timeout_s: float) -> Sequence[Any]:
-        """As if the time ran out as soon as only the stopped ones are left."""
+        """Wait as if the time ran out as soon as only the stopped workers are left."""
         others = [each for each in waiting if each not in places]
         return wait(others) if others else []
 
@@ -178,7 +178,7 @@ def test_a_step_waits_only_for_what_is_left_of_its_time(
 
 
 def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no other, though they share the process; nobody may follow the grammar from then on."""
+    """Other rows are unharmed, though they share the process; no row may follow the grammar from then on."""
     poisonous = StructuredOutput("regex", "[a-f]{3,41}x")
     rows = [Follower(service, poisonous, seed) for seed in range(4)]
     bad, good = rows[1], [rows[0], *rows[2:]]
@@ -260,7 +260,7 @@ def test_the_fork_server_is_replaced() -> None:
 
 
 def test_without_a_fork_server_grammars_are_refused_for_now() -> None:
-    """As a full queue is: nothing is wrong with the request."""
+    """The refusal is a full queue's: nothing is wrong with the request."""
     for command in (("/nowhere/python",), (sys.executable, "-c", "import sys; sys.exit(3)")):
         service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
         with pytest.raises(QueueFullError, match="not possible now"):

@@ -77,7 +77,7 @@ def test_other_grammars(llm: LLM) -> None:
 
 
 def test_any_object_is_the_beginning_of_one(llm: LLM) -> None:
-    """With too few tokens the object is cut, and what is there is the start of an object."""
+    """A limit of too few tokens cuts the object, and the text is the start of an object."""
     (output,) = run(llm, {"a": structured("json_object", "", max_tokens=20)})["a"].outputs
     assert output.finish_reason == "length"
     assert output.text.startswith("{")

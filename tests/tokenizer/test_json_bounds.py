@@ -154,7 +154,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.json")):
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int, int]]:
-    """By case: what was said, KiB that the process grew by, and the file's bytes."""
+    """The message, the KiB that the process grew by and the file's bytes, by case."""
     folder = tmp_path_factory.mktemp("hostile")
     for name, (change, _) in REFUSED.items():
         (folder / f"{name}.json").write_text(json.dumps({**copy.deepcopy(GOOD), **change}))

@@ -27,7 +27,7 @@ def build(scores: dict[str, float], **flags: bool) -> Tokenizer:
 
 
 def best_score(text: str, scores: dict[str, float]) -> float:
-    """Of all segmentations; a character that is no token costs ten more than the worst token."""
+    """The best score of all segmentations; a character that is no token costs ten more than the worst token."""
     unknown = min(scores.values()) - 10
     best = [0.0] + [-np.inf] * len(text)
     for end in range(1, len(text) + 1):

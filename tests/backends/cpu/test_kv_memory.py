@@ -1,4 +1,4 @@
-"""How the KV cache is sized, and which element type `auto` means."""
+"""The size of the KV cache, and the element type that `auto` stands for."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_any_exception_of_a_part_of_the_sampler(
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
 def test_log_probabilities(runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Of the row's prompt, which it alone asks for."""
+    """The row that fails is the only one that asks for log-probabilities of its prompt."""
     honest = logit_reader.token_logprobs
     monkeypatch.setattr(
         logit_reader,
@@ -151,7 +151,7 @@ def test_a_hidden_state_that_is_not_finite(runner: Runner, monkeypatch: pytest.M
 
 
 def test_a_step_that_follows_a_row_without_a_choice(runner: Runner) -> None:
-    """With two steps in flight the next one is submitted before anybody knows; its other rows are unharmed."""
+    """With two steps in flight, the next is submitted before the fault is known; its other rows are unharmed."""
     from backends.cpu.cpu_rows import forward_input
     from realizar.batch import FROM_PREVIOUS_STEP
 

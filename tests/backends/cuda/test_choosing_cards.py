@@ -1,4 +1,4 @@
-"""Which GPU runs a model: those that can't are passed over with a reason, a number that is not there is refused."""
+"""The choice of a GPU: those that can't run a model are passed over with a reason; an unknown number is refused."""
 
 from __future__ import annotations
 

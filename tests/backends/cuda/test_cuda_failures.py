@@ -37,7 +37,7 @@ LOST = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA 
 
 
 def test_a_load_that_runs_out_of_memory_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the garbage collector: the next, smaller load finds the memory free."""
+    """The memory is free without the garbage collector, so that the next, smaller load finds it."""
     kept: list[weakref.ref[Any]] = []
 
     def no_memory(*_arguments: object) -> None:

@@ -72,7 +72,7 @@ def a_lost_context_differs_from_a_lack_of_memory(_runner: GPURunner) -> None:
 
 
 def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
-    """And a size whose capture fails goes on without a graph."""
+    """Every size runs before its capture, and a size whose capture fails goes on without a graph."""
     happened: list[str] = []
 
     arrays = SimpleNamespace(clear=lambda: happened.append("clear"))
@@ -123,7 +123,7 @@ def one_matmul_takes_all_types_side_by_side(_runner: GPURunner) -> None:
 
 
 def contexts_are_cut_alike_for_every_batch(runner: GPURunner) -> None:
-    """Where that is asked for; else few rows are cut into more parts, so that all processors work."""
+    """Without `fixed`, contexts of few rows are cut into more parts, so that all processors work."""
     attention = runner.spec.layers[0].mixer
     card = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 132, 1)
     for fixed in (True, False):

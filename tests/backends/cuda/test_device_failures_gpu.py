@@ -142,7 +142,7 @@ def test_a_poisoned_context_ends_the_engine_and_its_process_goes_on_to_its_end()
 
 
 def test_many_loads_leave_nothing() -> None:
-    """Neither on the device, as its driver counts, nor on the host: after the first loads both stand still."""
+    """Memory stands still after the first loads: the device's, as its driver counts, and the host's."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("needs the device for itself: run it without -n")
     spec, checkpoint = random_model(RECIPE)

@@ -72,7 +72,7 @@ def test_random_models(name: str, kv: str) -> None:
 @pytest.mark.skipif(torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU")
 @pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q6_k-96-gqa1-cap", "q8_0-128-gqa8", "iq4_nl-256-gqa3"])
 def test_matmuls_with_an_activation_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In models that are too small for it to pay."""
+    """The epilogue is forced in models that are too small for it to pay."""
     seen: set[int] = set()
 
     def launch_gated(*arguments: Any) -> None:

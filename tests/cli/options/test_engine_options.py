@@ -53,7 +53,7 @@ def test_every_command_has_the_options_with_the_help_of_serve(command: str, help
 
 
 def test_every_field_of_the_options_reaches_the_configuration() -> None:
-    """With a value that is not the default; what an option is called may differ."""
+    """Every option gets a value that is not the default; an option's name may differ from its field's."""
     given: dict[str, Any] = {
         "device": "cuda:1", "batch_invariant": True, "threads": 3, "no_graphs": True, "kv_cache_dtype": "int8",
         "instruction_set": "portable", "context_length": 77,

@@ -68,7 +68,7 @@ def test_log_lines_are_printable(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_warnings_of_a_command_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a command that sets up no log: Python's last resort shows them."""
+    """The command sets up no log, so that Python's last resort shows the warnings."""
     application = App(result_action="return_value")
 
     @application.default

@@ -219,7 +219,7 @@ def test_the_api_outlives_its_models_file(model: Path, seen: bool) -> None:
 
 
 def test_a_death_of_the_file_is_no_requests_fault(model: Path) -> None:
-    """As a page of the mapped file that is no longer there: SIGBUS in whatever step reads it."""
+    """The death stands for a page of the mapped file that is gone: SIGBUS in whatever step reads it."""
     files, good = ModelFiles(open_checkpoint(model)), model.read_bytes()
 
     async def main() -> None:

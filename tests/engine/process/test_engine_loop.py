@@ -79,7 +79,7 @@ def test_what_is_loaded_is_kept_from_the_collector(monkeypatch: pytest.MonkeyPat
 
 
 def test_any_error_of_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else those who wait for an engine on a thread would wait for ever."""
+    """Without a report, callers that wait for an engine on a thread would wait for ever."""
     core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
     monkeypatch.setattr(core, "abort", lambda *_: 1 // 0)
     events: list[Event] = []

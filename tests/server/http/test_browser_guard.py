@@ -160,7 +160,7 @@ def test_origins_that_are_allowed() -> None:
 
 
 def test_bodies_say_what_they_are() -> None:
-    """Without a type, or with one that forms have, a page could post without asking first."""
+    """A page could post without asking first if the type were missing or one that forms have."""
     types = ["", "Content-Type: text/plain", "Content-Type: multipart/form-data; boundary=x", "Content-Type:"]
     cases = [
         (call("POST", path, HOST, *([kind] if kind else [])), 415, "Content-Type: application/json")

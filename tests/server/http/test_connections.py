@@ -136,7 +136,7 @@ def phrase_of(status: bytes) -> bytes:
     ids=["connect", "no address", "no path", "not ascii"],
 )
 def test_a_target_that_is_none(line: bytes) -> None:
-    """As the first request of a connection, and as a later one."""
+    """It is refused as the first request of a connection, and as a later one."""
     bad = line + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
     async def main(door: Door) -> None:

@@ -38,7 +38,7 @@ def test_a_client_that_writes_first_reads_its_refusal(server: RunningServer) -> 
     ],
 )
 def test_bodies_over_the_limit_that_are_not_read(length: int, expect: bytes, body_timeout_s: float) -> None:
-    """Only the last is waited for, and no longer than a body may take."""
+    """The server waits for the last body alone, and no longer than a body may take."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 
     async def main(door: Door) -> None:

@@ -216,7 +216,7 @@ def test_a_text_to_count_has_a_bound_of_its_own() -> None:
 
 
 def test_a_disconnect_frees_the_text() -> None:
-    """Of two requests that wait for their turn, the one whose client has left is not tokenized."""
+    """Two requests wait for their turn; the one whose client has left is not tokenized."""
     seen: list[int] = []
     hold, held = threading.Event(), threading.Event()
 

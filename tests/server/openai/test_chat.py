@@ -301,7 +301,7 @@ _ROADS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("road", _ROADS)
 def test_a_schema_that_crashes_its_compiler_is_the_clients_fault(client: openai.OpenAI, road: str) -> None:
-    """And costs nobody else anything."""
+    """The compiler's crash costs other requests nothing."""
     with pytest.raises(openai.BadRequestError, match="can't be honoured") as caught:
         chat(client, **_ROADS[road])
     assert caught.value.param is not None

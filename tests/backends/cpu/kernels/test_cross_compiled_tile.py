@@ -22,7 +22,7 @@ _TARGETS = {
 
 
 def assembly(instruction_set: str, name: str, tokens: int) -> str:
-    """Of a function that computes one tile matmul and stores its rows."""
+    """The assembly of a function that computes one tile matmul and stores its rows."""
     triple, features, _ = _TARGETS[instruction_set]
     module = ir.Module("tile")
     module.triple = triple

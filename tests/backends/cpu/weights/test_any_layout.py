@@ -27,7 +27,7 @@ CONFIG = EngineConfig(threads=2, max_running=2, max_step_tokens=64, kv_cache_byt
 @pytest.mark.parametrize("group", [pytest.param(64, marks=pytest.mark.full), 128])
 @pytest.mark.parametrize("instruction_set", HOST_SETS[:1])
 def test_matmul_is_float64s(instruction_set: str, group: int) -> None:
-    """Of the matrix, and of a shard that is cut by out_features and by columns."""
+    """The matmuls of the matrix, and of a shard that is cut by out_features and by columns, agree with float64."""
     rng = np.random.default_rng(1)
     source = grouped_source(40, 4 * group, group)
     np.testing.assert_allclose(source.dequantize(), exact_weights(source), rtol=1e-6, atol=1e-7)

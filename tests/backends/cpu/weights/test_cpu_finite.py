@@ -35,7 +35,7 @@ def pack(recipe: Recipe, name: str, value: str) -> None:
 @pytest.mark.parametrize("value", ["inf", "nan"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_matrices_of_every_type(kind: str, value: str) -> None:
-    """In a layer, in the head, and in the embedding, which is read from the file."""
+    """The spoiled matrix is in a layer, in the head, or is the embedding, which is read from the file."""
     recipe = Recipe(weights=kind, windows=(None,))
     what = "number" if kind in ("F32", "F16", "BF16") else "the scale of block"
     for name in ("layers.0.down.weight", "head.weight"):

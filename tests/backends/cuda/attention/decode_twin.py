@@ -24,7 +24,7 @@ _INTEGERS = (
 
 
 class DecodeTwin:
-    """In place of `DecodeAttention`; `launched` has the kernels, in the order of their launches."""
+    """A stand-in for `DecodeAttention`; `launched` has the kernels, in the order of their launches."""
 
     launched: list[AttendKernel]
 

@@ -49,7 +49,7 @@ launches: dict[Any, tuple[ASTSource, dict[str, Any]]] = {}
 
 
 def record(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-    """In place of `JITFunction.run`."""
+    """A stand-in for `JITFunction.run`."""
     names = self.arg_names
     values = dict(zip(names, args, strict=False))
     compile_options = {key: options.pop(key) for key in ("num_warps", "num_stages") if key in options}

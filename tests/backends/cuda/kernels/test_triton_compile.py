@@ -17,7 +17,7 @@ _TESTS = Path(__file__).parents[3]
 
 
 def compile_for(*arguments: str) -> str:
-    """In a process of its own: here kernels are interpreted."""
+    """Compile in a process of its own: in this one kernels are interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(_TESTS), *sys.path])
     command = [sys.executable, str(Path(__file__).with_name("compile_launches.py")), *arguments]

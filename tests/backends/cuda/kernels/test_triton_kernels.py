@@ -98,7 +98,7 @@ def as_activated(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tenso
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_activation(kind: int) -> None:
-    """Of two splits and a bias; gate and up 1,000 times as large in one row."""
+    """The input has two splits and a bias; gate and up are 1,000 times as large in one row."""
     rng = np.random.default_rng(4)
     parts = rng.standard_normal((2, ROWS, 2 * COLS)).astype(np.float32)
     parts[:, 2] *= 1e3

@@ -220,7 +220,7 @@ def test_parts_lie_one_below_the_other() -> None:
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K])
 def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
-    """Of six strips each, packed at once and by threads some at a time."""
+    """Both have six strips, packed at once, and by threads some at a time."""
     cols = max(96, ggml_type.block_size)
     parts = [random_source(ggml_type, 384, cols, seed) for seed in range(2)]
     alone = [pack_matrix(each, "cpu") for each in parts]

@@ -44,7 +44,7 @@ class PackedDevice(DeviceProfile):
 
 
 class HostPacker:
-    """In place of `Packer`."""
+    """A stand-in for `Packer`."""
 
     def __init__(self, device: torch.device) -> None: ...
 
@@ -70,7 +70,7 @@ class Launches:
 
 
 class HostKernel:
-    """In place of `Kernel`. Splits have their own columns, chunks of 64, as the kernels have."""
+    """A stand-in for `Kernel`. Splits have their own columns, chunks of 64, as the kernels have."""
 
     launches: Launches
 

@@ -99,7 +99,7 @@ def test_rows_as_torch_rounds_them(cols: int) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_activations(interleaved: bool) -> None:
-    """As their float32 rounded."""
+    """Activations in FP8 equal the float32 ones rounded."""
     rows, width, none = 3, 192, torch.zeros(4, dtype=torch.int32)
     partials = torch.randn((2, rows, 2 * width), generator=torch.Generator().manual_seed(4))
     plain, rounded = ActivationBuffers(rows, CPU).get(Form("f32"), width), poisoned_rows(rows, width, CPU)
@@ -113,7 +113,7 @@ def test_activations(interleaved: bool) -> None:
 
 
 def test_norms() -> None:
-    """As their float32 rounded; the stream goes on in float32."""
+    """Norms in FP8 equal the float32 ones rounded; the stream goes on in float32."""
     rows, cols, none = 3, 96, torch.zeros(1)
     partials, stream = (torch.randn((1, rows, cols), generator=torch.Generator().manual_seed(seed)) for seed in (5, 6))
     weight = 1 + 0.1 * torch.arange(cols, dtype=torch.float32)

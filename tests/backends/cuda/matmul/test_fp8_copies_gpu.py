@@ -61,7 +61,7 @@ def test_copies_beside_float64(types: list[str], cols: int, interleaved: bool) -
 
 @pytest.mark.parametrize("cols", [64, 700, 14336])
 def test_rows_as_torch_rounds_them(cols: int) -> None:
-    """But for quotients that the device rounds the other way."""
+    """Rows equal torch's but for quotients that the device rounds the other way."""
     x = awkward_rows(cols, torch.device("cuda"))
     check_rows(converted(x), x, ulps=1)
 
@@ -69,7 +69,7 @@ def test_rows_as_torch_rounds_them(cols: int) -> None:
 @pytest.mark.parametrize("rows", [128, 200, 512, 2048])
 @pytest.mark.parametrize(("width", "cols"), [(336, 96), (6144, 4096)])
 def test_matmuls_scaled_by_token(rows: int, width: int, cols: int) -> None:
-    """In what `sum_type` says and in bfloat16, eagerly and in a graph, beside float64; beyond it nothing is written."""
+    """Sums in `sum_type` and bfloat16, eagerly and in a graph, agree with float64; nothing is written beyond them."""
     x = torch.randn((rows, cols), device="cuda")
     x[1] = 0.0
     x[2] *= 1e20

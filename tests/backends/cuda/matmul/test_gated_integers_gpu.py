@@ -46,7 +46,7 @@ def config(matmuls: MatmulKernels, tiles: MatvecTiles, activation: GatedActivati
 
 
 def poisoned(tokens: int, cols: int) -> Int8Activations:
-    """With a row more than needed: nothing may be written there."""
+    """A poisoned buffer with one token more than needed; nothing may be written there."""
     codes = torch.full((tokens + 1, cols), _POISON, dtype=torch.int8, device="cuda")
     return Int8Activations(codes, torch.full((tokens + 1, cols // 16, 2), torch.nan, device="cuda"))
 
@@ -77,7 +77,7 @@ def with_squares(matmuls: MatmulKernels, x: torch.Tensor) -> Int8Activations:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
 def test_few_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: GatedActivation) -> None:
-    """With a norm to finish and without; what is written is what `int8_activations` makes of the exact values."""
+    """With and without a folded norm, the kernel writes what `int8_activations` makes of the exact values."""
     matrix, exact = pair(ggml_type)
     configs = [config(matmuls, tiles, activation) for tiles in TILES]
     matmuls.prepare([(matrix.format, each) for each in configs])

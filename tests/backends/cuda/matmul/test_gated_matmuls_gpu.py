@@ -38,7 +38,7 @@ def matmuls() -> MatmulKernels:
 
 
 def poisoned(tokens: int, block_tokens: int, cols: int) -> HalfActivations:
-    """With a block more than the rows need: nothing may be written there."""
+    """A poisoned buffer with one block more than the tokens need; nothing may be written there."""
     blocks = -(-tokens // block_tokens) + 1
     values = torch.full((blocks, cols // 64, 8, block_tokens // 8, 8, 8), torch.nan, device="cuda", dtype=torch.float16)
     return HalfActivations(values, torch.full((blocks * block_tokens,), torch.nan, device="cuda"))
@@ -157,7 +157,7 @@ def test_what_is_routed_feeds_the_next_matmul(matmuls: MatmulKernels, tokens: in
 
 
 def test_plain_launches_of_interleaved_matrices(matmuls: MatmulKernels) -> None:
-    """Without the activation, gate and up come by turns: of integers, and of halves in splits."""
+    """Plain launches give gate and up by turns: of integers, and of halves in splits."""
     matrix, exact = pair(GGMLType.Q4_K)
     for tokens in (1, 2, 16, 130):
         x = torch.randn(tokens, COLS, device="cuda")
@@ -175,7 +175,7 @@ def test_plain_launches_of_interleaved_matrices(matmuls: MatmulKernels) -> None:
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q3_K], ids=str)
 def test_packing_on_the_device_interleaves(ggml_type: GGMLType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several pieces."""
+    """The matrices are uploaded and packed in several runs."""
     monkeypatch.setattr(pack_raw, "_PIECE_BYTES", 1 << 18)
     parts = raw_pair(ggml_type, 4096, COLS)
     got = Packer("cuda").pack(parts, interleaved=True)

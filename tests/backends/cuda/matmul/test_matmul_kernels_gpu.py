@@ -73,7 +73,7 @@ def written(matmuls: MatmulKernels, x: torch.Tensor, form: ActivationFormat) -> 
 
 
 def random_norm(tokens: int, parts: int) -> FoldedNorm:
-    """Of rows of very different size; beyond them there is nothing to read."""
+    """A folded norm of tokens of very different size; beyond them there is nothing to read."""
     square_sums = torch.rand((tokens + 1, parts), device="cuda") + 0.1
     square_sums *= 10.0 ** torch.arange(-3, tokens - 2, device="cuda").remainder(7)[:, None]
     square_sums[tokens] = torch.nan
@@ -84,7 +84,7 @@ def relative_error(
     matmuls: MatmulKernels, matrix: PackedMatrix, exact: torch.Tensor, tokens: int, config: MatmulConfig,
     norm: FoldedNorm | None = None,
 ) -> float:  # fmt: skip
-    """Of the summed splits, for a fresh input; nothing beside the output's place may be written."""
+    """The error of the summed splits, for a fresh input; nothing beside the output's place may be written."""
     x = torch.randn(tokens, matrix.cols, device="cuda")
     beside = 4 if tokens % 2 else 1  # output rows that begin at 16 bytes, and others
     place = slice(beside, beside + matrix.out_features)
@@ -246,7 +246,7 @@ def test_written_activations_equal_the_reference(matmuls: MatmulKernels, tokens:
 @pytest.mark.parametrize("layout", REPACKED_LAYOUTS, ids=lambda each: each.name)
 @pytest.mark.parametrize("shard", [False, True])
 def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> None:
-    """Of matrices, and of slices by columns, whose rows lie apart in memory."""
+    """Matrices are repacked, and slices by columns, whose out_features lie apart in memory."""
     cols = max(320 // layout.block_size, 1) * layout.block_size
     parts = [random_raw(GGMLType[layout.name], tokens, cols * (1 + shard), tokens) for tokens in (128, 90)]
     if shard:

@@ -106,7 +106,7 @@ def values_of(x: Int8Activations, cols: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("ggml_type", TYPES, ids=lambda ggml_type: ggml_type.name)
 def test_stream_codes_and_square_sums(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
-    """With bias and norm, and without either."""
+    """The epilogue runs with bias and norm, and without one of the two."""
     matrix, exact = matrix_of(ggml_type)
     configs = [config(matmuls, tiles) for tiles in TILES]
     matmuls.prepare([(matrix.format, each) for each in configs])

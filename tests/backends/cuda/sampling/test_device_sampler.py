@@ -66,7 +66,7 @@ def logits_of(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("top_k", "at_once"), [(0, 100), (3, 100), (30, 2)])
 def test_choices_are_the_cpu_samplers(top_k: int, at_once: int) -> None:
-    """As listed, and with a top-k in every row but mirostat's, so that only candidates are looked at.
+    """Rows run as listed, and with a top-k in all but mirostat's, so that the sampler looks at candidates alone.
 
     All rows at once, or in the groups that little memory allows.
     """

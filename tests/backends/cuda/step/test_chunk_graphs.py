@@ -40,7 +40,7 @@ def sizes_of(tokens: int, rows: int, tile_tokens: int = 32) -> StepSizes:
 
 @pytest.mark.parametrize(("tokens", "rows"), [(512, 64), (2048, 256), (512, 1), (48, 6), (336, 300), (512, 512)])
 def test_every_step_with_a_chunk_has_a_graph(tokens: int, rows: int) -> None:
-    """Of as many padded tokens as it would have without, while no more than 16 requests begin at once."""
+    """The graph has as many padded tokens as the step alone, while no more than 16 requests begin at once."""
     sizes = sizes_of(tokens, rows)
     shapes = chunk_shapes(sizes)
     assert len(shapes) == len(set(shapes)) <= (30 if rows <= 64 else 37)
@@ -102,7 +102,7 @@ def test_padding_is_dead() -> None:
 
 
 class Walked:
-    """In a graph's place: runs the launches of its shape, and counts."""
+    """A stand-in for a graph: it runs the launches of its shape, and counts."""
 
     def __init__(self, graphs: GraphRunner, shape: StepShape, seen: list[StepShape]) -> None:
         self._graphs, self._shape, self._seen = graphs, shape, seen

@@ -26,7 +26,7 @@ from realizar.models.spec import Attention, Linear  # noqa: E402
 
 
 class Native:
-    """In place of `DecodeAttention`: compiles nothing."""
+    """A stand-in for `DecodeAttention` that compiles nothing."""
 
     def __init__(self, _device: object) -> None:
         self.prepared: set[object] = set()

@@ -54,7 +54,7 @@ def runner() -> Iterator[GPURunner]:
 
 
 def taken(runner: GPURunner) -> tuple[list[str], int]:
-    """By a step of decodes and one with a chunk beside one: operations, and how often torch's allocator was asked."""
+    """The operations and calls of torch's allocator of two steps: decodes, and a chunk beside a decode."""
     requests = [runner.request(row, random_tokens(RECIPE, 9, row), first=row) for row in range(2)]
     for request in requests:
         runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids, 9))
@@ -68,7 +68,7 @@ def taken(runner: GPURunner) -> tuple[list[str], int]:
 
 
 def allocator_calls() -> int:
-    """Also of what goes past torch's operations, such as a graph; 0 without a GPU."""
+    """The calls of torch's allocator, also those that pass by torch's operations, as a graph's do; 0 without a GPU."""
     return torch.cuda.memory_stats()["allocation.all.allocated"] if torch.cuda.is_available() else 0
 
 

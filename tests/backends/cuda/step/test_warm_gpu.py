@@ -1,4 +1,4 @@
-"""Nothing is compiled or loaded while a model serves: whatever steps ask for was there when loading ended."""
+"""Loading compiles and loads everything that steps need, so that nothing is compiled while a model serves."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_one_row_takes_whole_columns(name: str) -> None:
 
 
 def test_activation_epilogues_keep_measured_tiles() -> None:
-    """Of an 8B model the line of its shape, but where that has single strips; of a 1B model half the block."""
+    """An 8B model keeps the line of its shape, unless that has single strips; a 1B model takes half the block."""
     tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
     lines = {line.tokens: line for line in tuning.lines if line.out_features == 28672}
     for tokens in (8, 16, 32, 64, 128, 256, 2048):

@@ -116,7 +116,7 @@ def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch:
 
 
 def test_what_is_measured_anew_replaces_the_old() -> None:
-    """Even by something slower: the old measurement may be of another driver."""
+    """A slower measurement replaces the old one too, which may be of another driver."""
     tiles = WgmmaTiles(8, 1, 1, 4, 1, 2)
     old = [Line(8, 64, 64, tiles, 1, 0.01), Line(8, 128, 64, tiles, 1, 0.01), Line(1, 64, 64, tiles, 1, 0.01)]
     new = [Line(8, 64, 64, tiles, 2, 0.03), Line(8, 64, 64, tiles, 3, 0.05)]

@@ -34,7 +34,7 @@ CONFIG = EngineConfig(
 
 @pytest.mark.parametrize("group", [64, 128])
 def test_linears_of_the_interpreter(group: int) -> None:
-    """Of a matrix and a shard side by side."""
+    """The linear merges a matrix and a shard side by side."""
     whole, tokens = grouped_source(40, 4 * group, group), 3
     shard = grouped_source(64, 8 * group, group, seed=1).rows(13, 47).columns(2 * group, 6 * group)
     matrices = [pack_plain(source, DEVICE.torch_device) for source in (whole, shard)]

@@ -49,7 +49,7 @@ def test_the_embedding() -> None:
 
 @pytest.mark.parametrize("name", vector_names(VECTORS))
 def test_norms_biases_and_sinks(name: str) -> None:
-    """By a whole load, though some are read when a step first needs them."""
+    """A whole load finds them, though some are read when a step first needs them."""
     spec, checkpoint = spoiled_model(VECTORS, name, "nan")
     backend = CUDABackend(device=interpreter_device())
     config = EngineConfig(max_running=2, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
