@@ -113,8 +113,9 @@ class ChoiceMaker:
 
     def _chosen(self, step: CUDAStep, indices: Sequence[int], drafts: StepDrafts | None) -> Chosen:
         """Choose at some of the step's choices, without taking them into the rows' state."""
-        these = torch.tensor(indices, device=self._space.logits.device)
-        return self._sampler.choose(self._space.logits[these], self._positions(step, indices, drafts), step.masks)
+        logits = self._space.logits
+        these = torch.tensor(indices, device=logits.device)
+        return self._sampler.choose(logits, self._positions(step, indices, drafts), step.masks, these)
 
     def _positions(self, step: CUDAStep, indices: Sequence[int], drafts: StepDrafts | None) -> Positions:
         given, wanted = step.forward_input, step.wanted

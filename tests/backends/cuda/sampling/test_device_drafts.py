@@ -11,6 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
 from backends.cuda.sampling.test_device_sampler import CPU, ROWS, VOCAB, logits_of  # noqa: E402
 from realizar.backends.cpu.sampling.sampler import RowSampler  # noqa: E402
 from realizar.backends.cuda.choices import ChoiceMaker  # noqa: E402
@@ -122,6 +125,34 @@ def test_choices_with_drafts_are_those_without(at_once: int, seed: int) -> None:
                 assert int(device.space.last[row]) == got[-1]
             going = [other for other in going if other != row or not ended]
     assert accepted > 40
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers in a tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.lift_fresh.default:  # a NumPy array's own memory
+            made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+            self.most = max([self.most, *(each.numel() for each in made)])
+        return result
+
+
+def test_no_more_logits_are_gathered_than_are_sampled_at_once() -> None:
+    """Memory is reserved for a group's logits, and not for those of all rows and their drafts."""
+    at_once, rng = 3, np.random.default_rng(6)
+    samplings = [SamplingParams(temperature=1.0, seed=row) for row in range(5)]
+    device = Device(samplings, [list(range(9))] * len(samplings), at_once)
+    rows = [scheduled_row(row, (8,), 8, True, drafts=(3, 4, 5, 6)) for row in range(len(samplings))]
+    logits = logits_of(rng, len(rows) * 5)
+    with Largest() as largest:
+        outputs = device.step(rows, logits, {})
+    assert all(outputs)
+    assert largest.most == at_once * VOCAB
 
 
 def test_nothing_is_wanted_after_the_end() -> None:

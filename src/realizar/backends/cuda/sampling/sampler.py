@@ -130,12 +130,18 @@ class DeviceSampler:
         """Count a token that was chosen without `choose`."""
         self._rows[row].num_output_tokens += 1
 
-    def choose(self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]]) -> Chosen:
+    def choose(
+        self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],
+        indices: torch.Tensor | None = None,
+    ) -> Chosen:  # fmt: skip
         """Choose at every position; no row's state changes before `accept`.
 
+        Logits are copied group by group, `rows_at_once` of them, since no memory is reserved for a copy of all.
+
         Args:
-            logits: float32 [positions, vocab], left as they are.
+            logits: float32 [any, vocab], left as they are.
             masks: by row uint32 [ceil(vocab / 32)], or [drafts + 1, ceil(vocab / 32)].
+            indices: int64 [positions], of each position's logits on the device; None where they follow one another.
 
         Raises:
             torch.OutOfMemoryError: there is not as much memory as was to be kept free.
@@ -149,7 +155,8 @@ class DeviceSampler:
         for first in range(0, count, at_once):
             part = slice(first, first + at_once)
             numbers = None if current is None or after is None else (current, after[part])
-            parts.append(self._choose(logits[part], positions.part(first, first + at_once), masks, numbers))
+            copied = logits[part].clone() if indices is None else logits[indices[part]]
+            parts.append(self._choose(copied, positions.part(first, first + at_once), masks, numbers))
         ids, taken = (torch.cat(each) if len(parts) > 1 else each[0] for each in zip(*parts, strict=True))
         return Chosen(positions, ids, taken, after)
 
@@ -207,29 +214,27 @@ class DeviceSampler:
         self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],
         mirostat: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """`ids` and `taken` of `Chosen`; `mirostat` is as in `_draw`."""
+        """`ids` and `taken` of `Chosen`, from logits that are overwritten; `mirostat` is as in `_draw`."""
         rows = positions.rows
         forbidding = any(
             row in masks or self._rows[row].forbids_end(place) for row, place in positions.rows_and_places()
         )
-        adjusted = self._adjust(logits, positions, masks)
-        top = adjusted.max(dim=1, keepdim=True).values
+        self._adjust(logits, positions, masks)
+        top = logits.max(dim=1, keepdim=True).values
         usable = torch.isfinite(top[:, 0])
-        choices = first_largest(adjusted, top)
+        choices = first_largest(logits, top)
         drawn = [index for index, row in enumerate(rows) if not self._rows[row].sampling.greedy]
         if drawn:
             these = torch.tensor(drawn, device=self._device)
-            part = torch.where(usable[these, None], adjusted[these], 0.0)
+            part = torch.where(usable[these, None], logits[these], 0.0)
             choices[these] = self._draw(part, positions, drawn, mirostat)
         found = torch.where(usable, choices, -1)
         ids = torch.where(torch.isneginf(top[:, 0]), NONE_ALLOWED, found) if forbidding else found
         return ids, choices
 
-    def _adjust(
-        self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]]
-    ) -> torch.Tensor:
-        """Logits, float32, with all that acts on single ids applied."""
-        adjusted, rows = logits.clone(), positions.rows
+    def _adjust(self, adjusted: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        """Apply all that acts on single ids to logits, float32 [positions, vocab], in place."""
+        rows = positions.rows
         masked = [index for index, row in enumerate(rows) if row in masks]
         if masked:
             found = [np.atleast_2d(masks[rows[index]])[positions.place(index)] for index in masked]
@@ -248,7 +253,6 @@ class DeviceSampler:
             add_bias(adjusted, entries)
         self._penalties.apply(adjusted, positions)
         self._dry.apply(adjusted, positions)
-        return adjusted
 
     def _forbid_ends(self, adjusted: torch.Tensor, positions: Positions, masks: Mapping[int, object]) -> None:
         """End ids before `min_tokens`, unless a grammar leaves nothing else."""
@@ -321,7 +325,7 @@ def scratch_bytes(max_rows: int, vocab_size: int, memory_bytes: int) -> int:
 
 
 def reserved_bytes(max_rows: int, vocab_size: int, context_length: int, memory_bytes: int) -> int:
-    """Bytes that the KV cache must leave to sampling: scratch, joined logits, penalties' tables, and some of DRY's.
+    """Bytes that the KV cache must leave to sampling: scratch, a group's logits, penalties' tables, and some of DRY's.
 
     DRY's tables of all rows would be a gigabyte where contexts are long, and few rows have one. A row whose table does
     not fit is refused.
