@@ -106,7 +106,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(ordered: Sequence[float]) -> list[tuple[float, float]]:
-    """Percent of all, and the value that so many reach, at no more than some hundred places."""
+    """The percentage of values up to a value, and that value, at no more than `_MAX_POINTS` + 1 places."""
     count = len(ordered)
     places = (
         range(count) if count <= _MAX_POINTS else [round(i * (count - 1) / _MAX_POINTS) for i in range(_MAX_POINTS + 1)]

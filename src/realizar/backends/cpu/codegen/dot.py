@@ -119,5 +119,5 @@ _DOTS: dict[str, type[Dot]] = {
 
 
 def make_dot(name: str, e: Emitter, tokens: int, bits: int) -> Any:
-    """The dot products of the instruction set `name`, for so many tokens at once and codes of `bits` bits."""
+    """The dot products of the instruction set `name`, for `tokens` tokens at once and codes of `bits` bits."""
     return _DOTS[name](e, tokens, bits)

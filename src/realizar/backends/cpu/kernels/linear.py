@@ -89,7 +89,7 @@ def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, 
 
     Work goes by blocks of `run` tokens, then tiles, then `first` tokens, and is cut evenly. A thread meets few
     blocks so, and a block few threads: a line that all cores have read costs its next writer more than its own work.
-    Where `share` is not 0, whole runs of so many tiles, with all tokens of a block, stay with one thread.
+    Where `share` is not 0, whole runs of `share` tiles, with all tokens of a block, stay with one thread.
     """
     passes, whole = (tokens + first - 1) // first, run // first
     at = passes * tiles * thread // threads

@@ -83,7 +83,7 @@ class DecodeBinder:
         return self._parts(attention, shape), tuple(rotated.items()), tuple(form.items())
 
     def is_long(self, decodes: int, context: int) -> bool:
-        """True if a step of so many decodes, the longest with this context, is `StepShape.long`."""
+        """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
         if self._native is None or self._fixed or context <= _SHORT:
             return False
         return any(self._are_few(decodes, decode.block.attention) for decode in self._bound)
@@ -120,7 +120,7 @@ class DecodeBinder:
         return ahead if few and not long and self._fits(ahead, 1) else sized
 
     def _fits(self, kernel: AttendKernel, blocks: int) -> bool:
-        """True if a multiprocessor has shared memory for so many blocks at once."""
+        """True if a multiprocessor has shared memory for `blocks` blocks at once."""
         return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= self._device.shared_bytes
 
     def _are_few(self, decodes: int, attention: Attention) -> bool:

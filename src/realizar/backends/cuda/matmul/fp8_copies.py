@@ -109,7 +109,7 @@ def sum_type(device: DeviceProfile) -> torch.dtype:
 
 
 def is_copied(out_features: int, cols: int) -> bool:
-    """True if matrices with so many output features together have a copy."""
+    """True if matrices with `out_features` together have a copy."""
     return out_features % _MULTIPLE == 0 and cols % _MULTIPLE == 0
 
 

@@ -24,7 +24,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 def route_gated(
     matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix, activation: GatedActivation
 ) -> MatmulConfig | None:
-    """A matmul with the gated epilogue, for so many tokens; None where it has none.
+    """A matmul with the gated epilogue, for `tokens` tokens; None where it has none.
 
     With `batch_invariant` it never has one, since not every number of tokens could.
     """
@@ -50,7 +50,7 @@ def launch_gated(
             tokens of `half` are divided by one power of two; values beyond 4.2e6 are cut to that. Tokens beyond the
             step's are written up to the end of their block.
         tokens: of the step.
-        config: from `route_gated` for so many tokens and this matrix.
+        config: from `route_gated` for these tokens and this matrix.
         stream: its handle; torch's current stream if None.
 
     Raises:

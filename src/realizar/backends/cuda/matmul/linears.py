@@ -102,7 +102,7 @@ class MergedLinear:
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
     def routes(self, tokens: int) -> list[tuple[PackedMatrix, MatmulConfig]]:
-        """The packed matrices, and how each is multiplied in a step of so many tokens; none where their copy is."""
+        """The packed matrices, and how each is multiplied in a step of `tokens`; none where their copy is."""
         if self._copy_for(tokens) is not None:
             return []
         packed = _packed(self)
@@ -126,15 +126,15 @@ class MergedLinear:
         return isinstance(first, PackedMatrix) and first.interleaved
 
     def is_gated(self, tokens: int) -> bool:
-        """True if `launch_gated` takes a step of so many tokens; then no partial sums are written."""
+        """True if `launch_gated` takes a step of `tokens`; then no partial sums are written."""
         return self._activation is not None and self._has_epilogue(tokens)
 
     def adds_residual(self, tokens: int) -> bool:
-        """True if `launch_residual` takes a step of so many tokens; then no partial sums are written."""
+        """True if `launch_residual` takes a step of `tokens`; then no partial sums are written."""
         return self._adds_residual and self._has_epilogue(tokens)
 
     def _has_epilogue(self, tokens: int) -> bool:
-        """True if the matmul of a step of so many tokens has an epilogue."""
+        """True if the matmul of a step of `tokens` has an epilogue."""
         matmuls, routes = self._matmuls, self.routes(tokens)
         if matmuls is None or not routes:
             return False
@@ -142,7 +142,7 @@ class MergedLinear:
         return matmuls.runs_epilogue(matrix, config)
 
     def kernels(self, tokens: int) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
-        """Formats and configs that `MatmulKernels.prepare` must compile for a step of so many tokens."""
+        """Formats and configs that `MatmulKernels.prepare` must compile for a step of `tokens`."""
         routes = self.routes(tokens)
         if not routes:
             return []
@@ -200,11 +200,11 @@ class MergedLinear:
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
 
     def applies_norm_scale(self, tokens: int) -> bool:
-        """True if `launch` applies a folded norm scale in a step of so many tokens."""
+        """True if `launch` applies a folded norm scale in a step of `tokens`."""
         return self.all_packed and self._copy_for(tokens) is None
 
     def _copy_for(self, tokens: int) -> FP8Copy | None:
-        """The FP8 copy that a step of so many tokens reads in place of the matrices, if any."""
+        """The FP8 copy that a step of `tokens` reads in place of the matrices, if any."""
         return self.copy if tokens >= LEAST_TOKENS else None
 
     def _form(self, segment: Segment, tokens: int) -> Form:

@@ -152,13 +152,13 @@ class MatmulKernels:
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
     def activation_format(self, tokens: int) -> ActivationFormat:
-        """The activation format that all matmuls of a step of so many tokens read."""
+        """The activation format that all matmuls of a step of `tokens` read."""
         if not self.batch_invariant and tokens <= self.tuning.int8_tokens:
             return ActivationFormat("int8", 1)
         return ActivationFormat("half", self.tuning.block_tokens(tokens))
 
     def route(self, tokens: int, matrix: PackedMatrix) -> MatmulConfig:
-        """Choose the kernel of a matmul with so many tokens."""
+        """Choose the kernel of a matmul of `tokens`."""
         return self.route_merged(tokens, [matrix])[0]
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
@@ -172,11 +172,11 @@ class MatmulKernels:
         return [MatmulConfig(tiles, form, splits, self.is_dependent(tokens)) for _ in matrices]
 
     def is_dependent(self, tokens: int) -> bool:
-        """True if matmuls of so many tokens are launched with programmatic stream serialisation."""
+        """True if matmuls of `tokens` are launched with programmatic stream serialisation."""
         return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
     def _choose(self, tokens: int, form: ActivationFormat, matrix: PackedMatrix, out_features: int) -> Choice:
-        """Choose tiles and splits for a matrix's format and columns, and so many output features."""
+        """Choose tiles and splits for a matrix's format and columns, and `out_features`."""
         if form.kind == "int8":
             return self.tuning.few_tokens(tokens, out_features, matrix.cols, matrix.format)
         return self.tuning.many_tokens(tokens, out_features, matrix.cols, matrix.format, self.batch_invariant)
@@ -238,7 +238,7 @@ class MatmulKernels:
             activations: in the format `config.format`, of as many columns.
             partials: float32 [>= splits, >= tokens, >= column + matrix.out_features], the last axis contiguous.
             tokens: of the step.
-            config: from `route` for so many tokens and this matrix.
+            config: from `route` for these tokens and this matrix.
             stream: its handle; torch's current stream if None.
             column: of the output where this matrix begins.
 

@@ -58,7 +58,7 @@ def epilogue_square_parts(cols: int) -> int:
 
 
 def route_residual(matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix) -> MatmulConfig | None:
-    """A matmul with the residual-add epilogue, for so many tokens; None where its columns must be split."""
+    """A matmul with the residual-add epilogue, for `tokens` tokens; None where its columns must be split."""
     config = matmuls.route(tokens, matrix)
     if not isinstance(config.tiles, MatvecTiles) or config.splits > 1 or matrix.out_features % EPILOGUE_COLUMNS:
         return None
@@ -74,7 +74,7 @@ def launch_residual(
     Args:
         activations: without a folded norm.
         tokens: of the step.
-        config: from `route_residual` for so many tokens and this matrix.
+        config: from `route_residual` for these tokens and this matrix.
         stream: its handle; torch's current stream if None.
 
     Raises:

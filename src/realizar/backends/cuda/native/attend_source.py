@@ -25,7 +25,7 @@ class AttendKernel:
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
-        least: parts of a context are no shorter than so many times 64 keys.
+        least: parts of a context are no shorter than `least` times 64 keys.
         cap: True if scores are capped.
     """
 

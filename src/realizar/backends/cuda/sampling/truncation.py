@@ -94,7 +94,7 @@ def truncate(logits: torch.Tensor, samplings: Sequence[SamplingParams], xtc: Seq
 
 
 def _within_sigma(logits: torch.Tensor, samplings: Sequence[SamplingParams]) -> torch.Tensor:
-    """Logits within so many standard deviations, over all ids that are not forbidden, of the largest."""
+    """True for logits at most `top_n_sigma` standard deviations (over allowed ids) below the largest."""
     values = logits.double()
     allowed = torch.isfinite(values)
     count = allowed.sum(dim=1, keepdim=True)
