@@ -1,4 +1,4 @@
-"""From a transformers model to an F32 GGUF file, as llama.cpp's converter lays it out.
+"""Converts a transformers model to an F32 GGUF file, as llama.cpp's converter lays it out.
 
 Names of tensors and keys come from the PyPI package `gguf`, not from what they test.
 """

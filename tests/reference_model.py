@@ -185,7 +185,7 @@ def _visible(first: int, tokens: int, window: int | None) -> NDArray[np.bool_]:
 
 
 def _softmax(scores: Array) -> Array:
-    """Over the last dimension."""
+    """The softmax over the last dimension."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total: Array = weights.sum(axis=-1, keepdims=True)
     return weights / total

@@ -26,7 +26,7 @@ def cpu_backend() -> Any:
 
 
 def cuda_backend() -> Any:
-    """Under the interpreter, with torch alone."""
+    """A CUDA backend under Triton's interpreter, with torch on the CPU."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     from realizar.backends.cuda.device import interpreter_device

@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def give(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """So many bytes are free, before loading and after it."""
+    """Let `size` bytes be free, before loading and after it."""
     monkeypatch.setattr(cpu_plan, "free_memory_bytes", lambda: size)
     monkeypatch.setattr(kv_memory, "free_memory_bytes", lambda: size)
 

@@ -36,7 +36,7 @@ def fuzz_model(model: str, extent: Extent) -> Report:
 
 
 def fuzz_files(seed: int, count: int) -> Report:
-    """So many hostile model files, each through what the commands do with it."""
+    """Read `count` hostile model files as the commands do."""
     report = Report()
     for fault in faults(seed, 0, count):
         report.fault(fault)

@@ -45,7 +45,7 @@ class Run:
         self._indexes = self._next_index()
 
     async def run(self) -> None:
-        """All of it; faults are in the report."""
+        """Run the whole test; faults are in the report."""
         async with self._client(HEALTHY_KEY) as client:
             alone = await healthy.texts_alone(client, self._report)
             files = self._server.open_files()

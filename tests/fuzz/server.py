@@ -35,7 +35,7 @@ class FuzzedServer:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_ready(self) -> None:
-        """Until it says so.
+        """Wait until the server says that it is ready.
 
         Raises:
             RuntimeError: it ended, or did not in time.

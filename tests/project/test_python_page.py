@@ -38,7 +38,7 @@ def _run(snippet: str, names: dict[str, Any]) -> None:
 
 
 def test_options_are_those_of_a_configuration() -> None:
-    """Beside vLLM's names for them."""
+    """The page's options are fields of `EngineConfig`, beside vLLM's names for them."""
     table = _LOCAL.partition("| option | vLLM's name |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?`) \| (`(\w+)`)? ?\|", table, re.MULTILINE)
     named = {option: vllm for options, _, vllm in rows for option in re.findall(r"`(\w+)`", options)}

@@ -226,7 +226,7 @@ def test_a_large_matrix_is_converted_as_a_whole(ggml_type: GGMLType) -> None:
 
 
 def test_every_type_in_a_file_is_covered() -> None:
-    """All but activations' formats, plain integers and float64."""
+    """Weights have every type but activations' formats, plain integers and float64."""
     left = set(GGMLType) - set(QUANTIZED_TYPES) - set(FLOAT_TYPES)
     assert {t.name for t in left} == {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
 

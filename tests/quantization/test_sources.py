@@ -65,7 +65,7 @@ def test_a_layout_says_what_planes_hold(ggml_type: GGMLType) -> None:
 
 
 def check_scale_type(scale: str, values: np.ndarray) -> None:
-    """That a type holds these values exactly."""
+    """Check that a type holds these values exactly."""
     bounds = {"i8": (-128, 127), "u8": (0, 63), "u4": (0, 15), "odd4": (1, 31)}
     if scale in bounds:
         assert values.dtype == np.int16

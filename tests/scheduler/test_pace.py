@@ -85,7 +85,7 @@ def test_the_time_that_there_is_gets_used(machine: Machine) -> None:
 
 
 def test_streams_that_leave_make_room_smaller() -> None:
-    """From 40 streams to one, whose steps are four times shorter: those are measured, not guessed."""
+    """40 streams shrink to one, whose steps are four times shorter; `Pace` takes their time from measurements."""
     pace = started(SMALL_MODEL, 40, 10)
     times = read(pace, SMALL_MODEL, lambda step: 40 if step < 30 else 1, 6000, 512)
     alone = SMALL_MODEL.step(1, 0, 0, random.Random(3))
@@ -163,7 +163,7 @@ def test_a_dearer_prompt_is_felt_soon_and_a_cheaper_one_with_care() -> None:
 
 
 def test_distances_are_learned_apart() -> None:
-    """From a prompt's beginning to far behind a cached prefix, where a token costs four times as much, and back.
+    """Steps go from a prompt's beginning to far behind a prefix, where a token costs four times as much, and back.
 
     The first time that it goes far is a guess; from then on no step is too long, and none is too short.
     """

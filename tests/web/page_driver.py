@@ -34,7 +34,7 @@ def said(page: Any) -> list[str]:
 
 
 def wait_for(page: Any, texts: list[str]) -> None:
-    """Until the page shows exactly these messages."""
+    """Wait until the page shows exactly these messages."""
     page.wait_for_function(
         "texts => JSON.stringify([...document.querySelectorAll('.message .body')].map(node => node.innerText))"
         " === JSON.stringify(texts)",

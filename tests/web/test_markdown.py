@@ -120,7 +120,7 @@ def test_tables_and_code(module: Any) -> None:
 
 
 def test_attacks_are_inert(api: ScriptedApi, page: Any) -> None:
-    """From the model, from the user, and from storage."""
+    """Attacks come from the model, from the user, and from storage."""
     attack = "\n\n".join(ATTACKS)
     api.script = lambda body: words(attack)
     page.goto(api.url)

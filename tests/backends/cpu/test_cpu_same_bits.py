@@ -36,7 +36,7 @@ def make_runner(recipe: Recipe, threads: int, instruction_set: str | None = None
 
 
 def scheduled(runner: Runner, prompts: Sequence[Sequence[int]], rng: np.random.Generator) -> list[NDArray[np.float32]]:
-    """All prompts at once in steps drawn from `rng`: who takes part, in what order, and how many tokens each."""
+    """Run all prompts in steps drawn from `rng`: their rows, the rows' order, and each row's number of tokens."""
     budget, blocks = runner.config.max_step_tokens, -(-max(map(len, prompts)) // runner.config.block_size)
     requests = [
         runner.request(row, ids, rng, first=place * blocks)

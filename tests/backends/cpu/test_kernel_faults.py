@@ -51,7 +51,7 @@ class Program:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_the_walk_raises_what_a_thread_raised(failing: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """All threads come to the end, nothing is printed, and the next walk is a good one."""
+    """All threads end the walk, nothing is printed, and the next walk is a good one."""
     team, program = ThreadTeam(3), Program()
     try:
         program.run(team, -1)

@@ -7,7 +7,7 @@ import os
 
 
 def _interpret() -> None:
-    """Before anything imports triton, whose own functions are made when it is imported."""
+    """Turn Triton's interpreter on before anything imports triton, which decorates its own functions at import."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("triton") is None:
         return
     import torch

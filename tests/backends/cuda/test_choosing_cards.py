@@ -140,7 +140,7 @@ def test_the_doctors_facts(machine: Any) -> None:
 
 
 def test_memory_of_the_gpu_is_among_the_figures() -> None:
-    """From the backend through the engine's figures to Prometheus; without a GPU there is no such line."""
+    """The figure goes from the backend through the engine to Prometheus; without a GPU there is no such line."""
     backend, reported = ScriptedBackend(), []
     loop = EngineLoop(reported.append)
     core = new_core(backend, make_spec((None,)), EngineConfig())

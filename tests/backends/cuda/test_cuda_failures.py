@@ -142,7 +142,7 @@ def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
 
 
 def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the second step's launches, two steps in flight: smaller ones take their place. At all launches: an error."""
+    """If the second of two steps in flight fails, smaller steps replace it; if all fail, the request has an error."""
     core = new_core(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
     run, calls, failing = runner.backend._run, 0, {2}
 

@@ -41,7 +41,7 @@ def all_memory() -> Iterator[None]:
 
 
 def limit_to(more_bytes: int) -> None:
-    """From now on torch may take so many bytes more than it holds."""
+    """Let torch take at most `more_bytes` more than it holds."""
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more_bytes) / whole)

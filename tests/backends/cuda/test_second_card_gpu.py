@@ -54,7 +54,7 @@ def answers(core: EngineCore) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_second_card_gives_what_the_first_gives(name: str) -> None:
-    """From the thread that loaded, and from another, whose current card is the first."""
+    """Steps run on the thread that loaded, and on another, whose current GPU is the first."""
     before = torch.cuda.memory_allocated(0)
     second = load(name, "cuda:1")
     assert second.device.label.startswith("cuda:1, ")

@@ -78,7 +78,7 @@ def test_what_is_described_can_be_assigned() -> None:
     [("temperature", None), ("temperature", "1"), ("max_tokens", 1.5), ("top_k", 2.5), ("n", None), ("stop", "text")],
 )
 def test_values_of_the_wrong_type_are_refused(name: str, value: object) -> None:
-    """At the door: a step that failed on one would end the engine for all requests."""
+    """They are refused when given, since a step that failed on one would end the engine for all requests."""
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
     assert caught.value.param == name

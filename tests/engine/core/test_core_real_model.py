@@ -26,7 +26,7 @@ PERIODIC = (504, 3575, 282, 4649, 314, 7042, 30, 378) * 9
 
 
 def run(core: EngineCore, requests: Sequence[Request]) -> dict[tuple[str, int], list[TokenOutput]]:
-    """All of them together, audited after every step."""
+    """Run all requests together, with an audit after every step."""
     for request in requests:
         core.add(request)
     outputs: dict[tuple[str, int], list[TokenOutput]] = defaultdict(list)
@@ -43,7 +43,7 @@ def tokens(outputs: list[TokenOutput]) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def plain(smollm2_path: Path) -> Iterator[EngineCore]:
-    """Nothing cached, nothing drafted."""
+    """An engine without prefix cache and without drafts."""
     core = make_core(smollm2_path, prefix_cache=False)
     yield core
     core.close()

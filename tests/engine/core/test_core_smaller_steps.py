@@ -113,7 +113,7 @@ def test_what_does_not_fit_alone_ends_and_the_others_do_not(late: bool) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["submit", "result"])
 def test_a_prompts_log_probabilities_are_asked_for_again(late: bool) -> None:
-    """All of them come, once each and in order."""
+    """All log-probabilities come, once each and in order."""
     backend = SmallBackend(8, 64, late=late)
     core = new_core(backend, make_spec((None,)), EngineConfig(max_step_tokens=64), steps_in_flight=2)
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)

@@ -24,7 +24,7 @@ class Hold:
         self.loading, self.steps = folder / "loading", folder / "steps"
 
     def wait(self, file: Path, timeout_s: float) -> None:
-        """Until the file is gone, at most for so long."""
+        """Wait until the file is gone, at most `timeout_s`."""
         until_s = time.monotonic() + timeout_s
         while file.exists() and time.monotonic() < until_s:
             time.sleep(0.002)

@@ -119,7 +119,7 @@ def wait_gone(pid: int) -> bool:
 
 
 async def wait_file(path: Path) -> None:
-    """Until the engine says by this file that it waits."""
+    """Wait until the engine says by this file that it waits."""
     until_s = time.monotonic() + HANG_S
     while not path.exists():  # noqa: ASYNC240 - it does not block
         assert time.monotonic() < until_s, "waited in vain"

@@ -126,7 +126,7 @@ def test_commands_and_their_answers() -> None:
 
 
 def wait_file(path: Path) -> None:
-    """Until the engine says by this file that it waits in a step."""
+    """Wait until the engine says by this file that it waits in a step."""
     until_s = time.monotonic() + HANG_S
     while not path.exists():
         assert time.monotonic() < until_s, "waited in vain"
@@ -134,7 +134,7 @@ def wait_file(path: Path) -> None:
 
 
 def wait_full(end: socket.socket) -> None:
-    """Until what waits to be read has begun and does not grow any more."""
+    """Wait until the unread bytes have begun to arrive and have stopped growing."""
     sizes = [0]
     while sizes[-1] == 0 or len(set(sizes[-20:])) > 1:
         time.sleep(0.01)

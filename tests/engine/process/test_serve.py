@@ -89,7 +89,7 @@ def test_models_answer_while_the_weights_load(tiny: Path, tmp_path: Path) -> Non
 
 
 def test_a_killed_engine_fails_all_and_is_replaced(server: Served) -> None:
-    """All hear of it at once: while the next engine has not even begun to load."""
+    """All streams get the error at once, before the next engine begins to load."""
     url = server.wait_ready()
     before = short_text(url)
     with server.held_loading():

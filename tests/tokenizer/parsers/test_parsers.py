@@ -151,7 +151,7 @@ def test_every_way_of_cutting_is_the_same(
 
 
 def _check_nothing_is_doubled(text: str, answer: Answer) -> None:
-    """All that came out stands in the text, in its order."""
+    """Every part of the answer occurs in the text, in the text's order."""
     for out in (answer.content, answer.reasoning, "".join(answer.arguments)):
         position = -1
         for char in out:

@@ -53,7 +53,7 @@ def apply_erf(x: Any, y: Any) -> None:
 
 
 def grid(limit: float) -> NDArray[np.float32]:
-    """Both signs, evenly spaced and in powers of two down to denormals, and zero."""
+    """Values of both signs, evenly spaced and in powers of two down to denormals, and zero."""
     even = np.linspace(-limit, limit, 200_000)
     powers = 2.0 ** np.linspace(-140, math.log2(limit), 20_000)
     values = np.concatenate([even, powers, -powers, [0.0]]).astype(np.float32)

@@ -160,7 +160,7 @@ class _Call:
 
 
 def attend_by_twin(monkeypatch: pytest.MonkeyPatch) -> list[AttendKernel]:
-    """From now on runners attend to single tokens with this twin; returns where launches are noted."""
+    """Have runners attend to single tokens with this twin, and return the list in which launches are noted."""
     monkeypatch.setattr(attention_decode, "DecodeAttention", DecodeTwin)
     DecodeTwin.launched = []
     return DecodeTwin.launched

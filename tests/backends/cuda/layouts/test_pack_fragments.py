@@ -150,7 +150,7 @@ def test_every_weight_is_where_the_layout_says(ggml_type: GGMLType, compact: boo
 
 @pytest.mark.parametrize("group", [64, 128])
 def test_a_layout_of_no_ggml_type(group: int) -> None:
-    """At once and by threads, whole and as a shard."""
+    """The matrix is packed at once and by threads, whole and as a shard."""
     whole = grouped_source(704, 5 * group, group)
     for source in (whole, whole.rows(64, 500).columns(group, 4 * group)):
         check_weights(source)

@@ -205,7 +205,7 @@ def _array(address: int, dtype: Any, count: int) -> NDArray[Any]:
 
 
 def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> Launches:
-    """From now on runners pack their matrices and multiply with these twins; returns where launches are noted.
+    """Have runners pack and multiply with these twins, and return the record of launches.
 
     Args:
         splits: of all matmuls that have as many chunks and no activation; as tuned if None.

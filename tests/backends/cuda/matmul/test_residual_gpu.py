@@ -50,7 +50,7 @@ class Stream:
         return Stream(hidden.clone(), Residual(hidden, vectors[0], SCALE, vectors[1], target, square_sums))
 
     def check(self, added: torch.Tensor) -> None:
-        """That the stream got float64 `added`, and what else follows from it."""
+        """Check that float64 `added` was added to the stream, and that everything derived from the stream is right."""
         left, tokens = self.residual, len(added)
         if left.bias is not None:
             added = added + left.bias.double()

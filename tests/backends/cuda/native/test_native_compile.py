@@ -109,7 +109,7 @@ def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, ar
 
 
 def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
-    """That kernels compile, keep what they have off the stack, and leave registers for as many blocks as is said.
+    """Check that kernels compile, use no stack, and leave registers for as many blocks as their tiles say.
 
     And that the Hopper kernel makes weights while it multiplies: where it finds too few registers, the compiler
     waits for every matmul.

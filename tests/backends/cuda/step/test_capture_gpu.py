@@ -86,7 +86,7 @@ SPOILERS: dict[str, Callable[[], None]] = {
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, shapes: Callable[[StepShape], bool], spoiler: Callable[[], None]) -> None:
-    """From now on the body of steps of some shapes holds a launch that can't be captured."""
+    """Add a launch that can't be captured to the body of steps of some shapes."""
     body = bind.Binder.bind_body
 
     def run(shape: StepShape) -> None:

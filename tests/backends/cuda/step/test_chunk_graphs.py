@@ -80,7 +80,7 @@ def test_a_shape_without_a_graph_is_as_it_was() -> None:
 
 
 def test_padding_is_dead() -> None:
-    """Over what a larger step left: tokens without a slot, decodes and tiles of no row."""
+    """Padding replaces the values of a larger step: tokens without a slot, decodes and tiles of no row."""
     arrays = StepArrays(sizes_of(64, 8, 8), interpreter_device())
     for name in ("ids", "positions", "slots", "decodes", "tile_rows", "tile_firsts", "selected_rows", "token_rows"):
         arrays[name].fill_(7)

@@ -1,4 +1,4 @@
-"""All that a step may need is compiled at load: every shape that a step can get has its kernels, whatever the card."""
+"""Loading compiles the kernels of every shape that a step can have, on every GPU."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def other_work(runner: GPURunner, recipe: Recipe) -> None:
 def test_nothing_is_compiled_after_loading(
     name: str, graphs: bool, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once with the CUDA C++ attention, and without graphs also with Triton's in its place."""
+    """Steps run with the CUDA C++ attention; without graphs, Triton's takes its place."""
     if not graphs:
         monkeypatch.setattr(DecodeAttention, "ready", lambda _self, _kernel: False)
     recipe = RECIPES[name]
