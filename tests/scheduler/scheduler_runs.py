@@ -8,6 +8,7 @@ from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.drafting import Drafting
 from realizar.scheduler.drafts import PromptLookup
 from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
@@ -50,7 +51,7 @@ def make_scheduler(
         context_length=100,
         max_queued=max_queued,
         policy=policy,
-        drafter=PromptLookup(drafts, 3, 1) if drafts else None,
+        drafting=Drafting(PromptLookup(drafts, 3, 1), drafts, 1000) if drafts else None,
         clock=Clock(),
     )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
+from realizar.errors import InvalidRequestError
 from realizar.scheduler.drafts import Drafter
 from realizar.scheduler.sequence import Sequence
 
@@ -20,10 +22,18 @@ class Drafting:
 
     Args:
         drafter: None drafts nothing.
+        most_drafts: drafts of a sequence that the backend has room for.
+        vocab_size: ids of the vocabulary are below it.
+
+    Raises:
+        InvalidRequestError: there is a drafter, and room for no draft.
     """
 
-    def __init__(self, drafter: Drafter | None) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter | None, most_drafts: int, vocab_size: int) -> None:
+        if drafter is not None and most_drafts < 1:
+            message = f"a drafter needs speculative_tokens of at least 1, not {most_drafts}"
+            raise InvalidRequestError(message, "speculative_tokens")
+        self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
         self.num_drafts = self.num_accepted = 0
 
     def awaits(self, sequences: Iterable[Sequence]) -> bool:
@@ -44,7 +54,7 @@ class Drafting:
             return
         with self._faults():
             for sequence, drafts in zip(going, self._drafter.propose(going), strict=True):
-                sequence.drafts = drafts[: sequence.max_drafts]
+                sequence.drafts = self._usable(sequence, drafts)
 
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Drafts of a sequence came back with a step."""
@@ -59,6 +69,11 @@ class Drafting:
         if self._drafter is not None:
             with self._faults():
                 self._drafter.forget(sequence.sequence_id)
+
+    def _usable(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Drafts that the backend has room for and the request wants, before the first one beyond the vocabulary."""
+        most = min(self._most_drafts, sequence.max_drafts)
+        return tuple(takewhile(lambda token_id: 0 <= token_id < self._vocab_size, drafts[:most]))
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

@@ -19,8 +19,10 @@ class Drafter(Protocol):
 
     Each draft is verified with the row's own sampler, so that a drafter changes how many steps a text takes and never
     its tokens. A drafter may be asked for every sequence of a step: a lookup on the host walks them, a draft model or a
-    next-token head computes them as one batch. It finds what it needs of a sequence by `sequence_id`, `row` and
-    `token_ids`, and keeps its own state under `sequence_id`.
+    next-token head computes them as one batch. The backend has room for `speculative_tokens` drafts of a sequence, a
+    setting of the engine that is at least 1 where there is a drafter: drafts beyond it are dropped, as are those from
+    the first one on that is no id of the vocabulary. The drafter finds what it needs of a sequence by `sequence_id`,
+    `row` and `token_ids`, and keeps its own state under `sequence_id`.
 
     Attributes:
         awaits_results: drafts follow from token ids that the host must know, so that a step's choices are awaited

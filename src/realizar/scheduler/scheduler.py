@@ -22,7 +22,6 @@ from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import EndTimes, SchedulerCounts
 from realizar.scheduler.drafting import Drafting
-from realizar.scheduler.drafts import Drafter
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
@@ -45,7 +44,7 @@ class Scheduler:
         context_length: tokens of a request, prompt and output.
         max_queued: requests that may wait for their first step beyond those that a free row takes; None is no limit.
         pace: bounds what is read beside decodes; None reads what fits.
-        drafter: proposes drafts once a step's results are taken in; None drafts nothing.
+        drafting: has drafts proposed once a step's results are taken in; None drafts nothing.
         clock: seconds, monotonic.
     """
 
@@ -59,7 +58,7 @@ class Scheduler:
         max_queued: int | None = None,
         policy: Policy | None = None,
         pace: Pace | None = None,
-        drafter: Drafter | None = None,
+        drafting: Drafting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cache = cache
@@ -72,7 +71,7 @@ class Scheduler:
         self._rows = RowPool(max_running)
         self._open = OpenSequences(cache.block_size)
         self._end_times = EndTimes()
-        self._drafting = Drafting(drafter)
+        self._drafting = drafting or Drafting(None, 0, 0)
         self._preemptions = self._queries = self._hits = 0
 
     @property

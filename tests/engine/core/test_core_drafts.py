@@ -8,11 +8,12 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.errors import InvalidRequestError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.sequence import Sequence as Scheduled
 from resolving import new_core
-from scripted_backend import ScriptedBackend, expected_tokens, make_spec
+from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = {name: tuple(range(start, start + 9)) for name, start in (("a", 1), ("b", 20), ("c", 40))}
@@ -111,3 +112,30 @@ def test_prompts_are_read_ahead_and_choices_awaited(in_flight: int) -> None:
     assert core.counts.accepted_tokens > 0
     reference, _, _ = run(Foreseeing(3), 1, step_tokens=4)
     assert backend.num_steps == reference.num_steps
+
+
+def test_drafts_that_the_backend_has_no_room_for_are_dropped() -> None:
+    drafter = Foreseeing(6)
+    run(drafter)
+    assert drafter.verdicts == {name: [(3, 3), (3, 3), (2, 1)] for name in PROMPTS}
+
+
+@pytest.mark.parametrize("beyond", [VOCAB_SIZE, -1])
+def test_drafts_from_the_first_beyond_the_vocabulary_on_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, beyond: int
+) -> None:
+    drafter = Foreseeing(3)
+    honest = drafter._drafts
+
+    def drafts(sequence: Scheduled) -> tuple[int, ...]:
+        found = honest(sequence)
+        return (*found[:1], beyond, *found[2:])
+
+    monkeypatch.setattr(drafter, "_drafts", drafts)
+    run(drafter)
+    assert drafter.verdicts == {name: [(1, 1)] * 5 for name in PROMPTS}
+
+
+def test_a_drafter_without_room_for_drafts_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="a drafter needs speculative_tokens of at least 1, not 0"):
+        new_core(ScriptedBackend(), make_spec((None,)), EngineConfig(), drafter=Foreseeing(3))

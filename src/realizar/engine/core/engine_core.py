@@ -23,6 +23,7 @@ from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
+from realizar.scheduler.drafting import Drafting
 from realizar.scheduler.drafts import Drafter, prompt_lookup
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.policy import Policy
@@ -42,6 +43,9 @@ class EngineCore:
         new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
             without it structured output is refused. Closed by `close`.
         drafter: proposes drafts; None looks them up in the sequences themselves, where `config` asks for any.
+
+    Raises:
+        InvalidRequestError: there is a drafter, and `config.speculative_tokens` is 0.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class EngineCore:
             max_queued=config.max_queued,
             policy=policy,
             pace=Pace(policy.stretch, config.tile_tokens) if math.isfinite(policy.stretch) else None,
-            drafter=drafter or prompt_lookup(config),
+            drafting=Drafting(drafter or prompt_lookup(config), config.speculative_tokens, spec.vocab_size),
         )
 
     @property
