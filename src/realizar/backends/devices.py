@@ -49,4 +49,4 @@ TRAITS: Mapping[Device, DeviceTraits] = {
     "cpu": DeviceTraits(steps_in_flight=1, tile_tokens=12, kv_dtype="f16"),
     "cuda": DeviceTraits(steps_in_flight=2, tile_tokens=64, kv_dtype="bf16"),
 }
-"""By kind of device."""
+"""The traits of each kind of device."""

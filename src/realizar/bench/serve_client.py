@@ -97,7 +97,7 @@ class Answered:
 
     @property
     def ttft_s(self) -> float:
-        """From when it was due to its first text; what a queue before the server adds counts."""
+        """Seconds from the time when the request was due to its first text, with any wait before the server."""
         return self.deltas_s[0] - self.due_s
 
     @property

@@ -97,7 +97,7 @@ def _running(
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, health: str, timeout_s: float) -> None:
-    """Until the server answers that it is ready.
+    """Wait until the server answers that it is ready.
 
     Raises:
         TimeoutError: it does not, or has ended.

@@ -18,7 +18,7 @@ _LATENCIES = (("first text", "ttft"), ("between texts", "gap"), ("per token", "t
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """In milliseconds."""
+    """Mean, percentiles and maximum, in milliseconds."""
 
     mean: float
     p50: float
@@ -28,7 +28,7 @@ class Percentiles:
 
     @classmethod
     def of_seconds(cls, values: Sequence[float]) -> Percentiles | None:
-        """Of values in seconds; None of none."""
+        """The percentiles of values in seconds; None if there are no values."""
         if not values:
             return None
         ordered = sorted(value * 1000 for value in values)

@@ -34,7 +34,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, param: str) -> Lengths:
-        """Of `128` or `64-256`.
+        """Parse `128` or `64-256`.
 
         Raises:
             InvalidRequestError: the text is neither, or the range is empty; names `param`.

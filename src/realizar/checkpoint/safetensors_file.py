@@ -56,7 +56,7 @@ class SafetensorsFile:
 
     @property
     def names(self) -> set[str]:
-        """Of all tensors in the file, those of other dtypes too."""
+        """The names of all tensors in the file, those of other dtypes too."""
         return self.tensors.keys() | self.unsupported.keys()
 
 

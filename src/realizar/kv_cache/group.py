@@ -60,7 +60,7 @@ class GroupBlocks:
         return wanted + self.num_growing <= self.pool.num_available
 
     def runs(self, keys: Sequence[bytes]) -> list[int]:
-        """At index j, how many blocks in a row are in the cache just before block j, 0 <= j <= len(keys)."""
+        """The number of consecutive cached blocks just before each block j, 0 <= j <= len(keys)."""
         runs = [0]
         for key in keys:
             runs.append(0 if self.pool.find(key) is None else runs[-1] + 1)

@@ -276,7 +276,7 @@ class SpecBuilder:
         )
 
     def _is_gate_fused(self, index: int) -> bool:
-        """In GGUF files the fused matrix is called like the up projection, and there is no gate."""
+        """True if gate and up are one matrix, which GGUF files name like the up projection, without a gate."""
         base = f"model.layers.{index}.mlp"
         if self.hparams.is_gguf:
             stored = self.hparams.checkpoint.tensors.get(self.stored_name(f"{base}.gate_up_proj.weight"))

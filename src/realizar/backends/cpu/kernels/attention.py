@@ -237,7 +237,7 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def combine(arguments: int, thread: int, threads: int) -> None:
-    """After a barrier: join split segments, and quantise the rows of the output."""
+    """Combine split segments, and quantise the rows of the output. It runs after a barrier."""
     step = load_i64(arguments, record.STEP)
     num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
     heads, size = load_i64(arguments, record.HEADS), load_i64(arguments, record.HEAD_SIZE)

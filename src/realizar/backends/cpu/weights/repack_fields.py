@@ -41,7 +41,7 @@ class Fields(Emitter):
         return self.b.xor(self.half_word(offset), ir.Constant(I16, -0x8000))
 
     def field(self, words: Value, place: int, bits: int, to: int = 0) -> Value:
-        """In every byte, the `bits` bits from `place` on moved to bit `to`."""
+        """The `bits` bits from `place` on of every byte, moved to bit `to`."""
         moved = words
         if place > to:
             moved = self.b.lshr(words, self.const_i32(place - to))

@@ -141,5 +141,5 @@ def _keep(path: Path, cubin: bytes) -> None:
 
 @cache
 def _warn_unkept(folder: Path, reason: str) -> None:
-    """Once for a folder and a reason, not for each kernel."""
+    """Warn once for a folder and a reason, and not for each kernel."""
     _LOG.warning("compiled kernels can't be saved in %s (%s); this process compiles its own", folder, reason)
