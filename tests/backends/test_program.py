@@ -58,9 +58,9 @@ def test_a_matmul_may_add_to_the_stream_unless_a_norm_or_nothing_is_between() ->
 
 def test_the_activation_may_be_the_epilogue_of_gate_and_up_alone() -> None:
     spec = hybrid_spec()
-    activations = [block.inputs.activation for block in build_program(spec).blocks]
+    gated = [block.inputs.gated for block in build_program(spec).blocks]
     (_, first), (_, second) = spec.feed_forwards()
-    assert activations == [None, first, None, None, None, second, None, None]
+    assert gated == [None, first, None, None, None, second, None, None]
 
 
 def test_a_norms_scale_may_be_folded_into_its_consumers_where_a_matmul_adds_before_an_rms_norm() -> None:
@@ -105,6 +105,6 @@ def test_a_feed_forward_without_gate_has_one_input_and_no_layers_no_block() -> N
     bare: ModelSpec = replace(spec, layers=(Layer(None, replace(dense, gate=None)), Layer(None, None)))
     (block,) = build_program(bare).blocks
     assert names(block.inputs.linears) == "0.up"
-    assert block.inputs.activation is None
+    assert block.inputs.gated is None
     assert block.inputs.norm is None
     assert block.join.next is None

@@ -5,8 +5,9 @@ A block is one branch of the residual stream `hidden`, float32 [tokens, hidden_s
     hidden += scale * norm(output(part(inputs(norm(hidden)))))
 
 It leaves the stream with `Inputs`, passes its part (attention, a feed-forward, ...), and returns with a `Join`. Each
-backend binds these to kernels of its own. The blocks say which of them may be fused into one kernel: matrices that
-share an input, the activation after them, the addition to the stream, and the norm that follows it.
+backend binds these to kernels of its own. Each block chooses, where it is built, what a backend may fuse into one
+kernel: matrices that share an input, the activation after them, the addition to the stream, and the norm that follows.
+A block that needs the sums of a matmul, to add up those of several devices or an adapter's, declines by its fields.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Inputs:
     Attributes:
         norm: None takes the stream as it is.
         linears: in the order in which the block's part takes their outputs.
-        activation: feed-forward whose gate and up these are: the matmul's epilogue may apply its activation; None where
-            outputs are wanted as they are.
+        gated: feed-forward whose gate and up these are: their kernel may apply its activation. None where the outputs
+            must be stored as they are.
     """
 
     norm: Norm | None
     linears: tuple[Linear, ...]
-    activation: FeedForward | None = None
+    gated: FeedForward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +44,19 @@ class Join:
     Attributes:
         linear: None where the part's output is added as it is.
         norm: None adds without one.
-        next: what reads the stream after it, which a kernel that adds may begin; None where the blocks end.
+        adds_directly: True if the matmul's epilogue may add to the stream, which needs `linear` and no norm. False
+            stores the matmul's sums first; a kernel of its own adds them.
+        next: the beginning of the block that reads the stream after it; None where the blocks end.
+        folds_next_norm: True if the root of the next norm, one factor for each token, may be left to the matmul that
+            reads that norm, which must be an RMSNorm without bias.
     """
 
     linear: Linear | None
     norm: Norm | None
     scale: float
+    adds_directly: bool = False
     next: Inputs | None = None
-
-    @property
-    def adds_directly(self) -> bool:
-        """The matmul's epilogue may add to the stream, as no norm lies between."""
-        return self.linear is not None and self.norm is None
-
-    @property
-    def folds_next_norm(self) -> bool:
-        """The next norm's root, one factor for each token, may be left to the matmul that reads that norm."""
-        norm = None if self.next is None else self.next.norm
-        return self.adds_directly and norm is not None and norm.kind == "rms" and norm.bias is None
+    folds_next_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +146,8 @@ def _mixer_block(index: int, layer: Layer, mixer: Attention | ShortConvolution) 
     norm, post, scale = layer.input_norm, layer.post_mixer_norm, layer.residual_scale
     if isinstance(mixer, Attention):
         inputs = Inputs(norm, (mixer.q, mixer.k, mixer.v))
-        return AttentionBlock(index, inputs, Join(mixer.o, post, scale), mixer)
-    return ShortConvolutionBlock(index, Inputs(norm, (mixer.in_proj,)), Join(mixer.out_proj, post, scale), mixer)
+        return AttentionBlock(index, inputs, _join(mixer.o, post, scale), mixer)
+    return ShortConvolutionBlock(index, Inputs(norm, (mixer.in_proj,)), _join(mixer.out_proj, post, scale), mixer)
 
 
 def _feed_forward_block(index: int, layer: Layer, part: FeedForward | Experts) -> Block:
@@ -159,15 +155,25 @@ def _feed_forward_block(index: int, layer: Layer, part: FeedForward | Experts) -
     if isinstance(part, Experts):
         return ExpertsBlock(index, Inputs(norm, (part.router,)), Join(None, post, scale), part)
     inputs = Inputs(norm, (part.up,)) if part.gate is None else Inputs(norm, (part.gate, part.up), part)
-    return FeedForwardBlock(index, inputs, Join(part.down, post, scale), part)
+    return FeedForwardBlock(index, inputs, _join(part.down, post, scale), part)
 
 
 def _linked(blocks: Sequence[Block]) -> list[Block]:
-    """Each block's join with what reads the stream next."""
+    """Each block's join with what reads the stream next, and the choice to fold the norm of that."""
     following: list[Inputs | None] = [*(block.inputs for block in blocks[1:]), None]
-    return [
-        replace(block, join=replace(block.join, next=inputs)) for block, inputs in zip(blocks, following, strict=True)
-    ]
+    return [replace(block, join=_before(block.join, inputs)) for block, inputs in zip(blocks, following, strict=True)]
+
+
+def _join(linear: Linear, norm: Norm | None, scale: float) -> Join:
+    """The matmul adds to the stream itself where no norm lies between."""
+    return Join(linear, norm, scale, adds_directly=norm is None)
+
+
+def _before(join: Join, following: Inputs | None) -> Join:
+    """The matmul that adds begins the norm that follows, where one factor for each token finishes that norm."""
+    norm = None if following is None else following.norm
+    folds = join.adds_directly and norm is not None and norm.kind == "rms" and norm.bias is None
+    return replace(join, next=following, folds_next_norm=folds)
 
 
 def _matmuls(block: Block) -> list[tuple[Linear, ...]]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from backends.cpu_runs import Runner
 from random_models import Recipe, random_model
+from realizar.backends.cpu import load
+from realizar.backends.program import Program, build_program
 from realizar.config import EngineConfig
+from realizar.models.spec import ModelSpec
 
 CONFIG = EngineConfig(threads=2, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
 LACKING = (None, "feed_forward", "mixer")
@@ -39,3 +45,38 @@ def test_threads_meet_unless_each_goes_on_with_what_it_computed(weights: str, up
     body, _ = runner.backend.programs
     runner.close()
     assert [each.part for each in body.operations if not each.barrier] == ["qkv", "qkv", *["gate and up"] * ups]
+
+
+def unfused(spec: ModelSpec) -> Program:
+    """A model's program whose blocks decline every fusion."""
+    program = build_program(spec)
+    blocks = [
+        replace(
+            block,
+            inputs=replace(block.inputs, gated=None),
+            join=replace(block.join, adds_directly=False, folds_next_norm=False),
+        )
+        for block in program.blocks
+    ]
+    return replace(program, blocks=tuple(blocks))
+
+
+@pytest.mark.parametrize("weights", ["Q8_0", "F32"])
+def test_blocks_that_decline_fusion_get_operations_of_their_own(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is added to after each matmul, threads meet before the activation, and logits stay the same."""
+    spec, checkpoint = random_model(Recipe(32, 2, 1, 64, 96, 48, (None,) * 2, weights))
+    tokens = np.arange(1, 9).tolist()
+    fused = Runner(spec, checkpoint, CONFIG)
+    expected = fused.logits(tokens)
+    fused.close()
+    monkeypatch.setattr(load, "build_program", unfused)
+    runner = Runner(spec, checkpoint, CONFIG)
+    body, _ = runner.backend.programs
+    logits = runner.logits(tokens)
+    runner.close()
+    mixer = ["norm", "qkv", "qkv", "qkv", "rope", "attention", "join", "output", "residual add"]
+    feed_forward = ["norm", "gate and up", "gate and up", "activation", "down", "residual add"]
+    assert [operation.part for operation in body.operations] == [*mixer, *feed_forward] * 2
+    unmet = [operation.part for operation in body.operations if not operation.barrier]
+    assert unmet == ["qkv", "qkv", "gate and up"] * 2
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * float(np.abs(expected).max()))

@@ -27,8 +27,9 @@ from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace
 from realizar.backends.machine import read_machine
-from realizar.backends.parts import inputs_part, join_part
+from realizar.backends.parts import block_name, inputs_part, join_part
 from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
+from realizar.errors import UnsupportedModelError
 from realizar.models.spec import Attention, FeedForward, Linear, Norm
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
@@ -108,11 +109,15 @@ class Binder:
         return walkable(self._final_norm(tail))
 
     def _block(self, block: Block) -> Iterator[BoundOperation]:
-        if isinstance(block, AttentionBlock):
-            yield from self._attention_block(block)
-        else:
-            assert isinstance(block, FeedForwardBlock)  # others were refused before the load
-            yield from self._feed_forward_block(block)
+        match block:
+            case AttentionBlock():
+                yield from self._attention_block(block)
+            case FeedForwardBlock():
+                yield from self._feed_forward_block(block)
+            case _:
+                raise UnsupportedModelError(
+                    f"layer {block.layer}: the CPU backend has no kernels for {block_name(block)}"
+                )
 
     def _attention_block(self, block: AttentionBlock) -> Iterator[BoundOperation]:
         attention, terms, part = block.attention, self.two_terms(block.attention), inputs_part(block)
@@ -141,11 +146,12 @@ class Binder:
 
     def _join(self, join: Join, source: str, part: str) -> Iterator[BoundOperation]:
         assert join.linear is not None
-        if join.norm is None:
+        if join.adds_directly:
             yield self._project(join.linear, source, "hidden", part, add_scale=join.scale)
         else:
             yield self._project(join.linear, source, "branch", part)
-            yield self._normalize("norm", join.norm, "branch", "branch", add_scale=join.scale)
+            name = "residual add" if join.norm is None else "norm"
+            yield self._normalize(name, join.norm, "branch", "branch", add_scale=join.scale)
 
     def _final_norm(self, tail: Tail) -> list[BoundOperation]:
         return [
@@ -168,8 +174,11 @@ class Binder:
     def _tiles_together(self, block: FeedForwardBlock) -> int:
         """Tiles of a group of the activation that follows, which then needs no barrier; else 0.
 
-        Each thread goes on with what it computed, where both matmuls are quantised and of whole groups.
+        Each thread goes on with what it computed, where the block lets its activation follow at once and both matmuls
+        are quantised and of whole groups.
         """
+        if block.inputs.gated is None:
+            return 0
         packed = all(isinstance(self.weights.matrices[one.weight], PackedMatrix) for one in block.inputs.linears)
         whole = block.feed_forward.up.out_features % GROUP == 0
         return GROUP // self.instructions.lanes if packed and whole else 0

@@ -20,8 +20,9 @@ from realizar.backends.cuda.norms import Branch, Folded, NormBinder
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
-from realizar.backends.parts import inputs_part, join_part
+from realizar.backends.parts import block_name, inputs_part, join_part
 from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
+from realizar.errors import UnsupportedModelError
 from realizar.models.spec import FeedForward, ModelSpec
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -64,7 +65,8 @@ class Binder:
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""
-        assert isinstance(block, AttentionBlock | FeedForwardBlock)  # others were refused before the load
+        if not isinstance(block, AttentionBlock | FeedForwardBlock):
+            raise UnsupportedModelError(f"layer {block.layer}: the CUDA backend has no kernels for {block_name(block)}")
         inputs, branch = self._merger.merge(block.inputs.linears), self._branch(block.join)
         output = branch.linear
         normalize, folded = self._norms.bind(before, block.inputs.norm, inputs)

@@ -128,7 +128,7 @@ def load_model(
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     program, context = build_program(spec), config.context_length
     body, tail = program.block_matmuls(), program.tail.matmuls()
-    weights = Weights(spec, checkpoint, device)
+    weights = Weights(spec, program, checkpoint, device)
     _load_weights(weights, checkpoint, body + tail, progress)
     kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
     space = _make_workspace(spec, config, device)

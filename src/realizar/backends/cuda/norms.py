@@ -12,7 +12,7 @@ from realizar.backends.cuda.kernels import activation as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
-from realizar.backends.cuda.matmul.linears import MergedLinear, as_activations
+from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.quantized import Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.step_arrays import StepShape
@@ -96,9 +96,9 @@ class NormBinder:
         def residual(tokens: int) -> Residual:
             if consumer is None or norm_weight is None or not consumer.applies_norm_scale(tokens):
                 return adds
-            target = as_activations(space.activations.normed(consumer.forms(tokens)[0], self._cols))
-            assert isinstance(target, Int8Activations)
-            return replace(adds, norm_weight=norm_weight, target=target)
+            target = space.activations.normed(consumer.forms(tokens)[0], self._cols)
+            assert target.form.kind == "int8"  # all matmuls that apply a norm's scale read it
+            return replace(adds, norm_weight=norm_weight, target=Int8Activations(target.codes, target.terms))
 
         return residual
 

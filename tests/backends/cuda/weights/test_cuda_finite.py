@@ -38,13 +38,13 @@ def test_matrices_of_every_type(kind: str, road: str, monkeypatch: pytest.Monkey
         spec, checkpoint = spoiled_model(recipe, name, value)
         groups = build_program(spec).block_matmuls()
         with pytest.raises(CheckpointError, match=rf"^random\.gguf: tensor '{name}': .* is not finite"):
-            Weights(spec, checkpoint, device).load(groups, lambda _: None)
+            Weights(spec, build_program(spec), checkpoint, device).load(groups, lambda _: None)
 
 
 def test_the_embedding() -> None:
     spec, checkpoint = spoiled_model(Recipe(windows=(None,)), "embedding", "nan")
     with pytest.raises(CheckpointError, match=r"tensor 'embedding': number \d+ is not finite"):
-        Weights(spec, checkpoint, interpreter_device()).load([], lambda _: None)
+        Weights(spec, build_program(spec), checkpoint, interpreter_device()).load([], lambda _: None)
 
 
 @pytest.mark.parametrize("name", vector_names(VECTORS))

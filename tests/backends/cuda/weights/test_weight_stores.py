@@ -60,7 +60,7 @@ def storage(tensor: torch.Tensor) -> int:
 
 
 def loaded(spec: ModelSpec, checkpoint: object, progress: Callable[[int], None] = lambda _size: None) -> Weights:
-    weights = Weights(spec, checkpoint, FakeCard(CPU, "fake", (9, 0), 1, 1, 1 << 30))  # type: ignore[arg-type]
+    weights = Weights(spec, build_program(spec), checkpoint, FakeCard(CPU, "fake", (9, 0), 1, 1, 1 << 30))  # type: ignore[arg-type]
     weights.load(groups_of(spec), progress)
     return weights
 

@@ -20,7 +20,7 @@ from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
-from realizar.backends.program import build_program
+from realizar.backends.program import Program
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError, DeviceLostError, KernelError
@@ -47,14 +47,12 @@ class Weights:
         embedding: of its own, row by row.
     """
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> None:
+    def __init__(self, spec: ModelSpec, program: Program, checkpoint: Checkpoint, device: DeviceProfile) -> None:
         self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
-        inputs = [block.inputs for block in build_program(spec).blocks]
+        inputs = [block.inputs for block in program.blocks]
         self.gated: dict[Group, FeedForward] = {
-            tuple(linear.weight for linear in each.linears): each.activation
-            for each in inputs
-            if each.activation is not None
+            tuple(linear.weight for linear in each.linears): each.gated for each in inputs if each.gated is not None
         }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self._packer: Packer | None = None
