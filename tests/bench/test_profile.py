@@ -54,13 +54,18 @@ def test_a_window_is_read_once_for_each_row() -> None:
 
 
 def test_times_of_one_part_are_added() -> None:
-    times = [PartTime("norm", 1e-3), PartTime("qkv", 2e-3, 4_000_000), PartTime("norm", 3e-3), PartTime("join", 0.0)]
+    times = [
+        PartTime("norm", 1e-3),
+        PartTime("qkv", 2e-3, 4_000_000),
+        PartTime("norm", 3e-3),
+        PartTime("attention output", 0.0),
+    ]
     profile = summarise("cpu", StepWork(2, 3, 4), times, 8e-3, ReadLimit(10.0, 4_000_000))
-    assert [(part.part, part.calls) for part in profile.parts] == [("norm", 2), ("qkv", 1), ("join", 1)]
-    norm, qkv, join = profile.parts
+    assert [(part.part, part.calls) for part in profile.parts] == [("norm", 2), ("qkv", 1), ("attention output", 1)]
+    norm, qkv, output = profile.parts
     assert (norm.ms, norm.share_of_step, norm.bytes_read) == (pytest.approx(4), pytest.approx(0.5), 0)
     assert (qkv.gb_per_s, qkv.share_of_limit) == (pytest.approx(2), pytest.approx(0.2))
-    assert (join.ms, join.gb_per_s) == (0, 0)
+    assert (output.ms, output.gb_per_s) == (0, 0)
     assert (profile.sum_ms, profile.wall_ms) == (pytest.approx(6), 8)
     lines = profile_table(profile)
     assert lines[2].split() == ["qkv", "1", "2.000", "25.0%", "4.00", "2.0", "20%"]
@@ -93,7 +98,7 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     times = time_operations(backend, spec, one_step(backend.capacity(), work), 2)
     layers = len(spec.layers)
     calls = Counter(each.part for each in times)
-    per_layer = {"norm": 2, "row norm": 2, "qkv": 3, "rope": 1, "attention": 1, "join": 1, "output": 1,
+    per_layer = {"norm": 2, "row norm": 2, "qkv": 3, "rope": 1, "attention": 1, "attention output": 1, "output": 1,
                  "gate and up": 2, "activation": 1, "down": 1}  # fmt: skip
     once = {"select": 1, "final norm": 1, "head": 1}
     assert calls == {part: count * layers for part, count in per_layer.items()} | once

@@ -27,7 +27,7 @@ def test_operations_of_every_block(parts: tuple[str, ...]) -> None:
     body, tail = runner.backend.programs
     runner.close()
     after, rows = (["norm"], ROWS) if parts else ([], [])
-    mixer = ["norm", "qkv", "qkv", "qkv", *rows, "rope", "attention", "join", "output", *after]
+    mixer = ["norm", "qkv", "qkv", "qkv", *rows, "rope", "attention", "attention output", "output", *after]
     feed_forward = ["norm", "gate and up", "gate and up", "activation", "down", *after]
     assert [operation.part for operation in body.operations] == [*mixer, *feed_forward, *mixer, *feed_forward]
     begins = [index for index, operation in enumerate(body.operations) if operation.begins_block]
@@ -74,7 +74,7 @@ def test_blocks_that_decline_fusion_get_operations_of_their_own(weights: str, mo
     body, _ = runner.backend.programs
     logits = runner.logits(tokens)
     runner.close()
-    mixer = ["norm", "qkv", "qkv", "qkv", "rope", "attention", "join", "output", "residual add"]
+    mixer = ["norm", "qkv", "qkv", "qkv", "rope", "attention", "attention output", "output", "residual add"]
     feed_forward = ["norm", "gate and up", "gate and up", "activation", "down", "residual add"]
     assert [operation.part for operation in body.operations] == [*mixer, *feed_forward] * 2
     unmet = [operation.part for operation in body.operations if not operation.barrier]

@@ -29,7 +29,7 @@ def test_launches_of_a_step_under_the_interpreter() -> None:
     open_rows(runner.backend, step)
     times = time_launches(runner.backend, step, work.repeats)
     layers = len(spec.layers)
-    per_layer = ("qkv", "rope", "attention", "join", "output", "gate and up", "activation", "down")
+    per_layer = ("qkv", "rope", "attention", "attention output", "output", "gate and up", "activation", "down")
     assert Counter(each.part for each in times) == {
         "embed": 1, "norm": 2 * layers + 1, **dict.fromkeys(per_layer, layers), "final norm": 1, "head": 1, "choose": 1,
     }  # fmt: skip

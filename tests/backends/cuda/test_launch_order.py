@@ -12,7 +12,7 @@ from random_models import Recipe, random_model  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 
 CONFIG = EngineConfig(threads=1, max_running=1, max_step_tokens=16, context_length=64, kv_cache_dtype="f16")
-MIXER = ["norm", "qkv", "rope", "attention", "join", "output"]
+MIXER = ["norm", "qkv", "rope", "attention", "attention output", "output"]
 FEED_FORWARD = ["norm", "gate and up", "activation", "down"]
 
 

@@ -132,7 +132,7 @@ class Binder:
         yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(block))
         arguments = self._attend(block)
         yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
-        yield BoundOperation("join", self.kernels.combine, arguments)
+        yield BoundOperation("attention output", self.kernels.combine, arguments)
         yield from self._join(block.join, "attended", join_part(block))
 
     def _feed_forward_block(self, block: FeedForwardBlock) -> Iterator[BoundOperation]:

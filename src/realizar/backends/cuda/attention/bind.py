@@ -69,7 +69,7 @@ class AttentionBinder:
                 self._attend_tiles(block, shape)
 
         yield Launch("attention", run, attention=attention)
-        yield Launch("join", self._convert(attention, consumer))
+        yield Launch("attention output", self._convert(attention, consumer))
 
     def _norm_rows(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
         """Sum queries, keys and values into the first split; queries and keys normed over their whole row."""
