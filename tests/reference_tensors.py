@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
-from realizar.models.spec import ModelSpec, TensorSource, row_axis
+from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
 from realizar.quantization.convert import dequantize
 
 
@@ -24,8 +24,8 @@ def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.floa
     values = _values(checkpoint.tensors[source.name])
     if source.stored_shape is not None:
         return values.reshape(source.shape)
-    axis = row_axis(source.shape)
-    part = values.take(range(source.first_row, source.first_row + source.shape[axis]), axis)
+    axis = out_feature_axis(source.shape)
+    part = values.take(range(source.first_out_feature, source.first_out_feature + source.shape[axis]), axis)
     assert part.shape == source.shape
     return part
 

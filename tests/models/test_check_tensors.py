@@ -57,7 +57,11 @@ def test_fused_tensor_must_hold_all_rows() -> None:
     spec = build_spec(whole)
     check_tensors(spec, whole)
     source = spec.tensors["model.layers.1.self_attn.v_proj.weight"]
-    assert (source.name, source.first_row, source.fused) == ("blk.1.attn_qkv.weight", HIDDEN + HIDDEN // 2, True)
+    assert (source.name, source.first_out_feature, source.fused) == (
+        "blk.1.attn_qkv.weight",
+        HIDDEN + HIDDEN // 2,
+        True,
+    )
     short = gguf_checkpoint(**fused, blk__0__attn_qkv=(2 * HIDDEN, HIDDEN), blk__1__attn_qkv=(2 * HIDDEN - 1, HIDDEN))
     assert "misshaped blk.1.attn_qkv.weight" in _problems(short)
 

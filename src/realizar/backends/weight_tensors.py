@@ -50,7 +50,7 @@ class WeightTensors:
         """
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
-        return whole.rows(place.first_row, place.first_row + place.shape[0]) if place.fused else whole
+        return whole.rows(place.first_out_feature, place.first_out_feature + place.shape[0]) if place.fused else whole
 
     def expert(self, name: TensorName, expert: int) -> MatrixSource:
         """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.
@@ -62,7 +62,9 @@ class WeightTensors:
         place = self._spec.tensors[name]
         if not place.stack:
             whole = expert_source(self._checkpoint, place.name, expert)
-            return whole.rows(place.first_row, place.first_row + place.shape[1]) if place.fused else whole
+            return (
+                whole.rows(place.first_out_feature, place.first_out_feature + place.shape[1]) if place.fused else whole
+            )
         if not 0 <= expert < len(place.stack):
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
         return tensor_source(self._checkpoint, place.stack[expert])
@@ -87,7 +89,9 @@ class WeightTensors:
         """A vector as a matrix of one out_feature; a convolution as one with an out_feature for each channel."""
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
-        return whole.columns(place.first_row, place.first_row + place.shape[0]) if place.fused else whole
+        return (
+            whole.columns(place.first_out_feature, place.first_out_feature + place.shape[0]) if place.fused else whole
+        )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import require_weights
-from realizar.models.spec import ModelSpec, TensorSource, row_axis
+from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
 
 _MAX_LISTED = 8
 
@@ -45,15 +45,15 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 
 def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
-    """The shape of the checkpoint tensor that holds these parts, stacked by rows."""
+    """The shape of the checkpoint tensor that holds these parts, one below the other."""
     first = parts[0]
     if first.stack:
         return first.shape[1:]
     if first.stored_shape is not None or not first.fused:
         return first.stored_shape or first.shape
-    axis = row_axis(first.shape)
-    rows = max(part.first_row + part.shape[axis] for part in parts)
-    return (*first.shape[:axis], rows, *first.shape[axis + 1 :])
+    axis = out_feature_axis(first.shape)
+    out_features = max(part.first_out_feature + part.shape[axis] for part in parts)
+    return (*first.shape[:axis], out_features, *first.shape[axis + 1 :])
 
 
 def _list(names: Sequence[str]) -> str:

@@ -18,8 +18,9 @@ def build_experts(
 ) -> Experts:
     """The mixture of layer `index`.
 
-    A GGUF file holds three tensors, [experts, rows, columns] each. A safetensors checkpoint holds three matrices for
-    each expert, or two tensors: `gate_up_proj`, with the rows of gate above those of up, and `down_proj`.
+    A GGUF file holds three tensors, [experts, out_features, in_features] each. A safetensors checkpoint holds three
+    matrices for each expert, or two tensors: `gate_up_proj`, with the out_features of gate before those of up, and
+    `down_proj`.
 
     Args:
         count: experts of the layer.
@@ -31,9 +32,9 @@ def build_experts(
     router = builder.linear(f"{base}.gate", count, hidden, bias=False)
     stack = _fused_stack if _is_fused(builder, base) else _stack
 
-    def matrices(name: str, rows: int, cols: int) -> ExpertLinear:
-        source = stack(builder, base, name, (count, rows, cols))
-        return ExpertLinear(builder.note(f"{base}.experts.{name}.weight", source), count, rows, cols)
+    def matrices(name: str, out_features: int, in_features: int) -> ExpertLinear:
+        source = stack(builder, base, name, (count, out_features, in_features))
+        return ExpertLinear(builder.note(f"{base}.experts.{name}.weight", source), count, out_features, in_features)
 
     return Experts(
         router=router,
@@ -55,8 +56,8 @@ def _is_fused(builder: SpecBuilder, base: str) -> bool:
 def _fused_stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, int, int]) -> TensorSource:
     if name == "down_proj":
         return TensorSource(builder.stored_name(f"{base}.experts.{name}"), shape)
-    first_row = shape[1] if name == "up_proj" else 0
-    return TensorSource(builder.stored_name(f"{base}.experts.gate_up_proj"), shape, first_row, fused=True)
+    first_out_feature = shape[1] if name == "up_proj" else 0
+    return TensorSource(builder.stored_name(f"{base}.experts.gate_up_proj"), shape, first_out_feature, fused=True)
 
 
 def _stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, int, int]) -> TensorSource:

@@ -18,13 +18,13 @@ Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """The place of a canonical tensor: a checkpoint tensor, a range of its rows (fused QKV, gate and up), or a stack.
+    """The place of a canonical tensor: a checkpoint tensor, a range of its out_features, or a stack.
 
     Attributes:
         name: in the checkpoint; the first of `stack` where there is one.
         shape: expected shape of the canonical tensor, slowest dimension first.
-        first_row: row of the checkpoint tensor at which it starts; of each of its matrices where it is a stack of them.
-        fused: true if the checkpoint tensor has more rows than these.
+        first_out_feature: of the checkpoint tensor, at which it starts; of each of its matrices where it is a stack.
+        fused: True if the checkpoint tensor (QKV, gate and up) has more out_features than these.
         stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
             keeps experts apart; empty where one tensor holds all.
         stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
@@ -32,7 +32,7 @@ class TensorSource:
 
     name: str
     shape: tuple[int, ...]
-    first_row: int = 0
+    first_out_feature: int = 0
     fused: bool = False
     stack: tuple[str, ...] = ()
     stored_shape: tuple[int, ...] | None = None
@@ -43,8 +43,8 @@ class TensorSource:
         return self.stack or (self.name,)
 
 
-def row_axis(shape: tuple[int, ...]) -> int:
-    """The dimension that counts rows: the second last of matrices and of stacks of them, the only one of vectors."""
+def out_feature_axis(shape: tuple[int, ...]) -> int:
+    """The dimension of out_features: the second last of matrices and of stacks of them, the only one of vectors."""
     return max(len(shape) - 2, 0)
 
 

@@ -122,17 +122,17 @@ class SpecBuilder:
         return self._note(name, (size,))
 
     def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
-        """Matrices that are stacked by rows in the checkpoint tensor `base`.
+        """Matrices that lie one below the other in the checkpoint tensor `base`.
 
         Args:
             parts: canonical base name and out_features of each, in order.
         """
-        matrices, row = [], 0
-        for name, rows in parts:
-            weight = self._note(f"{name}.weight", (rows, in_features), f"{base}.weight", row)
-            bias_name = self._note(f"{name}.bias", (rows,), f"{base}.bias", row) if bias else None
-            matrices.append(Linear(weight, rows, in_features, bias_name))
-            row += rows
+        matrices, first = [], 0
+        for name, out_features in parts:
+            weight = self._note(f"{name}.weight", (out_features, in_features), f"{base}.weight", first)
+            bias_name = self._note(f"{name}.bias", (out_features,), f"{base}.bias", first) if bias else None
+            matrices.append(Linear(weight, out_features, in_features, bias_name))
+            first += out_features
         return matrices
 
     def attention(
@@ -290,7 +290,11 @@ class SpecBuilder:
         return canonical
 
     def _note(
-        self, canonical: TensorName, shape: tuple[int, ...], fused_in: TensorName | None = None, first_row: int = 0
+        self,
+        canonical: TensorName,
+        shape: tuple[int, ...],
+        fused_in: TensorName | None = None,
+        first_out_feature: int = 0,
     ) -> TensorName:
         stored = self.stored_name(fused_in or canonical)
-        return self.note(canonical, TensorSource(stored, shape, first_row, fused_in is not None))
+        return self.note(canonical, TensorSource(stored, shape, first_out_feature, fused_in is not None))

@@ -30,8 +30,8 @@ class _Pages:
     first_byte: int
     stride: int
 
-    def after(self, rows: int) -> _Pages:
-        return replace(self, first_byte=self.first_byte + rows * self.stride)
+    def after(self, out_features: int) -> _Pages:
+        return replace(self, first_byte=self.first_byte + out_features * self.stride)
 
     def part(self, start: int, stop: int) -> StoredTensor:
         """The bytes of some of the run's out_features as a tensor."""
@@ -46,7 +46,7 @@ class BlockSource(MatrixSource):
 
     Args:
         ggml_type: of the blocks.
-        raw: uint8 [out_features, bytes of one], rows contiguous.
+        raw: uint8 [out_features, bytes of one], each contiguous.
         path, name: as in `MatrixSource`.
         first_block: number of the first block in its tensor, for errors.
         pages: where it lies in a mapped file; None in memory.

@@ -50,13 +50,13 @@ FLOAT_TYPES: tuple[GGMLType, ...] = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 _CHUNK_WEIGHTS = 1 << 20
 
 
-def to_planes(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int) -> Planes:
+def to_planes(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, cols: int) -> Planes:
     """The exact `Planes` of a quantised matrix.
 
     Args:
         ggml_type: one of `QUANTIZED_TYPES`.
-        data: uint8 [size in bytes], the rows one after another, contiguous.
-        rows, cols: its shape; `cols` is a whole number of blocks.
+        data: uint8 [size in bytes], the out_features one after another, contiguous.
+        out_features, cols: its shape; `cols` is a whole number of blocks.
 
     Raises:
         UnsupportedModelError: for a type whose weights are not integer codes.
@@ -65,41 +65,41 @@ def to_planes(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int
     family = _FAMILIES.get(ggml_type)
     if family is None:
         raise UnsupportedModelError(f"weights of type {ggml_type.name} are not quantised codes")
-    return family(_as_rows(ggml_type, data, rows, cols))
+    return family(_as_blocks(ggml_type, data, out_features, cols))
 
 
-def dequantize(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int) -> NDArray[np.float32]:
-    """The weights as ggml's reference dequantisation gives them: float32 [rows, cols], a new array.
+def dequantize(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, cols: int) -> NDArray[np.float32]:
+    """The weights as ggml's reference dequantisation gives them: float32 [out_features, cols], a new array.
 
-    Takes `QUANTIZED_TYPES` and `FLOAT_TYPES`; arguments and errors as in `to_planes`. Works in runs of rows, so that
-    it needs little memory beside the result.
+    Takes `QUANTIZED_TYPES` and `FLOAT_TYPES`; arguments and errors as in `to_planes`. Works in runs of out_features, so
+    that it needs little memory beside the result.
     """
     if ggml_type in FLOAT_TYPES:
-        return _floats(ggml_type, _as_rows(ggml_type, data, rows, cols))
-    weights = np.empty((rows, cols), dtype=np.float32)
+        return _floats(ggml_type, _as_blocks(ggml_type, data, out_features, cols))
+    weights = np.empty((out_features, cols), dtype=np.float32)
     step = max(1, _CHUNK_WEIGHTS // max(cols, 1))
-    row_bytes = data.size // max(rows, 1)
-    _as_rows(ggml_type, data, rows, cols)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
+    row_bytes = data.size // max(out_features, 1)
+    _as_blocks(ggml_type, data, out_features, cols)
+    for start in range(0, out_features, step):
+        stop = min(start + step, out_features)
         part = data[start * row_bytes : stop * row_bytes]
         weights[start:stop] = to_planes(ggml_type, part, stop - start, cols).dequantize()
     return weights
 
 
-def _as_rows(ggml_type: GGMLType, data: NDArray[np.uint8], rows: int, cols: int) -> Bytes:
-    """uint8 [rows, blocks, type_size]."""
+def _as_blocks(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, cols: int) -> Bytes:
+    """uint8 [out_features, blocks, type_size]."""
     blocks, rest = divmod(cols, ggml_type.block_size)
-    if rest or data.size != rows * blocks * ggml_type.type_size:
-        raise ValueError(f"{data.size} bytes are not {rows} rows of {cols} {ggml_type.name} weights")
-    return data.reshape(rows, blocks, ggml_type.type_size)
+    if rest or data.size != out_features * blocks * ggml_type.type_size:
+        raise ValueError(f"{data.size} bytes are not {out_features} output features of {cols} {ggml_type.name} weights")
+    return data.reshape(out_features, blocks, ggml_type.type_size)
 
 
 def _floats(ggml_type: GGMLType, elements: Bytes) -> NDArray[np.float32]:
-    """uint8 [rows, cols, bytes of a number] -> float32 [rows, cols]."""
-    rows, cols, _ = elements.shape
-    flat = np.ascontiguousarray(elements).reshape(rows, -1)
+    """uint8 [out_features, cols, bytes of a number] -> float32 [out_features, cols]."""
+    out_features, cols, _ = elements.shape
+    flat = np.ascontiguousarray(elements).reshape(out_features, -1)
     if ggml_type is GGMLType.BF16:
-        high = flat.view("<u2").reshape(rows, cols).astype(np.uint32) << np.uint32(16)
+        high = flat.view("<u2").reshape(out_features, cols).astype(np.uint32) << np.uint32(16)
         return high.view(np.float32)
-    return flat.view("<f4" if ggml_type is GGMLType.F32 else "<f2").reshape(rows, cols).astype(np.float32)
+    return flat.view("<f4" if ggml_type is GGMLType.F32 else "<f2").reshape(out_features, cols).astype(np.float32)

@@ -1,6 +1,6 @@
 """Reading the fields of ggml blocks: half floats, little-endian words, packed bit fields. numpy only.
 
-Everywhere here `blocks` is uint8 [rows, blocks, type_size], the raw blocks of a matrix.
+Everywhere here `blocks` is uint8 [out_features, blocks, type_size], the raw blocks of a matrix.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes: TypeAlias = NDArray[np.uint8]
-"""Raw bytes: [rows, blocks, n] unless said otherwise."""
+"""Raw bytes: [out_features, blocks, n] unless said otherwise."""
 
 _T = TypeVar("_T", bound=np.generic)
 
 
 def halves(blocks: Bytes, start: int) -> NDArray[np.float32]:
-    """The float16 field at byte `start`, as float32 [rows, blocks]."""
+    """The float16 field at byte `start`, as float32 [out_features, blocks]."""
     return words(blocks, start, start + 2, "<f2")[..., 0].astype(np.float32)
 
 
 def words(blocks: Bytes, start: int, stop: int, dtype: str) -> NDArray[Any]:
-    """Bytes `start` to `stop` of each block as numbers of `dtype`: [rows, blocks, n]."""
+    """Bytes `start` to `stop` of each block as numbers of `dtype`: [out_features, blocks, n]."""
     return np.ascontiguousarray(blocks[..., start:stop]).view(np.dtype(dtype))
 
 
 def columns(values: NDArray[_T]) -> NDArray[_T]:
-    """[rows, blocks, ...] -> [rows, all that remains], the order in memory kept."""
+    """[out_features, blocks, ...] -> [out_features, all that remains], the order in memory kept."""
     return np.ascontiguousarray(values).reshape(values.shape[0], -1)
 
 

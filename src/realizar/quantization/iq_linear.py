@@ -1,6 +1,6 @@
 """IQ4_NL and IQ4_XS: nibbles that index 16 unevenly spaced values. Layouts: ggml-common.h; formulas: ggml-quants.c.
 
-Each function takes raw blocks, uint8 [rows, blocks, type_size].
+Each function takes raw blocks, uint8 [out_features, blocks, type_size].
 """
 
 from __future__ import annotations

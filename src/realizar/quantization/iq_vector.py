@@ -1,8 +1,8 @@
 """IQ1, IQ2 and IQ3: indices into grids of vectors of 8 or 4 columns, with signs (IQ2, IQ3) or a shift (IQ1).
 
-Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks, uint8 [rows, blocks, type_size], of
-256 columns. Where ggml multiplies by `d * (0.5 + s) / 4`, here the small scale is `2 s + 1` and the float `d / 8`: the
-same number, powers of two being exact.
+Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks, uint8
+[out_features, blocks, type_size], of 256 columns. Where ggml multiplies by `d * (0.5 + s) / 4`, here the
+small scale is `2 s + 1` and the float `d / 8`: the same number, as powers of two are exact.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def iq1_m(blocks: Bytes) -> Planes:
 
 def _signed(
     name: GridName,
-    indices: NDArray[np.integer[Any]],  # [rows, blocks, 32 or 64]
-    signs: Bytes,  # [rows, blocks, 32]
-    scales: NDArray[np.integer[Any]],  # [rows, blocks, 256 / group_size], s of 2 s + 1
+    indices: NDArray[np.integer[Any]],  # [out_features, blocks, 32 or 64]
+    signs: Bytes,  # [out_features, blocks, 32]
+    scales: NDArray[np.integer[Any]],  # [out_features, blocks, 256 / group_size], s of 2 s + 1
     group_size: int,
     super_scales: NDArray[np.float32],
 ) -> Planes:
@@ -105,7 +105,7 @@ def _signed(
 
 
 def _shifted(
-    indices: NDArray[np.integer[Any]],  # [rows, blocks, 32], into the doubled grid
+    indices: NDArray[np.integer[Any]],  # [out_features, blocks, 32], into the doubled grid
     scales: NDArray[np.integer[Any]],  # as in `_signed`
     group_size: int,
     super_scales: NDArray[np.float32],
@@ -123,7 +123,7 @@ def _shifted(
 
 
 def _odd(scales: NDArray[np.integer[Any]]) -> NDArray[np.int16]:
-    """2 s + 1 as int16 [rows, groups]."""
+    """2 s + 1 as int16 [out_features, groups]."""
     return columns(scales.astype(np.int16)) * np.int16(2) + np.int16(1)
 
 

@@ -1,7 +1,7 @@
 """The K types: blocks of 256 columns in groups of 16 or 32, whose scales are small integers times a half float.
 
 Q2_K to Q6_K. Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks, uint8
-[rows, blocks, type_size]. ggml subtracts `dmin * m`; `Planes` adds `-dmin * m`, the same bits.
+[out_features, blocks, type_size]. ggml subtracts `dmin * m`; `Planes` adds `-dmin * m`, the same bits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def q6_k(blocks: Bytes) -> Planes:
 
 
 def _small(values: NDArray[np.generic]) -> NDArray[np.int16]:
-    """Small scales [rows, blocks, n] as int16 [rows, blocks * n]."""
+    """Small scales [out_features, blocks, n] as int16 [out_features, blocks * n]."""
     return columns(values.astype(np.int16))
 
 

@@ -1,7 +1,7 @@
 """The simple types: one half-float scale, and for some a half-float minimum, per block of 32 to 128 columns.
 
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, and the two youngest, Q1_0 and Q2_0. Layouts: ggml-common.h; formulas: ggml-quants.c.
-Each function takes raw blocks, uint8 [rows, blocks, type_size].
+Each function takes raw blocks, uint8 [out_features, blocks, type_size].
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def q5_1(blocks: Bytes) -> Planes:
 
 
 def _five_bits(blocks: Bytes, start: int) -> Bytes:
-    """uint8 [rows, cols] from the fifth bits at byte `start` and the nibbles after them."""
+    """uint8 [out_features, cols] from the fifth bits at byte `start` and the nibbles after them."""
     codes = bit_fields(blocks[..., start + 4 :], 4, 16)
     codes |= bit_fields(blocks[..., start : start + 4], 1, 1) << np.uint8(4)
     return columns(codes)

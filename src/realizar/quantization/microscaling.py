@@ -1,7 +1,7 @@
 """MXFP4 and NVFP4: four-bit floats (E2M1) under an eight-bit float scale.
 
 Layouts: ggml-common.h; formulas: ggml-quants.c, ggml-impl.h. As in ggml the codebook holds E2M1 doubled, so that it
-is of integers, and the scales are halved. Each function takes raw blocks, uint8 [rows, blocks, type_size].
+is of integers, and the scales are halved. Each function takes raw blocks, uint8 [out_features, blocks, type_size].
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ _Floats: TypeAlias = NDArray[np.float32]
 
 
 def quantize(ggml_type: GGMLType, weights: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Blocks of a matrix, uint8 [size in bytes], its rows one after another.
+    """Blocks of a matrix, uint8 [size in bytes], its out_features one after another.
 
     Args:
         ggml_type: one of `QUANTIZABLE_TYPES`.
-        weights: float32 [rows, cols], finite, `cols` a whole number of blocks.
+        weights: float32 [out_features, cols], finite, `cols` a whole number of blocks.
 
     Raises:
         UnsupportedModelError: for a type that we have no quantiser for.

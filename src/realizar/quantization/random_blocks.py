@@ -38,18 +38,20 @@ _SAMPLE_WEIGHTS = 1 << 18
 _FLOAT_RUN = 1 << 22
 
 
-def random_blocks(ggml_type: GGMLType, rows: int, cols: int, rng: np.random.Generator, std: float) -> NDArray[np.uint8]:
+def random_blocks(
+    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, std: float
+) -> NDArray[np.uint8]:
     """A random matrix in its file format: uint8 [size in bytes].
 
     Args:
         ggml_type: any type that `dequantize` takes.
-        rows, cols: its shape; `cols` is a whole number of blocks.
+        out_features, cols: its shape; `cols` is a whole number of blocks.
         rng: where the randomness comes from; equal states give equal bytes.
         std: the weights' standard deviation, met within some percent where the type's float scale can be that small.
     """
     if ggml_type in FLOAT_TYPES:
-        return _random_floats(ggml_type, rows * cols, rng, std)
-    size = rows * (cols // ggml_type.block_size) * ggml_type.type_size
+        return _random_floats(ggml_type, out_features * cols, rng, std)
+    size = out_features * (cols // ggml_type.block_size) * ggml_type.type_size
     blocks = _random_bytes(size, rng).reshape(-1, ggml_type.type_size)
     scale = std / _unit_deviation(ggml_type)
     if ggml_type is GGMLType.MXFP4:

@@ -1,6 +1,7 @@
 """TQ1_0 and TQ2_0: codes 0, 1, 2 (TQ2_0 can also hold 3), one half-float scale per 256 columns.
 
-Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks, uint8 [rows, blocks, type_size].
+Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks,
+uint8 [out_features, blocks, type_size].
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def tq1_0(blocks: Bytes) -> Planes:
 
 
 def _digits(packed: Bytes, table: Bytes) -> Bytes:
-    """uint8 [rows, blocks, n] -> [rows, blocks, digits * n], by a table uint8 [digits, 256]."""
+    """uint8 [out_features, blocks, n] -> [out_features, blocks, digits * n], by a table uint8 [digits, 256]."""
     digits = np.stack([row[packed] for row in table], axis=-2)
     return digits.reshape(*packed.shape[:-1], -1)
 

@@ -106,12 +106,12 @@ def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) ->
     return sum(copy_bytes(*size) for size in sizes if is_copied(*size))
 
 
-def matrix_bytes(layout: WeightLayout, rows: int, cols: int) -> int:
+def matrix_bytes(layout: WeightLayout, out_features: int, cols: int) -> int:
     """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of floats.
 
     Raises:
         UnsupportedModelError: no kernel expresses the layout.
     """
     if layout.is_float:
-        return rows * layout.row_bytes(cols)
-    return fragment_format(layout).size_bytes(rows, cols) + 4 * -(-rows // BLOCK)
+        return out_features * layout.row_bytes(cols)
+    return fragment_format(layout).size_bytes(out_features, cols) + 4 * -(-out_features // BLOCK)

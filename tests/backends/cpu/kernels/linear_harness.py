@@ -116,7 +116,7 @@ def run_linear(
     lanes = lanes_of(instruction_set)
     result = aligned_zeros(tokens * matrix.tiles * lanes, np.float32).reshape(tokens, -1)
     if out is not None:
-        result[:, : matrix.rows] = out
+        result[:, : matrix.out_features] = out
     step = np.array([tokens], np.int64)
     records = blocked(x.records, INSTRUCTION_SETS[isa_index(instruction_set)].tile_tokens[0])
     record = LINEAR.pack(
@@ -131,7 +131,7 @@ def run_linear(
     run = kernel(instruction_set, matrix.weight_format, int(out is not None))
     for thread in range(threads):
         run(address(record), thread, threads)
-    return result[:, : matrix.rows]
+    return result[:, : matrix.out_features]
 
 
 def check_matmul(instruction_set: str, source: MatrixSource, x: Activations) -> None:

@@ -1,8 +1,9 @@
 """Packed weight formats: what a kernel must know to read a tile, and which format a layout is packed in.
 
-A matrix [rows, cols] is cut into tiles of `lanes` rows; lane r of a vector belongs to row r of the tile. Three arrays:
+A matrix [out_features, cols] is cut into tiles of `lanes` out_features; lane r of a vector belongs to the tile's
+out_feature r. Three arrays:
 
-    codes   [tiles, cols/32, vectors, lanes] int32: four consecutive columns of one row in the bytes of a lane
+    codes   [tiles, cols/32, vectors, lanes] int32: four consecutive columns of one out_feature in the bytes of a lane
     scales  [tiles, cols/32, 32/group, 1 or 2 (scale, minimum), lanes] of the small type
     supers  [tiles, cols/super, 1 or 2 (scale, minimum), lanes] float16 or float32, for two-level scales
 

@@ -25,13 +25,13 @@ class PackedMatrix:
     """A quantised matrix in tiles.
 
     Attributes:
-        rows, cols: as in the checkpoint; rows are padded with zero weights to whole tiles.
+        out_features, cols: as in the checkpoint; out_features are padded with zero weights to whole tiles.
         codes, scales, supers: uint8, 64-byte aligned; their sizes per tile follow from `weight_format`.
         table: uint8, the table that codes index, or None.
     """
 
     weight_format: WeightFormat
-    rows: int
+    out_features: int
     cols: int
     tiles: int
     codes: NDArray[np.uint8]
@@ -55,30 +55,30 @@ class PackedMatrix:
         }  # fmt: skip
 
 
-def allocate(layout: WeightLayout, rows: int, cols: int, lanes: int) -> PackedMatrix:
+def allocate(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> PackedMatrix:
     """A matrix of zeros in the format of a layout.
 
     Raises:
         UnsupportedModelError: no kernel can express the layout, or the columns are not whole groups.
     """
-    sizes = _sizes(layout, rows, cols, lanes)
+    sizes = _sizes(layout, out_features, cols, lanes)
     codes, scales, supers = (aligned_zeros(size, np.uint8) for size in sizes)
-    form, tiles = packed_format(layout), -(-rows // lanes)
-    return PackedMatrix(form, rows, cols, tiles, codes, scales, supers, _table(layout))  # type: ignore[arg-type]
+    form, tiles = packed_format(layout), -(-out_features // lanes)
+    return PackedMatrix(form, out_features, cols, tiles, codes, scales, supers, _table(layout))  # type: ignore[arg-type]
 
 
-def packed_bytes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> int:
+def packed_bytes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> int:
     """Bytes of a packed matrix of a layout.
 
     Raises:
         UnsupportedModelError: as in `allocate`.
     """
-    return sum(_sizes(layout, rows, cols, lanes))
+    return sum(_sizes(layout, out_features, cols, lanes))
 
 
-def _sizes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> tuple[int, int, int]:
+def _sizes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> tuple[int, int, int]:
     """Bytes of codes, scales and super-scales."""
-    form, tiles = packed_format(layout), -(-rows // lanes)
+    form, tiles = packed_format(layout), -(-out_features // lanes)
     if cols % GROUP:
         raise UnsupportedModelError(
             f"weights in the layout {layout.name} do not run on the CPU: {cols} columns are not a multiple of {GROUP}"
@@ -134,7 +134,7 @@ def _repacked(
 
     def run(first: int, stop: int) -> None:
         source = address(raw) + first * lanes * row_bytes
-        repack(source, row_bytes, *targets, matrix.rows, blocks, first, stop)
+        repack(source, row_bytes, *targets, matrix.out_features, blocks, first, stop)
 
     return run
 
@@ -145,14 +145,14 @@ def _from_planes(source: MatrixSource, matrix: PackedMatrix, lanes: int) -> Call
     codes, scales, supers = (array.reshape(matrix.tiles, -1) for array in (matrix.codes, matrix.scales, matrix.supers))
 
     def run(first: int, stop: int) -> None:
-        planes = source.planes(first * lanes, min(stop * lanes, matrix.rows))
+        planes = source.planes(first * lanes, min(stop * lanes, matrix.out_features))
         pack_planes(planes, form, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
 
     return run
 
 
 def over_tiles(
-    tiles: int, rows: int, lanes: int, row_bytes: int, run: Callable[[int, int], None],
+    tiles: int, out_features: int, lanes: int, row_bytes: int, run: Callable[[int, int], None],
     pool: Executor | None, packed: Callable[[int, int], None] | None,
 ) -> None:  # fmt: skip
     """Call `run(first tile, last tile + 1)` for runs of tiles, on the pool's threads."""
@@ -162,7 +162,7 @@ def over_tiles(
         stop = min(first + step, tiles)
         run(first, stop)
         if packed is not None:
-            packed(first * lanes, min(stop * lanes, rows))
+            packed(first * lanes, min(stop * lanes, out_features))
 
     for _ in (map if pool is None else pool.map)(piece, range(0, tiles, step)):
         pass

@@ -1,4 +1,4 @@
-"""Float matrices as the kernels read them: rows to tiles, by several threads."""
+"""Float matrices as the kernels read them: out_features to tiles, by several threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FloatMatrix:
     """
 
     kind: FloatType
-    rows: int
+    out_features: int
     columns: int
     tiles: int
     weights: NDArray[np.generic]
@@ -52,40 +52,40 @@ def pack_floats(
     raw, kind = source.raw, source.layout.float_type
     assert raw is not None  # every float matrix has its raw bytes
     assert kind is not None
-    rows, cols, size = source.out_features, source.in_features, source.layout.block_bytes
-    tiles, columns = _tiles(rows, cols, lanes)
+    out_features, cols, size = source.out_features, source.in_features, source.layout.block_bytes
+    tiles, columns = _tiles(out_features, cols, lanes)
     out = aligned_zeros(tiles * columns * lanes, np.float32 if size == 4 else np.uint16)
     transpose, target, row_bytes = make_transpose(size, lanes), address(out), raw.strides[0]
 
     def run(first: int, stop: int) -> None:
-        transpose(address(raw) + first * lanes * row_bytes, row_bytes, target, rows, cols, columns, first, stop)
+        transpose(address(raw) + first * lanes * row_bytes, row_bytes, target, out_features, cols, columns, first, stop)
 
-    over_tiles(tiles, rows, lanes, source.row_bytes, run, pool, packed)
-    return FloatMatrix(kind, rows, columns, tiles, out)
+    over_tiles(tiles, out_features, lanes, source.row_bytes, run, pool, packed)
+    return FloatMatrix(kind, out_features, columns, tiles, out)
 
 
-def _tiles(rows: int, cols: int, lanes: int) -> tuple[int, int]:
+def _tiles(out_features: int, cols: int, lanes: int) -> tuple[int, int]:
     """Tiles, and padded columns of each."""
-    return -(-rows // lanes), -(-cols // CHAINS) * CHAINS
+    return -(-out_features // lanes), -(-cols // CHAINS) * CHAINS
 
 
-def packed_float_bytes(layout: WeightLayout, rows: int, cols: int, lanes: int) -> int:
+def packed_float_bytes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> int:
     """Bytes of a packed float matrix."""
-    tiles, columns = _tiles(rows, cols, lanes)
+    tiles, columns = _tiles(out_features, cols, lanes)
     return tiles * columns * lanes * layout.block_bytes
 
 
 @cache
 def make_transpose(size: int, lanes: int) -> Any:
-    """Moves numbers of `size` bytes: address of the first tile's first row, bytes from a row to the next, target, rows,
-    columns of the source and of the target, first tile, last tile + 1."""
+    """Moves numbers of `size` bytes. Its arguments: address of the first tile's first out_feature, bytes from one to
+    the next, target, out_features, columns of the source and of the target, first tile, last tile + 1."""
 
     @njit(void(*[int64] * 8), nogil=True, cache=is_kept())
     def transpose(
-        source: int, row_bytes: int, target: int, rows: int, cols: int, columns: int, first: int, stop: int
+        source: int, row_bytes: int, target: int, out_features: int, cols: int, columns: int, first: int, stop: int
     ) -> None:
         for tile in range(first, stop):
-            for lane in range(min(lanes, rows - tile * lanes)):
+            for lane in range(min(lanes, out_features - tile * lanes)):
                 at = source + ((tile - first) * lanes + lane) * row_bytes
                 to = target + (tile * columns * lanes + lane) * size
                 for column in range(cols):

@@ -67,12 +67,12 @@ def _write(
 ) -> None:  # fmt: skip
     """Scales and minima [out_features, n] to [tiles, n, scale and minimum, lanes] of the converted type."""
     planes = [convert(value) for value in values if value is not None]
-    rows, count = planes[0].shape
-    tiles = -(-rows // lanes)
+    out_features, count = planes[0].shape
+    tiles = -(-out_features // lanes)
     out = target.view(planes[0].dtype).reshape(tiles, count, len(planes), lanes)
     for index, plane in enumerate(planes):
         padded = np.zeros((tiles * lanes, count), plane.dtype)
-        padded[:rows] = plane
+        padded[:out_features] = plane
         out[:, :, index] = padded.reshape(tiles, lanes, count).transpose(0, 2, 1)
 
 

@@ -73,11 +73,11 @@ def _store_codes(e: Fields, form: WeightFormat, words: Value, target: Value, lan
 
 @cache
 def make_repack(kind: int, lanes: int) -> Any:
-    """The repacker of layout REPACKED[kind]. Its arguments: source, row bytes, codes, scales, supers, rows, blocks of a
-    row, first tile, last tile + 1.
+    """The repacker of layout REPACKED[kind]. Its arguments: source, row bytes, codes, scales, supers, out_features,
+    blocks of each, first tile, last tile + 1.
 
-    Addresses are those of the whole matrix, `source` that of the first tile's first row; rows of the source lie `row
-    bytes` apart. Lanes beyond the last row are left as they are.
+    Addresses are those of the whole matrix, `source` that of the first tile's first out_feature; those of the source
+    lie `row bytes` apart. Lanes beyond the last out_feature are left as they are.
     """
     layout = REPACKED[kind]
     form, block_bytes, cols = packed_format(layout), layout.block_bytes, layout.block_size
@@ -87,10 +87,18 @@ def make_repack(kind: int, lanes: int) -> Any:
 
     @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def repack(
-        source: int, row_bytes: int, codes: int, scales: int, supers: int, rows: int, blocks: int, first: int, stop: int
+        source: int,
+        row_bytes: int,
+        codes: int,
+        scales: int,
+        supers: int,
+        out_features: int,
+        blocks: int,
+        first: int,
+        stop: int,
     ) -> None:
         for tile in range(first, stop):
-            for lane in range(min(lanes, rows - tile * lanes)):
+            for lane in range(min(lanes, out_features - tile * lanes)):
                 at = source + ((tile - first) * lanes + lane) * row_bytes
                 for block in range(blocks):
                     index = tile * blocks + block

@@ -1,12 +1,12 @@
 """Weights in the register order of the tensor cores: the layout that all matmul kernels share. numpy only.
 
-A matrix [rows, cols] is cut into blocks of 64 rows by chunks of 64 columns. A block is four tiles of 16 rows; in a
-tile a warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of rows g (half 0) and g + 8 (half 1), the 16 columns 16 t ..
-16 t + 15 of the chunk. So a lane needs one scale a row however small the groups, and vectors of a codebook lie within
-a lane. The tensor cores' K index within a chunk is a permutation of the columns (`layouts.activations.half_positions`).
+A matrix [out_features, cols] is cut into blocks of 64 out_features by chunks of 64 columns. A block is four tiles of 16
+out_features; in a tile a warp's lane 4 g + t (g in 0..7, t in 0..3) holds, of out_features g (half 0) and g + 8 (half
+1), the 16 columns 16 t .. 16 t + 15 of the chunk. So a lane needs one scale per out_feature however small the groups,
+and vectors of a codebook lie within a lane. The tensor cores' K index within a chunk is a permutation of the columns
+(`layouts.activations.half_positions`).
 
-Memory: [rows / 64][cols / 64] blocks; with two-level scales the super-scales of four chunks follow their blocks. A
-block:
+Memory: [out_features / 64][cols / 64] blocks; with two-level scales, super-scales of four chunks follow them. A block:
 
     code planes   each [tile 4][lane 32][bytes of a lane]; `FragmentFormat.planes` lists those bytes
     small scales  [tile 4][set][g 8][half 2][scale, or scale and minimum]; lane (g, t) reads set t * sets / 4
@@ -24,8 +24,9 @@ With byte b of word j of a lane standing for column 16 t + 4 j + b:
 
 A code of six bits is a 4-bit and a 2-bit plane, of five 4 + 1, of three 2 + 1. Kernels read a code at bit `position`
 of a half float, where it is a subnormal number: code * 2^(position - 24). So scales are stored times 2^(24 -
-position), and a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of 64 rows such
-that the largest scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies its sums.
+position), and a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of
+64 out_features such that the largest scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies
+its sums.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from numpy.typing import NDArray
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import Planes, WeightLayout
 
-BLOCK = 64  # rows of a block and columns of a chunk
-TILE = 16  # rows of a tile
+BLOCK = 64  # out_features of a block and columns of a chunk
+TILE = 16  # out_features of a tile
 SUPER = 256  # columns that share super-scales
 Small = Literal["f16", "u4_pair", "u8_pair", "i8", "u4_odd", "none"]
 SMALL_BYTES: dict[Small, int] = {"f16": 2, "u4_pair": 1, "u8_pair": 2, "i8": 1, "u4_odd": 0, "none": 0}
@@ -54,7 +55,7 @@ class FragmentFormat:
     Attributes:
         bits: width of a scalar code; 0 for vectors.
         offset: subtracted from a code: 0, or a power of two.
-        sets: scales per row and chunk: 1, 2 or 4.
+        sets: scales per out_feature and chunk: 1, 2 or 4.
         small: type of the scales in a block. `f16` are final, the others integers that multiply super-scales: `u4_pair`
             and `u8_pair` scale and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
         minima: whether minima stand beside scales.
@@ -114,7 +115,7 @@ class FragmentFormat:
 
     @property
     def super_bytes(self) -> int:
-        """Bytes of super-scales per 64 rows and 256 columns."""
+        """Bytes of super-scales per 64 out_features and 256 columns."""
         return (256 if self.minima else 128) if self.two_level else 0
 
     def chunks(self, cols: int) -> int:
@@ -123,13 +124,13 @@ class FragmentFormat:
         return -(-cols // unit) * (unit // BLOCK)
 
     def strip_bytes(self, cols: int) -> int:
-        """Bytes of 64 rows."""
+        """Bytes of 64 out_features."""
         chunks = self.chunks(cols)
         return chunks * self.block_bytes + chunks // 4 * self.super_bytes
 
-    def size_bytes(self, rows: int, cols: int) -> int:
+    def size_bytes(self, out_features: int, cols: int) -> int:
         """Bytes of a whole matrix, without `block_scales`."""
-        return -(-rows // BLOCK) * self.strip_bytes(cols)
+        return -(-out_features // BLOCK) * self.strip_bytes(cols)
 
 
 def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentFormat:
@@ -190,10 +191,10 @@ def _refusal(layout: WeightLayout) -> str | None:
 
 
 def pack_fragments(planes: Planes, form: FragmentFormat) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """A matrix in fragment order, rows and columns padded with weights of zero.
+    """A matrix in fragment order, out_features and columns padded with weights of zero.
 
     Returns:
-        uint8 [form.size_bytes(rows, cols)], and block_scales, float32 [ceil(rows / 64)].
+        uint8 [form.size_bytes(out_features, cols)], and block_scales, float32 [ceil(out_features / 64)].
     """
     strips, chunks = -(-planes.out_features // BLOCK), form.chunks(planes.in_features)
     exponents = _exponents(planes, form, strips)
@@ -208,7 +209,7 @@ def pack_fragments(planes: Planes, form: FragmentFormat) -> tuple[NDArray[np.uin
 
 
 def _exponents(planes: Planes, form: FragmentFormat, strips: int) -> NDArray[np.int32]:
-    """e of 2^e per block of rows: int32 [strips]."""
+    """e of 2^e per block of out_features: int32 [strips]."""
 
     def largest(values: NDArray[np.float32]) -> NDArray[np.int32]:
         """x such that all values of a strip are below 2^x."""
@@ -225,7 +226,7 @@ def _exponents(planes: Planes, form: FragmentFormat, strips: int) -> NDArray[np.
 
 
 def _tiled(values: NDArray[Any], strips: int, chunks: int, per_chunk: int) -> NDArray[Any]:
-    """[rows, columns of something] zero-padded to [strips, tile, half, g, chunks, per_chunk]."""
+    """[out_features, columns of something] zero-padded to [strips, tile, half, g, chunks, per_chunk]."""
     padded = np.zeros((strips * BLOCK, chunks * per_chunk), dtype=values.dtype)
     padded[: values.shape[0], : values.shape[1]] = values
     return padded.reshape(strips, 4, 2, 8, chunks, per_chunk)
@@ -267,7 +268,7 @@ def _vector_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: in
     per_lane = 16 // form.vector
 
     def lanes(values: NDArray[Any], count: int) -> NDArray[Any]:
-        """[rows, count per 16 columns] -> [strip, chunk, tile, g, t, half, count]."""
+        """[out_features, count per 16 columns] -> [strip, chunk, tile, g, t, half, count]."""
         return _tiled(values, strips, chunks, 4 * count).reshape(strips, 4, 2, 8, chunks, 4, count).transpose(
             0, 4, 1, 3, 5, 2, 6
         )  # fmt: skip

@@ -58,18 +58,18 @@ INLINE float minimum(const u8*, int) { return 0.f; }
 
 constexpr int SET_COLUMNS = 64 / SETS;
 
-// tops: int32 [strips, 2], zeroed before: the bits of the largest |scale| and |minimum| of 64 rows.
-extern "C" __global__ void NAME_TOPS(const u8* __restrict__ raw, int* __restrict__ tops, int rows, int cols) {
+// tops: int32 [strips, 2], zeroed before: the bits of the largest |scale| and |minimum| of 64 output features.
+extern "C" __global__ void NAME_TOPS(const u8* __restrict__ raw, int* __restrict__ tops, int out_features, int cols) {
   __shared__ int largest[2];
   if (threadIdx.x < 2) largest[threadIdx.x] = 0;
   __syncthreads();
-  const int groups = cols / SET_COLUMNS, row0 = blockIdx.y * 64;
+  const int groups = cols / SET_COLUMNS, first = blockIdx.y * 64;
   const long row_bytes = (long)(cols / WEIGHTS) * BYTES;
   int top = 0, low = 0;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < 64 * groups; i += gridDim.x * blockDim.x) {
-    const int row = row0 + i / groups, col = i % groups * SET_COLUMNS;
-    if (row >= rows) break;
-    const u8* block = raw + row * row_bytes + (long)(col / WEIGHTS) * BYTES;
+    const int out_feature = first + i / groups, col = i % groups * SET_COLUMNS;
+    if (out_feature >= out_features) break;
+    const u8* block = raw + out_feature * row_bytes + (long)(col / WEIGHTS) * BYTES;
     top = max(top, __float_as_int(fabsf(scale(block, col % WEIGHTS))));
     if constexpr (MINIMA) low = max(low, __float_as_int(fabsf(minimum(block, col % WEIGHTS))));
   }
@@ -85,8 +85,8 @@ INLINE int exponent_above(int bits) {  // x such that a float is below 2^x
   return e;
 }
 
-// One block of 128 threads per 64 rows and chunk; a thread is a lane of a tile. Strips land `stride` apart.
-extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict__ raw, const int* __restrict__ tops, u8* __restrict__ out, float* __restrict__ block_scales, int rows, int cols, int chunks, int stride) {
+// One block of 128 threads per 64 output features and chunk; a thread is a lane of a tile. Strips land `stride` apart.
+extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict__ raw, const int* __restrict__ tops, u8* __restrict__ out, float* __restrict__ block_scales, int out_features, int cols, int chunks, int stride) {
   const int chunk = blockIdx.x, strip = blockIdx.y, tile = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
   int exponent = 15 - 24 + POSITION0 - exponent_above(tops[strip * 2]);
   if constexpr (MINIMA) exponent = min(exponent, 15 - exponent_above(tops[strip * 2 + 1]));
@@ -98,9 +98,9 @@ extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict
   u8* scales = block + CODES_BYTES + tile * TILE_SCALE_BYTES + (t * SETS / 4 * 8 + g) * (MINIMA ? 8 : 4);
   u32 four[4] = {}, two[2] = {}, one = 0, eight[8] = {};
   for (int half = 0; half < 2; half++) {
-    const int row = strip * 64 + tile * 16 + half * 8 + g;
-    const bool real = row < rows && col < cols;
-    const u8* source = raw + row * row_bytes + (long)(col / WEIGHTS) * BYTES;
+    const int out_feature = strip * 64 + tile * 16 + half * 8 + g;
+    const bool real = out_feature < out_features && col < cols;
+    const u8* source = raw + out_feature * row_bytes + (long)(col / WEIGHTS) * BYTES;
     const int at = col % WEIGHTS;
     if (real)
       for (int i = 0; i < 16; i++) {

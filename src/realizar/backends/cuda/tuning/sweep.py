@@ -60,10 +60,10 @@ def model_shapes(spec: ModelSpec, checkpoint: Checkpoint) -> list[Shape]:
     tensors = WeightTensors(spec, checkpoint)
     for part, most in ((program.block_matmuls(), TOKEN_COUNTS[-1]), (program.tail.matmuls(), _HEAD_TOKENS)):
         for group in part:
-            rows_of: Counter[WeightLayout] = Counter()
+            out_features: Counter[WeightLayout] = Counter()
             for linear in group:
-                rows_of[tensors.layout(linear.weight)] += linear.out_features
-            quantized = {layout: rows for layout, rows in rows_of.items() if not layout.is_float}
+                out_features[tensors.layout(linear.weight)] += linear.out_features
+            quantized = {layout: count for layout, count in out_features.items() if not layout.is_float}
             if quantized:
                 total, cols = sum(quantized.values()), group[0].in_features
                 most_common = max(quantized, key=quantized.__getitem__)

@@ -34,7 +34,7 @@ Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
 
 _CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
-_MERGED_ROWS = 64  # matrices lie one below the other at multiples of this many rows
+_MERGED_OUT_FEATURES = 64  # matrices lie one below the other at multiples of this many output features
 
 
 class Weights:
@@ -42,7 +42,7 @@ class Weights:
 
     Attributes:
         groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
-            matrix is a tensor [rows, cols] of its own type.
+            matrix is a tensor [out_features, cols] of its own type.
         gated: feed-forwards whose activation may end a matmul, by the group of their gate and up.
         embedding: of its own, row by row.
     """
@@ -161,7 +161,7 @@ class Weights:
                 for source in sources:
                     yield self._pack_plain(source, store)
                 continue
-            mergeable = all(source.out_features % _MERGED_ROWS == 0 for source in sources[:-1])
+            mergeable = all(source.out_features % _MERGED_OUT_FEATURES == 0 for source in sources[:-1])
             for together in [sources] if mergeable else [[source] for source in sources]:
                 into = None if store is None else store.take(memory_bytes(together))
                 packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
@@ -173,7 +173,7 @@ class Weights:
         Biases keep their order, so there must be none.
         """
         gated = tuple(linear.weight for linear in linears) in self.gated
-        return gated and all(one.bias is None and one.out_features % _MERGED_ROWS == 0 for one in linears)
+        return gated and all(one.bias is None and one.out_features % _MERGED_OUT_FEATURES == 0 for one in linears)
 
     def _pack_plain(self, source: MatrixSource, store: Store | None = None) -> PlainMatrix | torch.Tensor:
         kind, raw = source.layout.float_type, source.raw

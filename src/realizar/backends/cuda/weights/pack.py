@@ -25,8 +25,8 @@ class PackedMatrix:
         weights: uint8 [format.size_bytes(out_features, cols)], 256-byte aligned.
         block_scales: float32 [ceil(out_features / 64)]: the factor of the sums of 64 output features.
         table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
-        interleaved: True if its blocks of 64 rows are alternately the gate's and up's of a feed-forward, for the gated
-            epilogue; else its parts lie one below the other.
+        interleaved: True if its blocks of 64 out_features are alternately the gate's and up's of a feed-forward, for
+            the gated epilogue; else its parts lie one below the other.
     """
 
     out_features: int
@@ -56,11 +56,11 @@ def pack_matrix(
     """Pack one matrix, or several of one format one below the other or interleaved.
 
     Args:
-        parts: the matrix, or matrices with equal columns. All but the last have a multiple of 64 rows.
+        parts: the matrix, or matrices with equal columns. All but the last have a multiple of 64 out_features.
         device: where it shall lie.
         compact: as in `fragment_format`.
         into: uint8 memory for `weights`, exactly as large and 256-byte aligned; allocated if None.
-        interleaved: True if blocks of 64 rows of two matrices alternate.
+        interleaved: True if blocks of 64 out_features of two matrices alternate.
 
     Raises:
         UnsupportedModelError: the parts can't lie in one matrix, or have no format.
@@ -68,29 +68,33 @@ def pack_matrix(
     sources = [parts] if isinstance(parts, MatrixSource) else list(parts)
     form = common_format(sources, compact)
     packed = [pack_fragments(part.planes(0, part.out_features), form) for part in sources]
-    rows, cols = sum(part.out_features for part in sources), sources[0].in_features
-    weights = torch.empty(form.size_bytes(rows, cols), dtype=torch.uint8, device=device) if into is None else into
-    scales = torch.empty(-(-rows // BLOCK), dtype=torch.float32, device=device)
+    out_features, cols = sum(part.out_features for part in sources), sources[0].in_features
+    weights = (
+        torch.empty(form.size_bytes(out_features, cols), dtype=torch.uint8, device=device) if into is None else into
+    )
+    scales = torch.empty(-(-out_features // BLOCK), dtype=torch.float32, device=device)
     places = strip_places([part.out_features for part in sources], interleaved)
     for (data, block_scales), place in zip(packed, places, strict=True):
         weights.view(len(scales), -1)[place].copy_(torch.from_numpy(data).view(len(block_scales), -1))
         scales[place].copy_(torch.from_numpy(block_scales))
     table = codebook_table(sources[0].layout)
     on_device = None if table is None else torch.from_numpy(table).to(device)
-    return PackedMatrix(rows, cols, form, weights, scales, on_device, interleaved)
+    return PackedMatrix(out_features, cols, form, weights, scales, on_device, interleaved)
 
 
-def strip_places(rows: Sequence[int], interleaved: bool) -> list[slice]:
-    """Places of the blocks of 64 rows of matrices with so many rows, in the matrix that they are packed into.
+def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
+    """Places of the blocks of 64 out_features of matrices of these sizes, in the matrix that they are packed into.
 
     Raises:
         UnsupportedModelError: matrices are to be interleaved that are not two of one whole number of blocks.
     """
     if interleaved:
-        if len(rows) != 2 or rows[0] != rows[1] or rows[0] % BLOCK:
-            raise UnsupportedModelError(f"two matrices interleave, of the same multiple of {BLOCK} rows")
+        if len(out_features) != 2 or out_features[0] != out_features[1] or out_features[0] % BLOCK:
+            raise UnsupportedModelError(
+                f"two matrices interleave if their output features are the same multiple of {BLOCK}"
+            )
         return [slice(part, None, 2) for part in range(2)]
-    ends = list(itertools.accumulate(-(-count // BLOCK) for count in rows))
+    ends = list(itertools.accumulate(-(-count // BLOCK) for count in out_features))
     return [slice(first, end, 1) for first, end in itertools.pairwise([0, *ends])]
 
 
@@ -104,7 +108,7 @@ def common_format(parts: Sequence[MatrixSource], compact: bool = False) -> Fragm
     if len(forms) != 1 or len({part.in_features for part in parts}) != 1:
         raise UnsupportedModelError("matrices of different formats or widths do not merge")
     if any(part.out_features % BLOCK for part in parts[:-1]):
-        raise UnsupportedModelError(f"matrices merge at multiples of {BLOCK} rows")
+        raise UnsupportedModelError(f"matrices merge at multiples of {BLOCK} output features")
     if len({part.layout.codebook for part in parts}) != 1:
         raise UnsupportedModelError("matrices of different codebooks do not merge")
     return forms.pop()

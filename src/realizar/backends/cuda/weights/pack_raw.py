@@ -26,10 +26,11 @@ from realizar.errors import UnsupportedModelError
 from realizar.quantization import MatrixSource, WeightLayout
 
 _PIECE_BYTES = 32 << 20
-_RUN_ROWS = 4 * BLOCK  # packed by one thread at a time
+_RUN_OUT_FEATURES = 4 * BLOCK  # packed by one thread at a time
 
 
-_Run: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]  # its first row; where strips and scales land
+_Run: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]
+"""A matrix, the first out_feature of the run, and where its strips and scales land."""
 
 
 def memory_bytes(parts: Sequence[MatrixSource]) -> int:
@@ -42,8 +43,8 @@ def memory_bytes(parts: Sequence[MatrixSource]) -> int:
     return _memory_bytes(form, sum(part.out_features for part in parts), parts[0].in_features)
 
 
-def _memory_bytes(form: FragmentFormat, rows: int, cols: int) -> int:
-    return aligned(form.size_bytes(rows, cols)) + 4 * -(-rows // BLOCK)
+def _memory_bytes(form: FragmentFormat, out_features: int, cols: int) -> int:
+    return aligned(form.size_bytes(out_features, cols)) + 4 * -(-out_features // BLOCK)
 
 
 def pack_by_threads(
@@ -52,18 +53,18 @@ def pack_by_threads(
 ) -> PackedMatrix:  # fmt: skip
     """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
     first, form = parts[0], fragment_format(parts[0].layout)
-    rows, cols = sum(part.out_features for part in parts), first.in_features
-    weights, scales = _allocate(form, rows, cols, device, into)
+    out_features, cols = sum(part.out_features for part in parts), first.in_features
+    weights, scales = _allocate(form, out_features, cols, device, into)
     strips, places = weights.view(len(scales), -1), strip_places([part.out_features for part in parts], interleaved)
     runs = [
         (part, start, strips[place][start // BLOCK :], scales[place][start // BLOCK :])
         for part, place in zip(parts, places, strict=True)
-        for start in range(0, part.out_features, _RUN_ROWS)
+        for start in range(0, part.out_features, _RUN_OUT_FEATURES)
     ]
 
     def pack_run(run: _Run) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
         part, start, *_ = run
-        stop = min(start + _RUN_ROWS, part.out_features)
+        stop = min(start + _RUN_OUT_FEATURES, part.out_features)
         return *pack_fragments(part.planes(start, stop), form), (stop - start) * part.row_bytes
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -73,16 +74,18 @@ def pack_by_threads(
             to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
             if uploaded is not None:
                 uploaded(size)
-    return PackedMatrix(rows, cols, form, weights, scales, _table_of(first.layout, device), interleaved)
+    return PackedMatrix(out_features, cols, form, weights, scales, _table_of(first.layout, device), interleaved)
 
 
 def _allocate(
-    form: FragmentFormat, rows: int, cols: int, device: torch.device | str, into: torch.Tensor | None
+    form: FragmentFormat, out_features: int, cols: int, device: torch.device | str, into: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate memory for weights and block scales, one behind the other."""
     if into is None:
-        into = torch.empty(_memory_bytes(form, rows, cols), dtype=torch.uint8, device=device)
-    return into[: form.size_bytes(rows, cols)], into[aligned(form.size_bytes(rows, cols)) :].view(torch.float32)
+        into = torch.empty(_memory_bytes(form, out_features, cols), dtype=torch.uint8, device=device)
+    return into[: form.size_bytes(out_features, cols)], into[aligned(form.size_bytes(out_features, cols)) :].view(
+        torch.float32
+    )
 
 
 def _table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
@@ -109,10 +112,10 @@ class Packer:
         """Pack one matrix, or several of one layout one below the other or interleaved.
 
         Args:
-            parts: matrices of one layout and width; all but the last have a multiple of 64 rows.
+            parts: matrices of one layout and width; all but the last have a multiple of 64 out_features.
             into: uint8 [memory_bytes(parts)], 256-byte aligned, for weights and block scales; allocated if None.
             uploaded: called with the number of raw bytes of each run that is on its way.
-            interleaved: True if blocks of 64 rows of two matrices alternate.
+            interleaved: True if blocks of 64 out_features of two matrices alternate.
 
         Raises:
             UnsupportedModelError: the parts can't lie in one matrix, or no format expresses their layout.
@@ -120,7 +123,9 @@ class Packer:
         first = parts[0]
         alike = len({(part.layout, part.in_features) for part in parts}) == 1
         if not alike or any(part.out_features % BLOCK for part in parts[:-1]):
-            raise UnsupportedModelError(f"matrices merge if of one layout and width and at multiples of {BLOCK} rows")
+            raise UnsupportedModelError(
+                f"matrices merge if of one layout and width and at multiples of {BLOCK} output features"
+            )
         raws = [part.raw for part in parts if part.raw is not None and part.layout in REPACKED_LAYOUTS]
         if len(raws) < len(parts) or first.in_features % BLOCK:
             return pack_by_threads(parts, self.device, into, uploaded, interleaved)
@@ -136,19 +141,19 @@ class Packer:
         self, raw: NDArray[np.uint8], layout: WeightLayout, cols: int, weights: torch.Tensor, scales: torch.Tensor,
         place: slice, uploaded: Callable[[int], None] | None,
     ) -> None:  # fmt: skip
-        """Pack a matrix of raw blocks, uint8 [rows, bytes of one]; its strips land at `place`."""
+        """Pack a matrix of raw blocks, uint8 [out_features, bytes of one]; its strips land at `place`."""
         form = fragment_format(layout)
         tops_kernel, pack_kernel = self._load(layout, form)
         step = max(1, _PIECE_BYTES // (raw.shape[1] * BLOCK)) * BLOCK
         chunks = form.chunks(cols)
         stream = torch.cuda.current_stream(self.device)
         for start in range(0, len(raw), step):
-            rows = min(step, len(raw) - start)
-            run = raw[start : start + rows]
+            out_features = min(step, len(raw) - start)
+            run = raw[start : start + out_features]
             blocks, event = self._upload(run, stream)
-            strips = -(-rows // BLOCK)
+            strips = -(-out_features // BLOCK)
             tops = torch.zeros((strips, 2), dtype=torch.int32, device=self.device)
-            shape = [rows, cols]
+            shape = [out_features, cols]
             tops_kernel.launch(
                 (4, strips, 1), 256, [blocks.data_ptr(), tops.data_ptr(), *shape], "ppii", stream.cuda_stream, False
             )

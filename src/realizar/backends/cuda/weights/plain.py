@@ -46,12 +46,12 @@ class PlainMatrix:
 
 
 def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
-    """Pack a quantised matrix and send it to `device`; runs of rows are packed by several threads.
+    """Pack a quantised matrix and send it to `device`; runs of out_features are packed by several threads.
 
     Raises:
         UnsupportedModelError: its codes have a width that kernels do not read.
     """
-    layout, rows, cols = source.layout, source.out_features, source.in_features
+    layout, out_features, cols = source.layout, source.out_features, source.in_features
     if layout.vector_size == 1 and layout.bits not in _WIDTHS:
         raise UnsupportedModelError(
             f"weights in the layout {layout.name} do not run on CUDA: codes have {layout.bits} bits"
@@ -59,21 +59,21 @@ def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
     step = max(1, _WEIGHTS_AT_ONCE // cols)
 
     def part(first: int) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
-        return _arrays(source.planes(first, min(first + step, rows)))
+        return _arrays(source.planes(first, min(first + step, out_features)))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        parts = list(pool.map(part, range(0, rows, step)))
+        parts = list(pool.map(part, range(0, out_features, step)))
     arrays: dict[str, NDArray[Any]] = {}
     for name, array in parts[0][0].items():
         found = [each[name] for each, _ in parts]
         joined = array if array is None or name == "codebook" else np.concatenate(found)  # type: ignore[arg-type]
         arrays[name] = np.zeros(1, np.int8) if joined is None else np.ascontiguousarray(joined)
     store = Store((array.nbytes for array in arrays.values()), device)
-    return PlainMatrix(rows, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
+    return PlainMatrix(out_features, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
 
 
 def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
-    """The arrays of some rows, and the kernels' constants."""
+    """The arrays of some out_features, and the kernels' constants."""
     vector, scalar_codebook = planes.vector_size, planes.codebook is not None and planes.codebook.ndim == 1
     low, high = (16, 0) if vector > 1 else _WIDTHS[planes.bits]
     return {
@@ -93,7 +93,7 @@ def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, A
 
 
 def _bits(codes: NDArray[Any], width: int) -> NDArray[np.uint8]:
-    """uint8 [rows, cols * width / 8]."""
+    """uint8 [out_features, cols * width / 8]."""
     per_byte = 8 // width
     parts = codes.astype(np.uint8).reshape(codes.shape[0], -1, per_byte)
     packed = np.zeros(parts.shape[:2], np.uint8)
