@@ -153,7 +153,7 @@ def test_a_size_whose_capture_fails_runs_eagerly(
     assert epilogue_square_sums[-1] == 1.0
     why = "a graph can't be captured: CUDA error: operation not permitted when stream is capturing"
     assert [record.message for record in caplog.records] == [
-        f"steps of 2 rows; steps of 32 tokens in chunks and 8 decodes run without a graph: {why}"
+        f"steps of 2 decodes; steps of 32 tokens in chunks and 8 decodes run without a graph: {why}"
     ]
 
 

@@ -100,12 +100,12 @@ class Binder:
         return walkable(operation for block in program.blocks for operation in self._block(block))
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
-        """Logits of the selected rows."""
+        """Logits of the selected tokens."""
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
         return walkable([*self._final_norm(tail), matmul])
 
     def bind_pool(self, tail: Tail) -> BoundProgram:
-        """Final hidden states of the selected rows."""
+        """Final hidden states of the selected tokens."""
         return walkable(self._final_norm(tail))
 
     def _block(self, block: Block) -> Iterator[BoundOperation]:
@@ -192,7 +192,7 @@ class Binder:
         Args:
             terms: whether the source is of two terms; see `two_terms`.
             together: from `_tiles_together`.
-            count: field of the step that has the number of rows.
+            count: field of the step that has the number of tokens.
         """
         matrix, read, written = (
             self.weights.matrices[linear.weight], self.workspace.buffers[source], self.workspace.buffers[target],
@@ -239,7 +239,7 @@ class Binder:
         Args:
             norm: None copies.
             terms: whether the target has two terms; see `two_terms`.
-            count: field of the step that has the number of rows.
+            count: field of the step that has the number of tokens.
         """
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         hidden = self.workspace.buffers["hidden"]

@@ -26,7 +26,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import Linear, ModelSpec
 
-MAX_SELECTED = 32  # rows of logits that exist at once
+MAX_SELECTED = 32  # tokens whose logits exist at once
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 
 Progress = Callable[[str, float], None]
@@ -40,8 +40,8 @@ class LoadedModel:
         spec, config: the model, and the configuration that it was loaded with.
         weights: packed. kv: the KV cache. workspace: buffers and arrays of a step. ropes: angles of a step's positions.
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
-        body, tail: operations over all tokens of a step, and over the rows whose logits are wanted.
-        final_norm: operations over the rows whose hidden states are pooled.
+        body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
+        final_norm: operations over the tokens whose hidden states are pooled.
         team: the threads that walk operations.
         load_s: seconds that loading took.
     """

@@ -106,7 +106,7 @@ class CPUBackend:
 
     @property
     def programs(self) -> tuple[BoundProgram, BoundProgram]:
-        """The two programs of a step: over all tokens, and over the rows whose logits are wanted."""
+        """The two programs of a step: over all tokens, and over the tokens whose logits are wanted."""
         return self.model.body, self.model.tail
 
     def walk(self, program: BoundProgram) -> None:
@@ -182,7 +182,7 @@ class CPUBackend:
         )
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
-        """Sample, and gather log-probabilities, of a step that has run: some rows of logits at a time.
+        """Sample, and gather log-probabilities, of a step that has run: logits of some tokens at a time.
 
         Raises:
             StepError: a kernel failed.

@@ -1,4 +1,4 @@
-"""Fixed memory of a step: buffers of rows, and the small arrays through which a step is described to the kernels."""
+"""Fixed memory of a step: buffers of tokens, and the small arrays through which a step is described to the kernels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from realizar.errors import InvalidRequestError
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
-_ROW_PADDING = 16  # float32 between rows: rows a power of two apart would share cache sets
+_TOKEN_PADDING = 16  # float32 between tokens: values a power of two apart would share cache sets
 
 
 class RecordBuffer:
-    """Quantised records of some rows, uint8 [blocks, groups, width, 64] (`activation_layout`)."""
+    """Quantised records of some tokens, uint8 [blocks, groups, width, 64] (`activation_layout`)."""
 
-    def __init__(self, rows: int, groups: int, width: int) -> None:
-        shape = (-(-rows // width), groups, width, RECORD_BYTES)
+    def __init__(self, tokens: int, groups: int, width: int) -> None:
+        shape = (-(-tokens // width), groups, width, RECORD_BYTES)
         self._data = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
         self.groups, self.width = groups, width
 
@@ -42,9 +42,9 @@ class RowBuffer:
     """Rows of float32, and of quantised records beside them.
 
     Attributes:
-        values: float32 [rows, padded width].
-        records: of the rows, or None where nothing quantised reads them.
-        terms: records of twice the rows, each row's and those of what they leave over (`Binder.two_terms`), or None.
+        values: float32 [tokens, padded width].
+        records: of the tokens, or None where nothing quantised reads them.
+        terms: records of twice the tokens, each token's and those of what it leaves over (`Binder.two_terms`), or None.
     """
 
     values: NDArray[np.float32]
@@ -57,12 +57,12 @@ class RowBuffer:
 
     @property
     def stride(self) -> int:
-        """Bytes from row to row."""
+        """Bytes from token to token."""
         return int(self.values.strides[0])
 
 
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
-    """Widest row of every buffer of `program`."""
+    """Width of every buffer of `program`."""
     attentions = [attention for _, attention in spec.attentions()]
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     query = max(a.num_heads * a.head_size for a in attentions)
@@ -105,18 +105,18 @@ RECORDED = ("normed", "attended", "activated", "selected")  # buffers that matmu
 
 
 class Workspace:
-    """Buffers for a step's tokens and `max_selected` rows of logits; records in blocks of `block_tokens`."""
+    """Buffers for a step's tokens and `max_selected` selected tokens; records in blocks of `block_tokens`."""
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> None:
         max_tokens, max_rows = config.max_step_tokens, config.max_running
         self.buffers: dict[str, RowBuffer] = {}
         for name, width in buffer_widths(spec).items():
-            rows = max_selected if name in ("selected", "logits") else max_tokens
+            tokens = max_selected if name in ("selected", "logits") else max_tokens
             padded = -(-width // GROUP) * GROUP
-            stride = padded + _ROW_PADDING
-            values = aligned_zeros(rows * stride, np.float32).reshape(rows, stride)
-            records = RecordBuffer(rows, padded // GROUP, block_tokens) if name in RECORDED else None
-            terms = RecordBuffer(2 * rows, padded // GROUP, block_tokens) if name == "normed" else None
+            stride = padded + _TOKEN_PADDING
+            values = aligned_zeros(tokens * stride, np.float32).reshape(tokens, stride)
+            records = RecordBuffer(tokens, padded // GROUP, block_tokens) if name in RECORDED else None
+            terms = RecordBuffer(2 * tokens, padded // GROUP, block_tokens) if name == "normed" else None
             self.buffers[name] = RowBuffer(values, records, terms)  # type: ignore[arg-type]
         groups = len(spec.cache_groups())
         self.step = aligned_zeros(8, np.int64)

@@ -51,7 +51,7 @@ class Binder:
         return launches
 
     def bind_tail(self, tail: Tail) -> list[Launch]:
-        """The launches of final norm, logits and choices, over the selected rows; `shape.tokens` counts them."""
+        """The launches of final norm, logits and choices, over the selected tokens; `shape.tokens` counts them."""
         head = self._merger.merge((tail.head,))
         return [
             Launch("final norm", self._norms.bind_selected(tail.norm, head)),
@@ -60,7 +60,7 @@ class Binder:
         ]
 
     def bind_pool(self, tail: Tail) -> list[Launch]:
-        """The launches that write final hidden states of the selected rows, float32, into `pooled`."""
+        """The launches that write final hidden states of the selected tokens, float32, into `pooled`."""
         return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
@@ -122,7 +122,8 @@ class Binder:
         """Return a function that starts a matmul, with the epilogue that it has for a number of tokens.
 
         Args:
-            selected: True if the input is the rows of the tail. normed: True if it is a norm of the stream.
+            selected: True if the input is that of the tail, of selected tokens.
+            normed: True if it is a norm of the stream.
             folded: the scale of that norm which the matmul must apply.
             consumer: the matmul that reads the activation of a feed-forward which begins with this one.
             residual: operands of the residual-add epilogue, by number of tokens, if the matmul adds to the stream.

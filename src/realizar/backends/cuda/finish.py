@@ -26,7 +26,7 @@ class StepFinisher:
     """Finishes the step that ran last.
 
     Args:
-        pool: launches that write final hidden states of the selected rows to `Workspace.pooled`.
+        pool: launches that write final hidden states of the selected tokens to `Workspace.pooled`.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class GraphRunner:
         return least_holding(chunks, self._graphs) or chunks
 
     def run(self, shape: StepShape, selected: int) -> None:
-        """Run a step and the logits of `selected` rows, by the shape's graph if it has one, else launch by launch."""
+        """Run a step and the logits of `selected` tokens, by the shape's graph if it has one, else launch by launch."""
         rows = padded_rows(selected, self._space.arrays.sizes.selected)
         if shape.tiles and self.replay(shape):
             self.run_eagerly(_NOTHING, rows)
@@ -53,7 +53,7 @@ class GraphRunner:
             self.run_eagerly(shape, rows)
 
     def run_eagerly(self, body: StepShape, selected: int) -> None:
-        """Start all launches one by one; `selected` rows of logits, padded, or 0."""
+        """Start all launches one by one; the logits of `selected` tokens, padded, or of none."""
         for launch, shape in self.launches(body, selected):
             launch.run(shape)
 
@@ -124,11 +124,11 @@ class GraphRunner:
 
 
 def _captured_tail(shape: StepShape) -> int:
-    """Rows of logits in a shape's graph."""
+    """Selected tokens in a shape's graph."""
     return 0 if shape.tiles else shape.tokens
 
 
 def _described(shape: StepShape) -> str:
     if not shape.tiles:
-        return f"steps of {shape.tokens} rows"
+        return f"steps of {shape.tokens} decodes"
     return f"steps of {shape.tokens} tokens in chunks and {shape.decodes} decodes"

@@ -103,7 +103,7 @@ class NormBinder:
         return residual
 
     def bind_selected(self, norm: Norm | None, consumer: MergedLinear | None) -> Run:
-        """Norm the selected rows, for the consumer or, without one, into `pooled`."""
+        """Norm the selected tokens, for the consumer or, without one, into `pooled`."""
         return self._whole(None, norm, consumer, gather=True)
 
     def _whole(

@@ -24,7 +24,7 @@ class StepSizes:
     """The sizes of the largest step.
 
     Attributes:
-        tokens, rows: of a step. selected: rows of logits at once. tiles: of `attend_chunk`.
+        tokens, rows: of a step. selected: tokens whose logits are computed at once. tiles: of `attend_chunk`.
         groups: cache groups. blocks: of one row.
         tile_tokens: tokens of a tile.
     """
@@ -96,7 +96,7 @@ class StepArrays:
 
         Args:
             shape: the padded step; its entries beyond the step's are filled with "none".
-            selected: token and row of every logit row, at most `sizes.selected`.
+            selected: token and row of every selected token, at most `sizes.selected`.
         """
         copied = self._copied[self._next]
         if copied is not None:

@@ -135,7 +135,7 @@ def test_a_capture_that_fails_costs_its_sizes_alone(
     assert {StepShape(rows, rows, 0) for rows in (1, 4)} <= graphs.keys()
     assert {shape.tokens for shape in graphs if shape.tiles} == {16, 64}
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("steps of 2 rows; steps of 32 tokens in chunks")
+    assert warning.startswith("steps of 2 decodes; steps of 32 tokens in chunks")
     assert "\n" not in warning
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     core = new_core(runner.backend, spec, CONFIG, steps_in_flight=2)
@@ -229,5 +229,5 @@ def test_the_server_serves(options: tuple[str, ...], tmp_path: Path) -> None:
         process.stderr.close()
     warned = [line for line in lines if "without a graph" in line]
     assert len(warned) == (0 if options else 1)
-    assert all(re.search(r"steps of 2 rows run without a graph", line) for line in warned)
+    assert all(re.search(r"steps of 2 decodes run without a graph", line) for line in warned)
     assert process.returncode == 0

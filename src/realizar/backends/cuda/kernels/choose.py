@@ -1,4 +1,4 @@
-"""Logits of the selected tokens, and the largest of each row: all that greedy rows need."""
+"""Logits of the selected tokens, and the largest of each: all that greedy sampling needs."""
 
 import triton
 import triton.language as tl
@@ -14,31 +14,31 @@ def finish_logits(
     width,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, SOFT_CAP: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum, bias, scale and cap; largest value of each block and its first id. Grid: rows, blocks of columns.
+    """Sum, bias, scale and cap; largest value of each block and its first id. Grid: selected tokens, blocks of columns.
 
     A block with a NaN reports +inf.
     """
     begin(DEPENDENT)
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    x = load_sum(partials, bias, row * token_stride, columns, inside, splits_stride, SPLITS, BIAS) * scale
+    x = load_sum(partials, bias, token * token_stride, columns, inside, splits_stride, SPLITS, BIAS) * scale
     if SOFT_CAP:
         x = cap_scores(x, soft_cap)
-    tl.store(logits + row * logits_stride + columns, x, mask=inside)
+    tl.store(logits + token * logits_stride + columns, x, mask=inside)
     x = tl.where(inside, x, float("-inf"))
     broken = tl.max((x != x).to(tl.int32), axis=0) > 0
     top = tl.max(x, axis=0)
     first = tl.min(tl.where(x == top, columns, 2147483647), axis=0)
-    tl.store(block_tops + row * blocks + block, tl.where(broken, float("inf"), top))
-    tl.store(block_ids + row * blocks + block, first)
+    tl.store(block_tops + token * blocks + block, tl.where(broken, float("inf"), top))
+    tl.store(block_ids + token * blocks + block, first)
 
 
 @triton.jit
 def choose(block_tops, block_ids, blocks, choices, rows, last, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr):
-    """The id of the largest logit, the lowest among equals; -1 where logits are not finite. Grid: rows.
+    """The id of the largest logit, the lowest among equals; -1 where logits are not finite. Grid: selected tokens.
 
-    Also `last[rows[i]]`, where rows[i] is not -1: what the row's next step starts with.
+    Also `last[rows[i]]`, where rows[i] is not -1: the token with which the next step of that sequence starts.
     """
     begin(DEPENDENT)
     index = tl.program_id(0)

@@ -72,7 +72,7 @@ class ActivationFormat:
     block_tokens: int
 
     def padded_tokens(self, tokens: int) -> int:
-        """Rows that a buffer must hold."""
+        """Tokens that a buffer must hold."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
