@@ -25,7 +25,7 @@ class Recipe:
     Attributes:
         windows: one layer each.
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
-        parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `row_norm`, `sinks`, `soft_cap`, `post_norms`,
+        parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
     """
@@ -86,14 +86,14 @@ class _Maker:
         q_norm = k_norm = None
         if "qk_norm" in parts:
             q_norm, k_norm = self.norm(f"{name}.q_norm", size), self.norm(f"{name}.k_norm", size)
-        elif "row_norm" in parts:
+        elif "token_norm" in parts:
             q_norm, k_norm = self.norm(f"{name}.q_norm", queries), self.norm(f"{name}.k_norm", keys)
         return Attention(
             recipe.num_heads, recipe.num_kv_heads, size, 1 / math.sqrt(size),
             self.linear(f"{name}.q", queries, hidden), self.linear(f"{name}.k", keys, hidden),
             self.linear(f"{name}.v", keys, hidden), self.linear(f"{name}.o", hidden, queries),
             rope=self.rope(), window=window, soft_cap=3.0 if "soft_cap" in parts else None, q_norm=q_norm,
-            k_norm=k_norm, qk_norm_axis="row" if "row_norm" in parts else "head",
+            k_norm=k_norm, qk_norm_axis="token" if "token_norm" in parts else "head",
             sinks=self.vector(f"{name}.sinks", recipe.num_heads, 1.0) if "sinks" in parts else None,
         )  # fmt: skip
 

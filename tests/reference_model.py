@@ -99,7 +99,7 @@ class ReferenceModel:
 
     def _attention(self, part: Attention, x: Array, kept: tuple[Array, ...] | None) -> tuple[Array, tuple[Array, ...]]:
         q, k, v = (self._linear(matrix, x) for matrix in (part.q, part.k, part.v))
-        if part.qk_norm_axis == "row":
+        if part.qk_norm_axis == "token":
             q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
         q, k, v = (a.reshape(len(x), -1, part.head_size) for a in (q, k, v))  # [tokens, heads, head_size]
         if part.qk_norm_axis == "head":

@@ -25,7 +25,7 @@ from resolving import resolved
 from step_inputs import opened_row
 
 SVG = "{http://www.w3.org/2000/svg}"
-RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("row_norm",))
+RECIPE = Recipe(64, 4, 2, weights="Q4_0", windows=(None, 40), parts=("token_norm",))
 
 
 def capacity(*num_blocks: int) -> Capacity:
@@ -98,7 +98,7 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     times = time_operations(backend, spec, one_step(backend.capacity(), work), 2)
     layers = len(spec.layers)
     calls = Counter(each.part for each in times)
-    per_layer = {"norm": 2, "row norm": 2, "qkv": 3, "rope": 1, "attention": 1, "attention output": 1, "output": 1,
+    per_layer = {"norm": 2, "qk norm": 2, "qkv": 3, "rope": 1, "attention": 1, "attention output": 1, "output": 1,
                  "gate and up": 2, "activation": 1, "down": 1}  # fmt: skip
     once = {"select": 1, "final norm": 1, "head": 1}
     assert calls == {part: count * layers for part, count in per_layer.items()} | once

@@ -107,7 +107,7 @@ class Attention:
         rope: None for a layer without positions.
         window: a token sees itself and `window - 1` before it; None sees all.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
-        q_norm, k_norm: applied before rope; over each head, or over the whole row (`qk_norm_axis`).
+        q_norm, k_norm: applied before rope; over each head, or over all heads of a token (`qk_norm_axis`).
         sinks: float32 [num_heads], a logit per head that takes part in the softmax and has no value.
     """
 
@@ -124,7 +124,7 @@ class Attention:
     soft_cap: float | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
-    qk_norm_axis: Literal["head", "row"] = "head"
+    qk_norm_axis: Literal["head", "token"] = "head"
     sinks: TensorName | None = None
 
     @property

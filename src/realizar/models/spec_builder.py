@@ -145,7 +145,7 @@ class SpecBuilder:
         soft_cap: float | None = None,
         qkv_bias: bool = False,
         output_bias: bool = False,
-        qk_norm: Literal["head", "row"] | None = None,
+        qk_norm: Literal["head", "token"] | None = None,
     ) -> Attention:
         """Attention of layer `index`; `scale` None is the inverse root of the head size."""
         sizes, base = self.sizes, f"model.layers.{index}.self_attn"

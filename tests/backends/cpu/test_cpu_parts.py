@@ -20,7 +20,7 @@ RECIPES = {
         96, 2, 1, parts=("soft_cap", "post_norms", "qk_norm"), weights="F32", activation="gelu_tanh"
     ),
     "layer-norm-ungated": Recipe(80, 4, 4, parts=("layer_norm", "ungated", "biases"), weights="F32", activation="gelu"),
-    "partial-interleaved": Recipe(64, 8, 1, parts=("partial_rope", "interleaved", "row_norm"), weights="F32"),
+    "partial-interleaved": Recipe(64, 8, 1, parts=("partial_rope", "interleaved", "token_norm"), weights="F32"),
     "no-rope-24": Recipe(24, 6, 2, hidden_size=72, feed_forward_size=100, parts=("no_rope", "qk_norm"), weights="F32"),
     "lacking": Recipe(
         windows=(None, None, 40), lacking=("feed_forward", "mixer"), parts=("post_norms", "biases"), weights="F32"

@@ -21,7 +21,7 @@ RECIPES = {
     "q4_0-64-gqa2": Recipe(),
     "q4_k-80-gqa4-sinks": Recipe(80, 16, 4, weights="Q4_K", windows=(None, 270), parts=("sinks", "biases")),
     "q6_k-96-gqa1-cap": Recipe(96, 8, 8, weights="Q6_K", parts=("soft_cap", "qk_norm", "post_norms")),
-    "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("row_norm",)),
+    "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("token_norm",)),
     "iq4_nl-256-gqa3": Recipe(256, 3, 1, weights="IQ4_NL", parts=("partial_rope", "interleaved")),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }

@@ -16,18 +16,18 @@ from realizar.models.spec import ModelSpec
 
 CONFIG = EngineConfig(threads=2, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
 LACKING = (None, "feed_forward", "mixer")
-ROWS = ["row norm", "row norm"]
+QK_NORMS = ["qk norm", "qk norm"]
 
 
-@pytest.mark.parametrize("parts", [(), ("row_norm", "post_norms")], ids=["plain", "norms"])
+@pytest.mark.parametrize("parts", [(), ("token_norm", "post_norms")], ids=["plain", "norms"])
 def test_operations_of_every_block(parts: tuple[str, ...]) -> None:
     """A norm after a branch is an operation of its own, and adds to the stream."""
     spec, checkpoint = random_model(Recipe(32, 2, 1, 64, 96, 48, (None,) * 3, "Q8_0", parts, lacking=LACKING))
     runner = Runner(spec, checkpoint, CONFIG)
     body, tail = runner.backend.programs
     runner.close()
-    after, rows = (["norm"], ROWS) if parts else ([], [])
-    mixer = ["norm", "qkv", "qkv", "qkv", *rows, "rope", "attention", "attention output", "output", *after]
+    after, qk_norms = (["norm"], QK_NORMS) if parts else ([], [])
+    mixer = ["norm", "qkv", "qkv", "qkv", *qk_norms, "rope", "attention", "attention output", "output", *after]
     feed_forward = ["norm", "gate and up", "gate and up", "activation", "down", *after]
     assert [operation.part for operation in body.operations] == [*mixer, *feed_forward, *mixer, *feed_forward]
     begins = [index for index, operation in enumerate(body.operations) if operation.begins_block]

@@ -16,7 +16,7 @@ MIXER = ["norm", "qkv", "rope", "attention", "attention output", "output"]
 FEED_FORWARD = ["norm", "gate and up", "activation", "down"]
 
 
-@pytest.mark.parametrize("parts", [(), ("post_norms", "ungated"), ("row_norm",)], ids=["plain", "post", "rows"])
+@pytest.mark.parametrize("parts", [(), ("post_norms", "ungated"), ("token_norm",)], ids=["plain", "post", "tokens"])
 def test_a_norm_begins_each_block_and_adds_the_one_before(parts: tuple[str, ...]) -> None:
     """One more norm's launch adds the last block; a norm after a branch is part of the launch that adds it."""
     recipe = Recipe(32, 2, 1, 64, 96, 48, (None,) * 3, "Q8_0", parts, lacking=(None, "feed_forward", "mixer"))
@@ -24,7 +24,7 @@ def test_a_norm_begins_each_block_and_adds_the_one_before(parts: tuple[str, ...]
     runner = GPURunner(spec, checkpoint, CONFIG)
     body, tail = runner.backend.model.graphs._body, runner.backend.model.graphs._tail
     runner.close()
-    mixer = [*MIXER[:2], "row norm", *MIXER[2:]] if "row_norm" in parts else MIXER
+    mixer = [*MIXER[:2], "qk norm", *MIXER[2:]] if "token_norm" in parts else MIXER
     expected = ["embed", *mixer, *FEED_FORWARD, *mixer, *FEED_FORWARD, "norm"]
     assert [launch.name for launch in body] == expected
     assert [launch.name for launch in tail] == ["final norm", "head", "choose"]

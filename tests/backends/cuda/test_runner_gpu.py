@@ -34,7 +34,7 @@ RECIPES = {
         64, 16, 4, hidden_size=1024, feed_forward_size=1536, weights="Q4_K", windows=(None,) * 3
     ),
     "q6_k-96-gqa1-cap": Recipe(96, 8, 8, weights="Q6_K", parts=("soft_cap", "qk_norm", "post_norms")),
-    "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("row_norm",)),
+    "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("token_norm",)),
     "iq4_nl-256-gqa3": Recipe(256, 3, 1, weights="IQ4_NL", parts=("partial_rope", "interleaved")),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }

@@ -126,9 +126,9 @@ class Binder:
         yield self._project(query, "normed", "query", part, barrier=False)
         yield self._project(key, "normed", "key", part, barrier=False)
         yield self._project(value, "normed", "value", part, terms=terms)
-        if attention.qk_norm_axis == "row":
-            yield self._normalize("row norm", attention.q_norm, "query", "query")
-            yield self._normalize("row norm", attention.k_norm, "key", "key")
+        if attention.qk_norm_axis == "token":
+            yield self._normalize("qk norm", attention.q_norm, "query", "query")
+            yield self._normalize("qk norm", attention.k_norm, "key", "key")
         yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(block))
         arguments = self._attend(block)
         yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)

@@ -1,4 +1,4 @@
-"""OLMo 2: norms only after attention and feed-forward, and over whole rows of Q and K. Standard library only."""
+"""OLMo 2: norms only after attention and feed-forward, and over all heads of Q and K. Standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     output_bias = builder.bias("attention_bias", "self_attn.o_proj")
     layers = [
         Layer(
-            mixer=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="row"),
+            mixer=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="token"),
             feed_forward=builder.feed_forward(index, activation),
             post_mixer_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
             post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),

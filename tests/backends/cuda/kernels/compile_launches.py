@@ -37,7 +37,7 @@ RECIPES = {
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
     "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
-    "f32": Recipe(96, 4, 4, weights="F32", parts=("row_norm", "ungated"), activation="gelu"),
+    "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
 }
 FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64), Form("fp8"))
 

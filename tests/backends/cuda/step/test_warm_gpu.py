@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 RECIPES = {
     "gqa3": Recipe(64, 6, 2, weights="Q8_0", windows=(None, None)),
     "mha": Recipe(96, 8, 8, weights="Q6_K", windows=(None, None), parts=("soft_cap", "qk_norm", "post_norms")),
-    "gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(None,), parts=("row_norm",)),
+    "gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(None,), parts=("token_norm",)),
     "floats": Recipe(
         64, 4, 4, weights="BF16", windows=(None, None), parts=("layer_norm", "ungated", "biases"), activation="gelu"
     ),

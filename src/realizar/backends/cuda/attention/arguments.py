@@ -26,8 +26,8 @@ def columns(attention: Attention) -> tuple[int, int]:
 
 
 def _is_summed(attention: Attention) -> bool:
-    """True if a norm over whole rows has summed the matmul's splits into the first, and added its bias."""
-    return attention.qk_norm_axis == "row"
+    """True if a norm over all heads of a token has summed the matmul's splits into the first, and added its bias."""
+    return attention.qk_norm_axis == "token"
 
 
 class AttentionArguments:

@@ -57,8 +57,8 @@ class AttentionBinder:
     def bind(self, block: AttentionBlock, linear: MergedLinear, consumer: MergedLinear) -> Iterator[Launch]:
         """The launches of one block: `linear` computes queries, keys and values, `consumer` reads the result."""
         attention = block.attention
-        if attention.qk_norm_axis == "row":
-            yield Launch("row norm", self._norm_rows(attention, linear))
+        if attention.qk_norm_axis == "token":
+            yield Launch("qk norm", self._norm_tokens(attention, linear))
         yield Launch("rope", self._rotate(block, linear))
         start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
 
@@ -71,8 +71,8 @@ class AttentionBinder:
         yield Launch("attention", run, attention=attention)
         yield Launch("attention output", self._convert(attention, consumer))
 
-    def _norm_rows(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
-        """Sum queries, keys and values into the first split; queries and keys normed over their whole row."""
+    def _norm_tokens(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
+        """Sum queries, keys and values into the first split; queries and keys normed over all heads of a token."""
         (key_at, value_at), none = columns(attention), self._arguments.none
         parts: list[tuple[int, int, Norm | None]] = [
             (0, key_at, attention.q_norm),
