@@ -149,16 +149,16 @@ class SpecBuilder:
     ) -> Attention:
         """Attention of layer `index`; `scale` None is the inverse root of the head size."""
         sizes, base = self.sizes, f"model.layers.{index}.self_attn"
-        q_rows, kv_rows = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
-        parts = [(f"{base}.q_proj", q_rows), (f"{base}.k_proj", kv_rows), (f"{base}.v_proj", kv_rows)]
+        q_features, kv_features = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
+        parts = [(f"{base}.q_proj", q_features), (f"{base}.k_proj", kv_features), (f"{base}.v_proj", kv_features)]
         if self.has(f"{base}.qkv_proj.weight"):
             q, k, v = self.fused(f"{base}.qkv_proj", parts, sizes.hidden_size, bias=qkv_bias)
         else:
             q, k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias) for name, n in parts)
         q_norm = k_norm = None
         if qk_norm is not None:
-            q_norm = self.norm(f"{base}.q_norm", sizes.head_size if qk_norm == "head" else q_rows)
-            k_norm = self.norm(f"{base}.k_norm", sizes.head_size if qk_norm == "head" else kv_rows)
+            q_norm = self.norm(f"{base}.q_norm", sizes.head_size if qk_norm == "head" else q_features)
+            k_norm = self.norm(f"{base}.k_norm", sizes.head_size if qk_norm == "head" else kv_features)
         return Attention(
             num_heads=sizes.num_heads,
             num_kv_heads=sizes.num_kv_heads,
@@ -167,7 +167,7 @@ class SpecBuilder:
             q=q,
             k=k,
             v=v,
-            o=self.linear(f"{base}.o_proj", sizes.hidden_size, q_rows, bias=output_bias),
+            o=self.linear(f"{base}.o_proj", sizes.hidden_size, q_features, bias=output_bias),
             rope=rope,
             window=window,
             soft_cap=soft_cap,
