@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
-from realizar.backends.cuda.kernels import activation as formats
+from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form

@@ -70,7 +70,7 @@ class Workspace:
 
     @property
     def token_state(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Counters of `kernels.activation.token_complete`."""
+        """Counters of `kernels.store_inputs.token_complete`."""
         return self._token_tops, self._token_arrivals
 
     def size_partials(self, floats: int) -> None:

@@ -3,7 +3,7 @@
 A step meets them in this order:
 
 1. `fetch.py`: the step's integers come to the device. `weights.py`: the embedding, and the matmul for old GPUs.
-2. `normalize.py`: residual add, norm, and the next matmul's input. `activation.py` writes each input format.
+2. `normalize.py`: residual add, norm, and the next matmul's input. `store_inputs.py` writes each input format.
 3. `rotate.py`, `heads.py`: QK norm, rope, and keys and values into the cache.
 4. `attend.py` (chunks), `attend_decode.py` (single tokens).
 5. `activate.py`: the feed-forward's activation. `choose.py`: logits and the largest of each row.

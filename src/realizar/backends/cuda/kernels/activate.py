@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import store_block, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
 
 SILU, GELU_TANH, GELU, NO_ACTIVATION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 

@@ -8,10 +8,10 @@ program that finishes last combines the parts, always in their order.
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import HALF, INT8, store_values
 from realizar.backends.cuda.kernels.attend import absorb, cap_scores, cut_context, load_tile
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
+from realizar.backends.cuda.kernels.store_inputs import HALF, INT8, store_values
 
 COMBINED_AT_ONCE = tl.constexpr(8192)  # values of parts, in registers
 

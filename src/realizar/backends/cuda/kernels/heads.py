@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import round_even
+from realizar.backends.cuda.kernels.store_inputs import round_even
 
 LAYER_NORM = tl.constexpr(2)
 GROUP = tl.constexpr(32)  # values of a cache in int8 that share a scale

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.activation import HALF, NOTHING, store_token, store_values
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.store_inputs import HALF, NOTHING, store_token, store_values
 
 RMS_NORM, LAYER_NORM = tl.constexpr(1), tl.constexpr(2)
 

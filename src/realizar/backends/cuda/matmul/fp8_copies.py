@@ -6,7 +6,7 @@ halves. The price is fidelity: 3 mantissa bits in weights and activations are ab
 weight beside the packed matrices, which smaller steps go on reading.
 
 Weights have one float32 scale per output feature, activations one per token, 448 being the largest value of both.
-`kernels.activation` writes the activations; the matmul is cuBLAS's or CUTLASS's, whichever torch takes.
+`kernels.store_inputs` writes the activations; the matmul is cuBLAS's or CUTLASS's, whichever torch takes.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from realizar.backends.cuda.kernels import activation as formats
+from realizar.backends.cuda.kernels import store_inputs as formats
 
 CHUNK = 64  # columns of a chunk of the matmuls' own formats
 

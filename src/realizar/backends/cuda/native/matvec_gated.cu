@@ -1,7 +1,7 @@
 // The gated epilogue of the mat-vec: activation(gate) * up, written as the codes and terms that the next matmul reads.
 // A block has the tile of 16 outputs of a gate's strip and the same of the strip of up after it, and all their columns:
 // the sums of 16 neighbours of the next matmul's columns, which share a scale.
-// Defined around it: what activated.cu and matvec.cu have.
+// Defined around it: what gated_epilogue.cu and matvec.cu have.
 
 // sums: of each warp's columns, gate before up; factors: the scale of a folded norm, if there is one. All of the
 // block's threads come here, after their shared memory is written.

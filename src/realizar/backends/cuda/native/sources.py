@@ -187,7 +187,7 @@ def matmul_source(forms: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilo
 def _epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
     if epilogue is None:
         return []
-    own = [f"{kind}_residual.cu"] if epilogue == "residual" else ["activated.cu", f"{kind}_gated.cu"]
+    own = [f"{kind}_residual.cu"] if epilogue == "residual" else ["gated_epilogue.cu", f"{kind}_gated.cu"]
     return ["codes.cu", *own] if kind == "matvec" else own
 
 

@@ -1,7 +1,7 @@
 // The gated epilogue of the Hopper kernel: activation(gate) * up, written as halves in the order in which the next
 // matmul reads them. Strips of gate and up alternate, so that a warpgroup's two strips are gate and up of the same 64
 // outputs: one chunk of the next matmul's columns.
-// Defined around it: what activated.cu and wgmma.cu have.
+// Defined around it: what gated_epilogue.cu and wgmma.cu have.
 
 // A token's largest value is not known here, so all tokens are divided by the same power of two. Halves then hold up to
 // 65504 * 64 = 4.2e6, beyond which values stop there, in steps of 2^-24 * 64 = 3.8e-6 at the least.
