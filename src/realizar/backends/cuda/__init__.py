@@ -12,5 +12,5 @@ A model is loaded once and stepped many times. Read in this order:
 8. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
 
 Besides: `device.py`, `cards.py`, `presence.py` (the GPUs of a machine), `device_errors.py` (their errors), `plan.py`
-(memory from a header), `inspection/` and `decisions.py` (a look inside).
+(memory from a header), `inspection/` and `load_report.py` (a look inside).
 """

@@ -13,11 +13,11 @@ from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
-from realizar.backends.cuda.decisions import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
+from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
