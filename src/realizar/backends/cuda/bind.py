@@ -10,7 +10,7 @@ from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
-from realizar.backends.cuda.kernels.weights import embed_floats, embed_quantized
+from realizar.backends.cuda.kernels.embed import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
 from realizar.backends.cuda.matmul.linears import MergedLinear

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from realizar.backends.cuda.kernels.activate import activate, convert  # noqa: E402
 from realizar.backends.cuda.kernels.attend import attend_chunk  # noqa: E402
 from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa: E402
+from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
-from realizar.backends.cuda.kernels.weights import embed_quantized  # noqa: E402
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402

@@ -10,7 +10,7 @@ import triton
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import matmul_type
-from realizar.backends.cuda.kernels.weights import multiply
+from realizar.backends.cuda.kernels.plain_matmul import multiply
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.fp8_copies import (

@@ -1,0 +1,40 @@
+"""The matmul with quantised weights for GPUs that cannot run the CUDA C++ kernels."""
+
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.kernels.plain_weights import load_weights
+
+
+@triton.jit
+def multiply(
+    x, x_stride, x_scale, out, out_split, out_token, out_features, cols, num_tokens, low, high, small, small_minima,
+    supers, super_minima, codebook, signs,
+    LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
+    MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, SPLITS: tl.constexpr,
+    COMPUTE: tl.constexpr, TOKENS: tl.constexpr, OUT_FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out [splits, tokens, out_features] = x [tokens, cols] @ matrix.T. Grid: blocks of both, splits.
+
+    `x_scale` [tokens] is the divisor of each token.
+    """
+    row = tl.program_id(0) * OUT_FEATURES + tl.arange(0, OUT_FEATURES)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    split = tl.program_id(2)
+    blocks = (cols + COLUMNS - 1) // COLUMNS
+    each = (blocks + SPLITS - 1) // SPLITS
+    count = tl.maximum(tl.minimum(blocks - split * each, each), 0)
+    sums = tl.zeros([TOKENS, OUT_FEATURES], tl.float32)
+    here = (token < num_tokens)[:, None]
+    for i in tl.range(0, count):
+        column = (split * each + i) * COLUMNS + tl.arange(0, COLUMNS)
+        w = load_weights(
+            low, high, small, small_minima, supers, super_minima, codebook, signs, row, column, cols,
+            row < out_features, LOW, HIGH, OFFSET, GROUP, SUPER, MINIMA, VECTOR, CODEBOOK, SIGNS,
+        )  # fmt: skip
+        at = token.to(tl.int64)[:, None] * x_stride + column[None, :]
+        a = tl.load(x + at, mask=here & (column < cols)[None, :], other=0.0)
+        sums += tl.dot(a.to(COMPUTE), tl.trans(w).to(COMPUTE), input_precision="ieee")
+    sums *= tl.load(x_scale + token, mask=token < num_tokens, other=0.0)[:, None]
+    place = out + split * out_split + token.to(tl.int64)[:, None] * out_token + row[None, :]
+    tl.store(place, sums, mask=here & (row < out_features)[None, :])
