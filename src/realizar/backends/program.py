@@ -60,8 +60,8 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class _Branch:
-    """The ends of a block, and the index of its layer."""
+class _BlockEnds:
+    """All blocks have these: the index of their layer, their inputs and their join."""
 
     layer: int
     inputs: Inputs
@@ -69,28 +69,28 @@ class _Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionBlock(_Branch):
+class AttentionBlock(_BlockEnds):
     """Queries, keys and values from the inputs; norms of queries and keys, rope, attention."""
 
     attention: Attention
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvolutionBlock(_Branch):
+class ShortConvolutionBlock(_BlockEnds):
     """Two gates and the values between them from the inputs; the convolution."""
 
     convolution: ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
-class FeedForwardBlock(_Branch):
+class FeedForwardBlock(_BlockEnds):
     """Gate, where there is one, and up from the inputs; the activation, which may be the epilogue of their matmul."""
 
     feed_forward: FeedForward
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsBlock(_Branch):
+class ExpertsBlock(_BlockEnds):
     """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs."""
 
     experts: Experts

@@ -57,7 +57,11 @@ class NormBinder:
         self._written = 0
 
     def bind(self, branch: Branch | None, norm: Norm | None, consumer: MergedLinear) -> tuple[Run, Folded | None]:
-        """Add a branch to the stream, norm it, and write the consumer's input; returns the folded scale as well."""
+        """Add a branch to the stream, norm it, and write the consumer's input; returns the folded scale as well.
+
+        Blocks must be bound in the order of the program, each once: a norm reads the partial sums of squares that the
+        norm bound before it writes, and the two buffers of them alternate from call to call.
+        """
         before, square_sums = self._space.square_sums[1 - self._written], self._space.square_sums[self._written]
         self._written = 1 - self._written
         whole = self._whole(branch, norm, consumer, square_sums=square_sums)
