@@ -5,6 +5,8 @@ Read `base.py` first: `Backend` is the whole seam between the engine and a devic
 and the device (`devices.py`); `resolved_config.py` fills in what a configuration leaves open. `cpu/` and `cuda/` are
 the two backends, and `supported.py` has each refuse the kinds of layers that it does not run.
 
-The other modules are shared by both: `memory_plan.py` and `kv_blocks.py` (memory from a file's header), `parts.py`
-and `inspection.py` (profiles and traces), `weight_tensors.py`, `row_faults.py`, `philox.py`.
+Both share the other modules. `memory_plan.py` and `kv_blocks.py` compute memory from a file's header, within the
+limits that `machine.py` and `cgroup.py` find. `parts.py`, `inspection.py`, `step_values.py` and `bandwidth.py` serve
+profiles and traces. `weight_tensors.py` finds a model's weights in its checkpoint, `row_faults.py` words the errors
+of a row, and `philox.py` draws random numbers.
 """

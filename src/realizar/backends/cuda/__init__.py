@@ -3,8 +3,10 @@
 A model is loaded once and stepped many times. Read in this order:
 
 1. `runner.py`: `CUDABackend` submits steps to a model, which `load.py` puts on the device as one `LoadedModel`.
-2. `step_arrays.py`, `shapes.py`: a step's integers at fixed addresses, and the padded shapes that steps run in.
-3. `bind.py`, `norms.py`: the program's blocks become a list of launches over the buffers of `workspace.py`.
+2. `step_arrays.py`: a step's integers at fixed addresses. `StepSizes` has the sizes of the largest step, for memory;
+   `StepShape` those of one step, for grids. `shapes.py` pads them to the few shapes that steps run in.
+3. `bind.py`, `norms.py`: the program's blocks become a list of launches (`launch.py`) over the buffers of
+   `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits of the Triton kernels.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
 6. `step.py`, `finish.py`, `choices.py`, `verify.py`, `sampling/`: a submitted step, its tokens, and its drafts.
@@ -12,5 +14,6 @@ A model is loaded once and stepped many times. Read in this order:
 8. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
 
 Besides: `device.py`, `cards.py`, `presence.py` (the GPUs of a machine), `device_errors.py` (their errors), `plan.py`
-(memory from a header), `inspection/` and `load_report.py` (a look inside).
+(memory from a header), `supported.py` (the kinds of layers that run), `load_report.py` (log lines of a load) and
+`inspection/` (profiles and traces).
 """
