@@ -15,6 +15,7 @@ from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.outputs import ErrorCause, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.followed import FollowedRow
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
@@ -28,7 +29,7 @@ class Service(LastingService):
     """Fails the second step that has grammars: raises, or puts its rows in error."""
 
     def __init__(self, failure: Exception | ErrorCause) -> None:
-        super().__init__(TOKENS, (95,), (END,), VOCAB_SIZE)
+        super().__init__(GrammarTokens(TOKENS, (95,), (END,), VOCAB_SIZE))
         self.failure, self.num_steps = failure, 0
 
     def masks(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[Any]:
