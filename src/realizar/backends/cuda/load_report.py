@@ -1,4 +1,4 @@
-"""Decisions of loading as log lines: the card, the kernel of each matmul, and the kernels that were refused."""
+"""Decisions of loading as log lines: the GPU, the kernel of each matmul, and the kernels that were refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from realizar.sizes import format_bytes
 
 
 def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
-    """A line about the card, the types of attention and cache, and early starts of kernels."""
+    """A line about the GPU, the types of attention and cache, and early starts of kernels."""
     major, minor = device.capability
     return (
         f"{device.name}, compute capability {major}.{minor}, {device.processors} multiprocessors,"

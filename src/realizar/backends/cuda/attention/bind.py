@@ -51,7 +51,7 @@ class AttentionBinder:
         return self._decodes.kind(shape)
 
     def is_long(self, decodes: int, context: int) -> bool:
-        """True if a step of so many decodes, the longest with this context, is `StepShape.long`."""
+        """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
         return self._decodes.is_long(decodes, context)
 
     def bind(self, block: AttentionBlock, linear: MergedLinear, consumer: MergedLinear) -> Iterator[Launch]:

@@ -20,7 +20,7 @@ def load_weights(
 ):  # fmt: skip
     """float32 [rows, columns] of a matrix of `cols` columns; 0 beyond its edges.
 
-    VECTOR above 1: `low` has uint16 indices of codebook entries of so many weights.
+    VECTOR above 1: `low` has uint16 indices of codebook entries of VECTOR weights.
     """
     mask = row_mask[:, None] & (columns < cols)[None, :]
     rows = rows.to(tl.int64)[:, None]
