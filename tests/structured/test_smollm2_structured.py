@@ -17,7 +17,7 @@ from realizar.sampling_params import StructuredOutput
 from structured.schemas import HANDMADE
 
 NAMES = (
-    "person", "optional value", "nested", "const", "one of, reported apart by a constant", "tool call",
+    "person", "optional value", "nested", "const", "one of, distinguished by a constant", "tool call",
     "enum of odd strings", "ipv4", "bounded integer", "pattern",
 )  # fmt: skip
 PROMPT = "Bob is a 42 years old plumber from Paris. Here he is, as JSON:\n"

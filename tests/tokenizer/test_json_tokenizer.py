@@ -123,7 +123,7 @@ def test_settings_beside_it(tmp_path: Path) -> None:
     assert tokenizer.eos_ids == {1, 2, 7, 8}
     assert tokenizer.vocab_size == 500
     assert tokenizer.decode([499]) == "", "a row of the model beyond the tokenizer's ids has no text"
-    with pytest.raises(CheckpointError, match="'eos_token_id': 'x' is no id"):
+    with pytest.raises(CheckpointError, match="'eos_token_id': 'x' is not an id"):
         saved(library, tmp_path, config={"eos_token_id": "x"})
 
 
