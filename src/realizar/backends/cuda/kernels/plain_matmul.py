@@ -18,7 +18,7 @@ def multiply(
 
     `x_scale` [tokens] is the divisor of each token.
     """
-    row = tl.program_id(0) * OUT_FEATURES + tl.arange(0, OUT_FEATURES)
+    out_feature = tl.program_id(0) * OUT_FEATURES + tl.arange(0, OUT_FEATURES)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     split = tl.program_id(2)
     blocks = (cols + COLUMNS - 1) // COLUMNS
@@ -29,12 +29,12 @@ def multiply(
     for i in tl.range(0, count):
         column = (split * each + i) * COLUMNS + tl.arange(0, COLUMNS)
         w = load_weights(
-            low, high, small, small_minima, supers, super_minima, codebook, signs, row, column, cols,
-            row < out_features, LOW, HIGH, OFFSET, GROUP, SUPER, MINIMA, VECTOR, CODEBOOK, SIGNS,
+            low, high, small, small_minima, supers, super_minima, codebook, signs, out_feature, column, cols,
+            out_feature < out_features, LOW, HIGH, OFFSET, GROUP, SUPER, MINIMA, VECTOR, CODEBOOK, SIGNS,
         )  # fmt: skip
         at = token.to(tl.int64)[:, None] * x_stride + column[None, :]
         a = tl.load(x + at, mask=here & (column < cols)[None, :], other=0.0)
         sums += tl.dot(a.to(COMPUTE), tl.trans(w).to(COMPUTE), input_precision="ieee")
     sums *= tl.load(x_scale + token, mask=token < num_tokens, other=0.0)[:, None]
-    place = out + split * out_split + token.to(tl.int64)[:, None] * out_token + row[None, :]
-    tl.store(place, sums, mask=here & (row < out_features)[None, :])
+    place = out + split * out_split + token.to(tl.int64)[:, None] * out_token + out_feature[None, :]
+    tl.store(place, sums, mask=here & (out_feature < out_features)[None, :])
