@@ -62,10 +62,10 @@ class Bench:
         self.inputs: dict[tuple[int, int, ActivationFormat], Activations] = {}
         self.partials = torch.empty(3 << 26, device="cuda")
 
-    def input(self, tokens: int, cols: int, form: ActivationFormat) -> Activations:
-        key = (tokens, cols, form)
+    def input(self, tokens: int, cols: int, activation_format: ActivationFormat) -> Activations:
+        key = (tokens, cols, activation_format)
         if key not in self.inputs:
-            self.inputs[key] = written(self.matmuls, torch.randn(tokens, cols, device="cuda"), form)
+            self.inputs[key] = written(self.matmuls, torch.randn(tokens, cols, device="cuda"), activation_format)
         return self.inputs[key]
 
     def run(self, name: str, layer: int, tokens: int, config: MatmulConfig) -> None:
@@ -73,7 +73,7 @@ class Bench:
         out = self.partials[: config.splits * tokens * matrix.out_features].view(
             config.splits, tokens, matrix.out_features
         )
-        self.matmuls.launch(matrix, self.input(tokens, matrix.cols, config.format), out, tokens, config)
+        self.matmuls.launch(matrix, self.input(tokens, matrix.in_features, config.format), out, tokens, config)
 
     def shape_ms(self, name: str, tokens: int, config: MatmulConfig, repeats: int = 5) -> float:
         """All layers of one shape."""

@@ -59,15 +59,15 @@ def test_packed_matrices_run_in_one_grid(rows: int, kind: str) -> None:
     partials = torch.zeros(linear.splits(rows), rows, linear.width)
     linear.launch(rows, lambda form: buffers.get(form, 128), partials)
     assert matmuls.launched == [(2, kind, (2, rows, 96), rows)]
-    assert len(linear.forms(rows)) == 1
+    assert len(linear.input_formats(rows)) == 1
 
 
 def test_floats_beside_packed_matrices_fill_the_first_split() -> None:
     matmuls, buffers = ScriptedMatmuls(), ActivationBuffers(4, CPU)
     weights = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     linear = MergedLinear([packed(8, 128), weights], None, interpreter_device(), matmuls)  # type: ignore[arg-type]
-    assert [form.kind for form in linear.forms(2)] == ["int8", "bf16"]
-    x = buffers.get(linear.forms(2)[1], 128)
+    assert [form.kind for form in linear.input_formats(2)] == ["int8", "bf16"]
+    x = buffers.get(linear.input_formats(2)[1], 128)
     x.values.copy_(torch.randn(x.values.shape, generator=torch.Generator().manual_seed(2)))
     partials = torch.full((linear.splits(2), 2, 32), float("nan"))
     linear.launch(2, lambda form: buffers.get(form, 128), partials)

@@ -111,7 +111,7 @@ def one_matmul_takes_all_types_side_by_side(_runner: GPURunner) -> None:
     sources = [block_source(each, raw, rows, cols) for each, raw in zip(types, data, strict=True)]
     matrices = [pack_plain(source, DEVICE.torch_device) for source in sources]
     linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
-    (form,) = linear.forms(tokens)
+    (form,) = linear.input_formats(tokens)
     x = buffers.get(form, cols)
     x.values.copy_(torch.from_numpy(rng.standard_normal((tokens, cols)).astype(np.float32)))
     x.scales.fill_(1.0)
@@ -154,10 +154,15 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
 def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:
     assert not EngineConfig().fp8_copies
     linear = MergedLinear([torch.zeros((16, 32), device=DEVICE.torch_device)], None, DEVICE, None)
-    (plain,) = linear.forms(128)
+    (plain,) = linear.input_formats(128)
     codes = torch.zeros((16, 32)).to(torch.float8_e4m3fn)
     linear.copy = FP8Copy(codes, torch.ones(16), torch.float32)
-    assert [linear.forms(rows)[0].kind for rows in (1, 127, 128, 4096)] == [plain.kind, plain.kind, "fp8", "fp8"]
+    assert [linear.input_formats(rows)[0].kind for rows in (1, 127, 128, 4096)] == [
+        plain.kind,
+        plain.kind,
+        "fp8",
+        "fp8",
+    ]
 
 
 def rows_are_sampled_each_by_its_own_parameters(_runner: GPURunner) -> None:

@@ -12,7 +12,7 @@ from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.embed import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.residual import Residual
@@ -131,14 +131,14 @@ class Binder:
         buffers, cols = self._space.activations, linear.cols
         few = self._space.arrays.sizes.selected if selected else None
 
-        def inputs(form: Form) -> ActivationBuffer:
-            return buffers.normed(form, cols) if normed else buffers.get(form, cols, few)
+        def inputs(input_format: InputFormat) -> ActivationBuffer:
+            return buffers.normed(input_format, cols) if normed else buffers.get(input_format, cols, few)
 
         def run(shape: StepShape) -> None:
             tokens, norm = shape.tokens, folded(shape.tokens) if folded else None
             if consumer is not None and linear.is_gated(tokens):
-                (form,) = consumer.forms(tokens)
-                linear.launch_gated(tokens, inputs, buffers.get(form, consumer.cols), norm)
+                (input_format,) = consumer.input_formats(tokens)
+                linear.launch_gated(tokens, inputs, buffers.get(input_format, consumer.cols), norm)
             elif residual is not None and linear.adds_residual(tokens):
                 linear.launch_residual(tokens, inputs, residual(tokens))
             else:
@@ -160,9 +160,9 @@ class Binder:
                 return
             splits = up.splits(shape.tokens)
             partials = space.partials(splits, shape.tokens, up.width)
-            for form in consumer.forms(shape.tokens):
-                target = space.activations.get(form, width)
-                cut = whole_width(width) if form.kind == "fp8" else activation_blocks(width, shape.tokens)
+            for input_format in consumer.input_formats(shape.tokens):
+                target = space.activations.get(input_format, width)
+                cut = whole_width(width) if input_format.kind == "fp8" else activation_blocks(width, shape.tokens)
                 activate[(shape.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
                     up_at, width, *target.pointers(), *space.token_state, SPLITS=splits,

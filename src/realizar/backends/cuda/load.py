@@ -249,7 +249,7 @@ def _warm_chunks(
     for done, shape in enumerate(shapes):
         tokens = shape.tokens
         if tokens not in of_tokens:
-            matmuls = tuple((one.forms(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
+            matmuls = tuple((one.input_formats(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
             of_tokens[tokens] = matmuls, tuple(space.launching(tokens).items())
         kind = of_tokens[tokens], attention.kind(shape)
         if kind not in seen:

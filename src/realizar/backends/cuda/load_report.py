@@ -47,7 +47,7 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
 
 def _way(linear: MergedLinear, tokens: int) -> str:
     """The kernel, splits and epilogue of a matmul of `tokens` tokens."""
-    forms = "+".join(form.kind for form in linear.forms(tokens))
+    forms = "+".join(input_format.kind for input_format in linear.input_formats(tokens))
     kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(tokens))) or "Triton or cuBLAS"
     epilogue = ""
     if linear.is_gated(tokens):

@@ -11,7 +11,7 @@ from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, 
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.quantized import Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual
@@ -100,8 +100,8 @@ class NormBinder:
         def residual(tokens: int) -> Residual:
             if consumer is None or norm_weight is None or not consumer.applies_norm_scale(tokens):
                 return adds
-            target = space.activations.normed(consumer.forms(tokens)[0], self._cols)
-            assert target.form.kind == "int8"  # all matmuls that apply a norm's scale read it
+            target = space.activations.normed(consumer.input_formats(tokens)[0], self._cols)
+            assert target.format.kind == "int8"  # all matmuls that apply a norm's scale read it
             return replace(adds, norm_weight=norm_weight, target=Int8Activations(target.codes, target.terms))
 
         return residual
@@ -145,14 +145,18 @@ class NormBinder:
                 **constants, **space.launching(tokens),
             )  # fmt: skip
 
-        def inputs(form: Form) -> ActivationBuffer:
+        def inputs(input_format: InputFormat) -> ActivationBuffer:
             buffers = space.activations
-            return buffers.get(form, cols, space.arrays.sizes.selected) if gather else buffers.normed(form, cols)
+            return (
+                buffers.get(input_format, cols, space.arrays.sizes.selected)
+                if gather
+                else buffers.normed(input_format, cols)
+            )
 
         def run(shape: StepShape) -> None:
             added = None if branch is None or branch.linear.adds_residual(shape.tokens) else branch
-            for form in consumer.forms(shape.tokens) if consumer else ():
-                start(shape, added, inputs(form))
+            for input_format in consumer.input_formats(shape.tokens) if consumer else ():
+                start(shape, added, inputs(input_format))
                 added = None
             if consumer is None:
                 start(shape, added, None)
@@ -175,7 +179,7 @@ class NormBinder:
             tokens = shape.tokens
             splits, bias = branch.linear.splits(tokens), branch.linear.bias
             partials = space.partials(splits, tokens, cols)
-            target = space.activations.normed(consumer.forms(tokens)[0], cols) if consumer else None
+            target = space.activations.normed(consumer.input_formats(tokens)[0], cols) if consumer else None
             normalize_block[(tokens, cut.blocks)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
                 float(branch.join.scale), space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,

@@ -29,7 +29,7 @@ from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import compute_type
 from realizar.backends.cuda.kernels.fetch import fetch
 from realizar.backends.cuda.matmul import linears
-from realizar.backends.cuda.matmul.inputs import Form
+from realizar.backends.cuda.matmul.inputs import InputFormat
 from realizar.config import EngineConfig
 
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -39,7 +39,7 @@ RECIPES = {
     "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
 }
-FORMS = (None, Form("int8"), Form("half", 8), Form("half", 64), Form("fp8"))
+FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8"))
 
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8", torch.uint8: "*u8",
@@ -80,24 +80,30 @@ def stand_in(module: ModuleType, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def run_backend(recipes: list[str], forms: int) -> None:
-    """A chunk, a decode, and both in a step, of every recipe and every form of activations."""
+def run_backend(recipes: list[str], formats: int) -> None:
+    """A chunk, a decode, and both in a step, of every recipe and every format of activations."""
     triton.runtime.jit.JITFunction.run = record
     gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
     stand_in(load, "compute_type", lambda dtype, device: compute_type(dtype, gpu))
     stand_in(linears, "matmul_type", lambda device: tl.float16)
-    plain_forms = linears.MergedLinear.forms
+    plain_formats = linears.MergedLinear.input_formats
     plain_launch = linears.MergedLinear.launch
     plain_finishes = linears.MergedLinear.applies_norm_scale
     packed = linears.MergedLinear.all_packed
     for kv, recipe in ((name, RECIPES[name]) for name in recipes):
-        for form in FORMS[:forms]:
-            linears.MergedLinear.forms = plain_forms if form is None else (lambda self, tokens, form=form: (form,))
-            linears.MergedLinear.launch = plain_launch if form is None else (lambda *_: None)
-            linears.MergedLinear.all_packed = packed if form is None else True
-            finishes = form is None or form.kind != "fp8"
+        for activation_format in FORMATS[:formats]:
+            linears.MergedLinear.input_formats = (
+                plain_formats
+                if activation_format is None
+                else (lambda self, tokens, activation_format=activation_format: (activation_format,))
+            )
+            linears.MergedLinear.launch = plain_launch if activation_format is None else (lambda *_: None)
+            linears.MergedLinear.all_packed = packed if activation_format is None else True
+            finishes = activation_format is None or activation_format.kind != "fp8"
             linears.MergedLinear.applies_norm_scale = plain_finishes if finishes else (lambda *_: False)
-            by_turns = form is not None and form.kind == "half" and "biases" not in recipe.parts
+            by_turns = (
+                activation_format is not None and activation_format.kind == "half" and "biases" not in recipe.parts
+            )
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
             kv_dtype: Any = "auto" if kv == "f32" else kv
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
@@ -126,10 +132,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("targets", type=int, nargs="+")
     parser.add_argument("--recipes", default=",".join(RECIPES))
-    parser.add_argument("--forms", type=int, default=len(FORMS), help="how many of the forms of activations")
+    parser.add_argument("--formats", type=int, default=len(FORMATS), help="how many of the formats of activations")
     arguments = parser.parse_args()
     targets: list[int] = arguments.targets
-    run_backend(arguments.recipes.split(","), arguments.forms)
+    run_backend(arguments.recipes.split(","), arguments.formats)
     failed = 0
     for capability in targets:
         target = GPUTarget("cuda", capability, 32)

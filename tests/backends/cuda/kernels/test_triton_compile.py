@@ -27,7 +27,7 @@ def compile_for(*arguments: str) -> str:
 
 
 def test_kernels_of_one_model() -> None:
-    found = re.findall(r"sm_(\d+): (\d+) kernels", compile_for("--recipes", "f16", "--forms", "2", "80", "90"))
+    found = re.findall(r"sm_(\d+): (\d+) kernels", compile_for("--recipes", "f16", "--formats", "2", "80", "90"))
     assert [capability for capability, _ in found] == ["80", "90"]
     assert all(int(count) >= 20 for _, count in found)
 

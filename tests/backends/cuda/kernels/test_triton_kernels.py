@@ -15,7 +15,7 @@ from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES, block_source, dequantize  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 ROWS, COLS = 5, 130  # neither whole chunks of 64 nor whole groups of 32
 
 
-def poisoned(form: Form) -> object:
+def poisoned(form: InputFormat) -> object:
     """A buffer full of NaN and -1: what a kernel leaves unwritten is seen."""
     buffer = ActivationBuffers(ROWS, CPU).get(form, COLS)
     for tensor in (buffer.values, buffer.scales, buffer.codes, buffer.terms):
@@ -46,7 +46,7 @@ def rows_of(seed: int) -> np.ndarray:
     return x
 
 
-def start_convert(x: np.ndarray, form: Form, block: int) -> object:
+def start_convert(x: np.ndarray, form: InputFormat, block: int) -> object:
     buffer = poisoned(form)
     state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
     padded = -(-COLS // 64) * 64
@@ -60,7 +60,7 @@ def start_convert(x: np.ndarray, form: Form, block: int) -> object:
 @pytest.mark.parametrize("block", [64, 256])
 def test_int8_rows(block: int) -> None:
     x = rows_of(1)
-    found = start_convert(x, Form("int8"), block)
+    found = start_convert(x, InputFormat("int8"), block)
     codes, terms = int8_activations(x)
     assert np.abs(found.codes.numpy().astype(int) - codes).max() <= 1  # where x / scale is half-way
     assert (found.codes.numpy() == codes).mean() > 0.99
@@ -74,7 +74,7 @@ def test_int8_rows(block: int) -> None:
 @pytest.mark.parametrize("block", [64, 256])
 def test_half_rows(block: int, block_tokens: int) -> None:
     x = rows_of(2)
-    found = start_convert(x, Form("half", block_tokens), block)
+    found = start_convert(x, InputFormat("half", block_tokens), block)
     values, scales = half_activations(x, block_tokens)
     assert np.array_equal(found.scales.numpy()[:ROWS], scales[:ROWS])
     written = np.zeros((values.shape[3] * 8, 1), bool)
@@ -85,7 +85,7 @@ def test_half_rows(block: int, block_tokens: int) -> None:
 
 def test_scaled_rows() -> None:
     x = rows_of(3)
-    found = start_convert(x, Form("f16"), 64)
+    found = start_convert(x, InputFormat("f16"), 64)
     _, scales = half_activations(x, 8)
     assert np.array_equal(found.scales.numpy(), scales[:ROWS])
     assert np.array_equal(found.values.numpy(), (x / scales[:ROWS, None]).astype(np.float16))
@@ -103,7 +103,7 @@ def test_activation(kind: int) -> None:
     parts = rng.standard_normal((2, ROWS, 2 * COLS)).astype(np.float32)
     parts[:, 2] *= 1e3
     bias = rng.standard_normal(2 * COLS).astype(np.float32)
-    buffer, partials = poisoned(Form("f16")), torch.from_numpy(parts)
+    buffer, partials = poisoned(InputFormat("f16")), torch.from_numpy(parts)
     state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
     activate[(ROWS, 3)](
         partials, partials.stride(0), partials.stride(1), torch.from_numpy(bias), COLS, COLS, *buffer.pointers(),
@@ -123,7 +123,7 @@ def test_activation_of_gate_and_up_by_turns(factor: float) -> None:
     cols, kind = 192, 0
     parts = torch.from_numpy(np.random.default_rng(8).standard_normal((2, ROWS, 3, 2, 64)).astype(np.float32) * factor)
     partials = parts.reshape(2, ROWS, 2 * cols)
-    buffer = ActivationBuffers(ROWS, CPU).get(Form("f16"), cols)
+    buffer = ActivationBuffers(ROWS, CPU).get(InputFormat("f16"), cols)
     state = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32)
     activate[(ROWS, 3)](
         partials, partials.stride(0), partials.stride(1), torch.zeros(1), 64, cols, *buffer.pointers(), *state,

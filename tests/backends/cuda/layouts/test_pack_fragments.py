@@ -227,7 +227,7 @@ def test_strips_of_gate_and_up_take_turns(ggml_type: GGMLType) -> None:
     memory = torch.zeros(memory_bytes(parts), dtype=torch.uint8)
     for got in (pack_matrix(parts, "cpu", interleaved=True), pack_by_threads(parts, "cpu", memory, interleaved=True)):
         assert got.interleaved
-        assert (got.out_features, got.cols, got.format) == (768, cols, alone[0].format)
+        assert (got.out_features, got.in_features, got.format) == (768, cols, alone[0].format)
         strips = got.weights.view(12, got.format.strip_bytes(cols))
         for strip in range(12):
             part = alone[strip % 2]
@@ -286,5 +286,5 @@ def test_threads_pack_the_same(ggml_type: GGMLType) -> None:
     assert torch.equal(got.block_scales, expected.block_scales)
     assert (got.table is None) == (expected.table is None)
     assert got.table is None or torch.equal(got.table, expected.table)
-    assert (got.out_features, got.cols, got.format) == (966, cols, expected.format)
+    assert (got.out_features, got.in_features, got.format) == (966, cols, expected.format)
     assert sum(seen) == sum(part.size_bytes for part in parts)

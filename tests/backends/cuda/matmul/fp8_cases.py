@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.kernels.activate import convert
-from realizar.backends.cuda.matmul.fp8_copies import FORM, FP8Copy
+from realizar.backends.cuda.matmul.fp8_copies import FP8_INPUT, FP8Copy
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
@@ -87,7 +87,7 @@ def awkward_rows(cols: int, device: torch.device) -> torch.Tensor:
 
 
 def poisoned_rows(rows: int, cols: int, device: torch.device) -> ActivationBuffer:
-    buffer = ActivationBuffers(rows, device).get(FORM, cols)
+    buffer = ActivationBuffers(rows, device).get(FP8_INPUT, cols)
     buffer.values.fill_(0x7F)
     buffer.scales.fill_(torch.nan)
     return buffer

@@ -54,8 +54,8 @@ class HostPacker:
         packed = pack_by_threads(parts, "cpu", into, interleaved=interleaved)
         floats = [part.dequantize() for part in parts]
         if interleaved:
-            strips = np.stack([each.reshape(-1, 64, packed.cols) for each in floats], axis=1)
-            _floats[packed.weights.data_ptr()] = strips.reshape(-1, packed.cols)
+            strips = np.stack([each.reshape(-1, 64, packed.in_features) for each in floats], axis=1)
+            _floats[packed.weights.data_ptr()] = strips.reshape(-1, packed.in_features)
         else:
             _floats[packed.weights.data_ptr()] = np.concatenate(floats)
         return packed

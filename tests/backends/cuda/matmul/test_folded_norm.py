@@ -13,7 +13,7 @@ from backends.cuda.matmul.packed_matmuls import decoded, run_packed  # noqa: E40
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block  # noqa: E402
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, Form  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
@@ -25,15 +25,15 @@ pytestmark = [
 ]
 CPU = torch.device("cpu")
 ROWS, COLS, BLOCK, PARTS, EPS = 7, 700, 256, 8, 1e-6
-FORMS = [Form("int8"), Form("half", 8)]
+FORMS = [InputFormat("int8"), InputFormat("half", 8)]
 HALF_ROUNDING, INT8_ROUNDING = 3e-4, 8e-3  # of a row of normal values
 
 
-def ids(form: Form) -> str:
+def ids(form: InputFormat) -> str:
     return form.kind
 
 
-def poisoned(form: Form) -> ActivationBuffer:
+def poisoned(form: InputFormat) -> ActivationBuffer:
     buffer = ActivationBuffers(ROWS, CPU).get(form, COLS)
     for tensor in (buffer.values, buffer.scales, buffer.codes, buffer.terms):
         tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
@@ -41,7 +41,7 @@ def poisoned(form: Form) -> ActivationBuffer:
 
 
 def activations(buffer: ActivationBuffer, norm: FoldedNorm | None) -> Activations:
-    if buffer.form.kind == "int8":
+    if buffer.format.kind == "int8":
         return Int8Activations(buffer.codes, buffer.terms, norm)
     return HalfActivations(buffer.values, buffer.scales, norm)
 
@@ -49,7 +49,7 @@ def activations(buffer: ActivationBuffer, norm: FoldedNorm | None) -> Activation
 class Chain:
     """A residual stream and the norms between its matmuls, as the backend starts them."""
 
-    def __init__(self, hidden: np.ndarray, weight: np.ndarray, form: Form) -> None:
+    def __init__(self, hidden: np.ndarray, weight: np.ndarray, form: InputFormat) -> None:
         self.hidden, self.weight = torch.from_numpy(hidden.copy()), torch.from_numpy(weight)
         self.form, self.none = form, torch.zeros(1)
         self.square_sums = torch.full((2, ROWS, PARTS), float("nan"))
@@ -91,7 +91,7 @@ def errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=ids)
-def test_streams_of_any_size_that_grow_and_shrink(form: Form) -> None:
+def test_streams_of_any_size_that_grow_and_shrink(form: InputFormat) -> None:
     """Rows of 1e-4 to 1e6, over norms between which they grow a hundredfold, shrink fiftyfold, and stay."""
     rng = np.random.default_rng(1)
     sizes = np.array([1e-4, 1e-3, 1e-2, 1.0, 30.0, 1e5, 1e6])[:, None]
@@ -118,7 +118,7 @@ def test_what_no_half_holds_is_cut_and_what_is_not_a_number_stays() -> None:
     start = (1e-3 * rng.standard_normal((ROWS, COLS))).astype(np.float32)
     start[0] = 0.0
     weight = np.ones(COLS, np.float32)
-    chain = Chain(start, weight, Form("half", 8))
+    chain = Chain(start, weight, InputFormat("half", 8))
     chain.start()
     parts = np.zeros((1, ROWS, COLS), np.float32)
     parts[0, 0] = rng.standard_normal(COLS)

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize_block  # noqa: E402
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulKernels  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
@@ -47,7 +47,7 @@ class Model:
         tokens, cols = start.shape
         config = replace(self.matmuls.route(tokens, self.matrix), dependent=dependent)
         form, cut, parts = config.format, norm_blocks(cols), norm_square_parts(cols)
-        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(Form(form.kind, form.block_tokens), cols)
+        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(InputFormat(form.kind, form.block_tokens), cols)
         for tensor in (buffer.values, buffer.scales, buffer.terms):
             tensor.fill_(torch.nan)
         hidden, none = start.clone(), torch.zeros(1, device="cuda")
@@ -89,7 +89,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 33, 64, 130])
 def test_chains_agree_with_exact_arithmetic(model: Model, tokens: int) -> None:
     """Streams of 1e-3 to 1e5, which grow at the first norm or do not."""
-    cols = model.matrix.cols
+    cols = model.matrix.in_features
     sizes = 10.0 ** (torch.arange(tokens, device="cuda") % 9 - 3)[:, None]
     start, first = (sizes * torch.randn(tokens, cols, device="cuda") for _ in range(2))
     first[tokens // 2] *= 100.0
@@ -103,7 +103,7 @@ def test_chains_agree_with_exact_arithmetic(model: Model, tokens: int) -> None:
 def test_dependent_launches_equal_plain_ones(model: Model, tokens: int) -> None:
     if model.matmuls.capability < (9, 0):
         pytest.skip("from compute capability 9.0 on")
-    start, first = (torch.randn(tokens, model.matrix.cols, device="cuda") for _ in range(2))
+    start, first = (torch.randn(tokens, model.matrix.in_features, device="cuda") for _ in range(2))
     expected = model.stream(start, first, dependent=False)
     for _ in range(20):
         assert torch.equal(model.stream(start, first, dependent=True), expected)

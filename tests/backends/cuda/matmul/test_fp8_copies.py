@@ -35,7 +35,7 @@ from realizar.backends.cuda.kernels.activate import activate  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
 from realizar.backends.cuda.matmul import fp8_copies, linears, tuning_table  # noqa: E402
 from realizar.backends.cuda.matmul.fp8_copies import FP8Copy, check_device, copy_matrices, sum_type  # noqa: E402
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
@@ -102,7 +102,7 @@ def test_activations(interleaved: bool) -> None:
     """Activations in FP8 equal the float32 ones rounded."""
     rows, width, none = 3, 192, torch.zeros(4, dtype=torch.int32)
     partials = torch.randn((2, rows, 2 * width), generator=torch.Generator().manual_seed(4))
-    plain, rounded = ActivationBuffers(rows, CPU).get(Form("f32"), width), poisoned_rows(rows, width, CPU)
+    plain, rounded = ActivationBuffers(rows, CPU).get(InputFormat("f32"), width), poisoned_rows(rows, width, CPU)
     for buffer in (plain, rounded):
         activate[(rows, 1)](
             partials, partials.stride(0), partials.stride(1), none, 64 if interleaved else width, width,
@@ -117,7 +117,7 @@ def test_norms() -> None:
     rows, cols, none = 3, 96, torch.zeros(1)
     partials, stream = (torch.randn((1, rows, cols), generator=torch.Generator().manual_seed(seed)) for seed in (5, 6))
     weight = 1 + 0.1 * torch.arange(cols, dtype=torch.float32)
-    plain, rounded = ActivationBuffers(rows, CPU).get(Form("f32"), cols), poisoned_rows(rows, cols, CPU)
+    plain, rounded = ActivationBuffers(rows, CPU).get(InputFormat("f32"), cols), poisoned_rows(rows, cols, CPU)
     streams, square_sums = [], torch.full((2, rows, 8), torch.nan)
     for turn, buffer in enumerate((plain, rounded)):
         hidden = stream[0].clone()

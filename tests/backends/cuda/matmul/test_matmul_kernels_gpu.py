@@ -85,7 +85,7 @@ def relative_error(
     norm: FoldedNorm | None = None,
 ) -> float:  # fmt: skip
     """The error of the summed splits, for a fresh input; nothing beside the output's place may be written."""
-    x = torch.randn(tokens, matrix.cols, device="cuda")
+    x = torch.randn(tokens, matrix.in_features, device="cuda")
     beside = 4 if tokens % 2 else 1  # output rows that begin at 16 bytes, and others
     place = slice(beside, beside + matrix.out_features)
     partials = torch.full((config.splits, tokens + 1, matrix.out_features + 2 * beside), torch.nan, device="cuda")
@@ -256,5 +256,9 @@ def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> No
     expected = pack_matrix(parts, "cuda")
     assert torch.equal(got.weights, expected.weights)
     assert torch.equal(got.block_scales, expected.block_scales)
-    assert (got.out_features, got.cols, got.format) == (expected.out_features, expected.cols, expected.format)
+    assert (got.out_features, got.in_features, got.format) == (
+        expected.out_features,
+        expected.in_features,
+        expected.format,
+    )
     assert sum(seen) == sum(part.size_bytes for part in parts)

@@ -14,9 +14,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul.tuning_table import (
-    Choice,
     DeviceTuning,
     Line,
+    Tiling,
     best_lines,
     load_tuning,
     own_table,
@@ -121,8 +121,8 @@ def test_activation_epilogues_keep_measured_tiles() -> None:
         assert tuning.gated(tokens, 28672, 4096, form) == lines[tokens].tiles
     assert tuning.gated(320, 28672, 4096, form) == tuning.gated(512, 28672, 4096, form) == lines[2048].tiles
     assert tuning.gated_few(1, 28672, 4096, form) == MatvecTiles(1, 2, 2, 2, 7)
-    assert tuning.few_tokens(1, 4096, 14336, form) == Choice(MatvecTiles(1, 1, 12, 2, 2), 1)
-    assert tuning.few_tokens(2, 4096, 14336, form) == Choice(MatvecTiles(2, 1, 8, 2, 2), 1)
+    assert tuning.few_tokens(1, 4096, 14336, form) == Tiling(MatvecTiles(1, 1, 12, 2, 2), 1)
+    assert tuning.few_tokens(2, 4096, 14336, form) == Tiling(MatvecTiles(2, 1, 8, 2, 2), 1)
     assert tuning.gated_few(2, 28672, 4096, form) == MatvecTiles(2, 2, 1, 2, 8)
     small, line = tuning.gated(128, 16384, 2048, form), lines[128].tiles
     assert small is not None
@@ -168,7 +168,7 @@ def test_a_table_does_not_split_what_may_have_the_residual_add_epilogue() -> Non
     for out_features, splits, counts in ((4096, 4, False), (4096, 1, True), (1024, 4, True)):
         line = Line(1, out_features, 4096, MatvecTiles(1, 1, 6, 2, 4), splits, 0.001)
         choice = replace(rule, lines=(line,)).few_tokens(1, out_features, 4096, form)
-        assert choice == (Choice(line.tiles, splits) if counts else rule.few_tokens(1, out_features, 4096, form))
+        assert choice == (Tiling(line.tiles, splits) if counts else rule.few_tokens(1, out_features, 4096, form))
 
 
 def test_a_nearby_shape_gets_as_many_blocks() -> None:

@@ -39,7 +39,7 @@ def test_linears_of_the_interpreter(group: int) -> None:
     shard = grouped_source(64, 8 * group, group, seed=1).rows(13, 47).columns(2 * group, 6 * group)
     matrices = [pack_plain(source, DEVICE.torch_device) for source in (whole, shard)]
     linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
-    (form,) = linear.forms(tokens)
+    (form,) = linear.input_formats(tokens)
     x = buffers.get(form, 4 * group)
     x.values.copy_(torch.from_numpy(np.random.default_rng(4).standard_normal((tokens, 4 * group)).astype(np.float32)))
     x.scales.fill_(1.0)

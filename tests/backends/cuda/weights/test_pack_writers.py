@@ -12,15 +12,15 @@ import torch
 
 from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
-from realizar.backends.cuda.matmul.inputs import ActivationBuffers, Form
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat
 
 BLOCK = 128
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # stored as it is, then divided
-@pytest.mark.parametrize("form", [Form("int8"), Form("half", 8), Form("half", 32)], ids=str)
+@pytest.mark.parametrize("form", [InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 32)], ids=str)
 @pytest.mark.parametrize("cols", [128, 320])
-def test_triton_writes_the_format(form: Form, cols: int) -> None:
+def test_triton_writes_the_format(form: InputFormat, cols: int) -> None:
     rows = 11
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     x = np.random.default_rng(cols).standard_normal((rows, cols)).astype(np.float32)

@@ -88,10 +88,10 @@ class AttentionArguments:
 
     def direct(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
         """The output projection's input, if `attend_decode` can write it; None where the result must be converted."""
-        forms, width = consumer.forms(shape.tokens), attention.num_heads * attention.head_size
+        formats, width = consumer.input_formats(shape.tokens), attention.num_heads * attention.head_size
         group = width // attention.num_kv_heads
-        own = forms[0].kind in ("int8", "half")
+        own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
-        if shape.tiles or len(forms) > 1 or not (whole if own else forms[0].kind == "f32"):
+        if shape.tiles or len(formats) > 1 or not (whole if own else formats[0].kind == "f32"):
             return None
-        return self._space.activations.get(forms[0], width)
+        return self._space.activations.get(formats[0], width)

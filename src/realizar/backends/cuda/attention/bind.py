@@ -137,9 +137,9 @@ class AttentionBinder:
         def run(shape: StepShape) -> None:
             if self._arguments.direct(attention, consumer, shape) is not None:
                 return
-            for form in consumer.forms(shape.tokens):
-                target = space.activations.get(form, width)
-                cut = whole_width(width) if form.kind == "fp8" else width_in_blocks(width)
+            for input_format in consumer.input_formats(shape.tokens):
+                target = space.activations.get(input_format, width)
+                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
                 convert[(shape.tokens, cut.blocks)](
                     space.attended, space.attended.stride(0), width, *target.pointers(), *space.token_state,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),

@@ -13,7 +13,7 @@ from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import decode_parts, padded_head, shared_heads
 from realizar.backends.cuda.kernels.attend_decode import attend_decode
-from realizar.backends.cuda.matmul.inputs import Form
+from realizar.backends.cuda.matmul.inputs import InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.step_arrays import StepShape
@@ -79,8 +79,8 @@ class DecodeBinder:
         attention = decode.block.attention
         rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, shape)
         target = self._arguments.direct(attention, decode.consumer, shape)
-        form = _FLOAT_TOKENS if target is None else target.constants()
-        return self._parts(attention, shape), tuple(rotated.items()), tuple(form.items())
+        constants = _FLOAT_TOKENS if target is None else target.constants()
+        return self._parts(attention, shape), tuple(rotated.items()), tuple(constants.items())
 
     def is_long(self, decodes: int, context: int) -> bool:
         """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
@@ -97,12 +97,12 @@ class DecodeBinder:
         attention = decode.block.attention
         rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, shape)
         target = self._arguments.direct(attention, decode.consumer, shape)
-        form = target.form if target is not None and target.form.kind in ("int8", "half") else Form("f32")
+        output = target.format if target is not None and target.format.kind in ("int8", "half") else InputFormat("f32")
         kernel = AttendKernel(
             head=attention.head_size, group=attention.num_heads // attention.num_kv_heads, splits=rotated["SPLITS"],
             bias=rotated["BIAS"], norm=rotated["NORM"], norm_bias=rotated["NORM_BIAS"], rotary=rotated["ROTARY"],
-            interleaved=rotated["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=form.kind,
-            block_tokens=form.block_tokens, cap=attention.soft_cap is not None,
+            interleaved=rotated["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=output.kind,
+            block_tokens=output.block_tokens, cap=attention.soft_cap is not None,
         )  # fmt: skip
         return self._sized(kernel, shape, attention)
 
@@ -161,9 +161,9 @@ class DecodeBinder:
         arrays, parts = space.arrays, self._parts(attention, shape)
         target = self._arguments.direct(attention, decode.consumer, shape)
         if target is None:
-            written, form = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_TOKENS
+            written, output = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_TOKENS
         else:
-            written, form = target.pointers(), target.constants()
+            written, output = target.pointers(), target.constants()
         rotated = decode.block.attention, decode.linear, shape
         pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
         group, layer = attention.num_heads // attention.num_kv_heads, decode.block.layer
@@ -174,5 +174,5 @@ class DecodeBinder:
             float(attention.scale), float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
             SHARED=shared_heads(attention), PARTS=parts,
             COMBINED=triton.next_power_of_2(group) * padded_head(attention),
-            **constants, **self._arguments.shared(decode.block), **form, **space.launching(shape.tokens),
+            **constants, **self._arguments.shared(decode.block), **output, **space.launching(shape.tokens),
         )  # fmt: skip

@@ -190,25 +190,25 @@ def _refusal(layout: WeightLayout) -> str | None:
     return None
 
 
-def pack_fragments(planes: Planes, form: FragmentFormat) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def pack_fragments(planes: Planes, weight_format: FragmentFormat) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """A matrix in fragment order, out_features and columns padded with weights of zero.
 
     Returns:
-        uint8 [form.size_bytes(out_features, cols)], and block_scales, float32 [ceil(out_features / 64)].
+        uint8 [weight_format.size_bytes(out_features, cols)], and block_scales, float32 [ceil(out_features / 64)].
     """
-    strips, chunks = -(-planes.out_features // BLOCK), form.chunks(planes.in_features)
-    exponents = _exponents(planes, form, strips)
-    parts = _code_planes(planes, form, strips, chunks)
-    if form.small != "none":
-        parts.append(_small_scales(planes, form, strips, chunks, exponents))
+    strips, chunks = -(-planes.out_features // BLOCK), weight_format.chunks(planes.in_features)
+    exponents = _exponents(planes, weight_format, strips)
+    parts = _code_planes(planes, weight_format, strips, chunks)
+    if weight_format.small != "none":
+        parts.append(_small_scales(planes, weight_format, strips, chunks, exponents))
     blocks = np.concatenate([part.reshape(strips, chunks, -1) for part in parts], axis=2)
-    if form.two_level:
-        supers = _super_scales(planes, form, strips, chunks // 4, exponents)
+    if weight_format.two_level:
+        supers = _super_scales(planes, weight_format, strips, chunks // 4, exponents)
         blocks = np.concatenate([blocks.reshape(strips, chunks // 4, -1), supers], axis=2)
     return blocks.reshape(-1), np.ldexp(np.float32(1), -exponents).astype(np.float32)
 
 
-def _exponents(planes: Planes, form: FragmentFormat, strips: int) -> NDArray[np.int32]:
+def _exponents(planes: Planes, weight_format: FragmentFormat, strips: int) -> NDArray[np.int32]:
     """e of 2^e per block of out_features: int32 [strips]."""
 
     def largest(values: NDArray[np.float32]) -> NDArray[np.int32]:
@@ -218,8 +218,8 @@ def _exponents(planes: Planes, form: FragmentFormat, strips: int) -> NDArray[np.
         strip_tops = tops.reshape(strips, BLOCK).max(axis=1)
         return np.where(strip_tops > 0, np.frexp(strip_tops)[1], -200).astype(np.int32)
 
-    exponents = 15 - 24 + form.positions[0] - largest(planes.group_scales())
-    minima = planes.group_minima() if form.minima else None
+    exponents = 15 - 24 + weight_format.positions[0] - largest(planes.group_scales())
+    minima = planes.group_minima() if weight_format.minima else None
     if minima is not None:
         exponents = np.minimum(exponents, 15 - largest(minima))
     return np.clip(exponents, -100, 100).astype(np.int32)
@@ -232,20 +232,20 @@ def _tiled(values: NDArray[Any], strips: int, chunks: int, per_chunk: int) -> ND
     return padded.reshape(strips, 4, 2, 8, chunks, per_chunk)
 
 
-def _code_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: int) -> list[NDArray[np.uint8]]:
+def _code_planes(planes: Planes, weight_format: FragmentFormat, strips: int, chunks: int) -> list[NDArray[np.uint8]]:
     """Code planes, each [strips, chunks, 4, 32, bytes of a lane] or [.., 4, 2, 32, 16] for eight bits."""
-    if form.vector:
-        return _vector_planes(planes, form, strips, chunks)
+    if weight_format.vector:
+        return _vector_planes(planes, weight_format, strips, chunks)
     # Axes of `codes`: strip, tile, half, g, chunk, t, j, b. Padding keeps code 0: its scale is 0.
     codes = _tiled(planes.codes.astype(np.uint8), strips, chunks, BLOCK).reshape(strips, 4, 2, 8, chunks, 4, 4, 4)
     low, high = codes[:, :, 0], codes[:, :, 1]  # [strip, tile, g, chunk, t, j, b]
     order = (0, 3, 1, 2, 4, 5, 6)
     found: list[NDArray[np.uint8]] = []
     shift = 0
-    for width in PLANES[form.bits]:
+    for width in PLANES[weight_format.bits]:
         if width == 8:
             plane = codes.transpose(0, 4, 1, 2, 3, 5, 6, 7)
-        elif form.codebook:
+        elif weight_format.codebook:
             nibbles = np.concatenate([low, high], axis=-1).transpose(order)
             plane = nibbles[..., 0::2] | nibbles[..., 1::2] << np.uint8(4)
         elif width == 4:
@@ -263,9 +263,9 @@ def _code_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: int)
     return found
 
 
-def _vector_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: int) -> list[NDArray[np.uint8]]:
+def _vector_planes(planes: Planes, weight_format: FragmentFormat, strips: int, chunks: int) -> list[NDArray[np.uint8]]:
     """Planes of a vector codebook: low bits of indices, signs, high bits."""
-    per_lane = 16 // form.vector
+    per_lane = 16 // weight_format.vector
 
     def lanes(values: NDArray[Any], count: int) -> NDArray[Any]:
         """[out_features, count per 16 columns] -> [strip, chunk, tile, g, t, half, count]."""
@@ -277,17 +277,19 @@ def _vector_planes(planes: Planes, form: FragmentFormat, strips: int, chunks: in
     found = [np.ascontiguousarray(indices.astype(np.uint8))]
     if planes.signs is not None:
         found.append(np.ascontiguousarray(lanes(planes.signs, 2)))
-    if form.high_bits:
+    if weight_format.high_bits:
         fields = np.ascontiguousarray(indices >> 8).astype(np.uint8)
-        bits = np.unpackbits(fields.reshape(-1, 1), axis=1, count=form.high_bits, bitorder="little")
+        bits = np.unpackbits(fields.reshape(-1, 1), axis=1, count=weight_format.high_bits, bitorder="little")
         found.append(np.packbits(bits.reshape(-1), bitorder="little"))
     return found
 
 
-def _placed(values: NDArray[np.float32], form: FragmentFormat, exponents: NDArray[np.int32]) -> NDArray[np.float16]:
+def _placed(
+    values: NDArray[np.float32], weight_format: FragmentFormat, exponents: NDArray[np.int32]
+) -> NDArray[np.float16]:
     """Scales [strip, tile, half, ...] as stored: float16, times 2^e and 2^(24 - position)."""
     shape = (len(exponents), 1, 2) + (1,) * (values.ndim - 3)
-    shifts = exponents[:, None] + 24 - np.array(form.positions)
+    shifts = exponents[:, None] + 24 - np.array(weight_format.positions)
     with np.errstate(under="ignore"):
         placed: NDArray[np.float16] = np.ldexp(values, shifts.reshape(shape)).astype(np.float16)
     return placed
@@ -303,40 +305,40 @@ def _lowered(values: NDArray[np.float32], exponents: NDArray[np.int32]) -> NDArr
 
 
 def _small_scales(
-    planes: Planes, form: FragmentFormat, strips: int, chunks: int, exponents: NDArray[np.int32]
+    planes: Planes, weight_format: FragmentFormat, strips: int, chunks: int, exponents: NDArray[np.int32]
 ) -> NDArray[np.uint8]:
     """[strips, chunks, tile, set, g, half, scale and minimum] as bytes."""
 
     def tiled(values: NDArray[Any]) -> NDArray[Any]:
         repeat = max(1, planes.group_size // BLOCK)  # groups wider than a chunk
-        return _tiled(np.repeat(values, repeat, axis=1), strips, chunks, form.sets)
+        return _tiled(np.repeat(values, repeat, axis=1), strips, chunks, weight_format.sets)
 
     order = (0, 4, 1, 5, 3, 2)  # to strip, chunk, tile, set, g, half
-    if form.small == "f16":
-        scales = _placed(tiled(planes.group_scales()), form, exponents).transpose(order)
-        minima = planes.group_minima() if form.minima else None
+    if weight_format.small == "f16":
+        scales = _placed(tiled(planes.group_scales()), weight_format, exponents).transpose(order)
+        minima = planes.group_minima() if weight_format.minima else None
         if minima is not None:
             scales = np.stack([scales, _lowered(tiled(minima), exponents).transpose(order)], axis=-1)
         return np.ascontiguousarray(scales).view(np.uint8)
     small = tiled(planes.scales.astype(np.int16)).transpose(order)
-    if form.small == "u4_odd":
+    if weight_format.small == "u4_odd":
         nibbles = np.maximum(small >> 1, 0).astype(np.uint8)
         return np.ascontiguousarray(nibbles[..., 0] | nibbles[..., 1] << np.uint8(4))
-    if planes.minima is None or not form.minima:
+    if planes.minima is None or not weight_format.minima:
         return np.ascontiguousarray(small.astype(np.int8)).view(np.uint8)
     small_minima = tiled(planes.minima.astype(np.int16)).transpose(order)
-    if form.small == "u4_pair":
+    if weight_format.small == "u4_pair":
         return np.ascontiguousarray((small | small_minima << 4).astype(np.uint8))
     return np.ascontiguousarray(np.stack([small, small_minima], axis=-1).astype(np.uint8))
 
 
 def _super_scales(
-    planes: Planes, form: FragmentFormat, strips: int, supers: int, exponents: NDArray[np.int32]
+    planes: Planes, weight_format: FragmentFormat, strips: int, supers: int, exponents: NDArray[np.int32]
 ) -> NDArray[np.uint8]:
     """[strips, supers, bytes]: per super-block [tile, g, half, scale and minimum]."""
     order = (0, 4, 1, 3, 2, 5)
     source = planes.scales.astype(np.float32) if planes.super_scales is None else planes.super_scales
-    found = [_placed(_tiled(source, strips, supers, 1), form, exponents).transpose(order)]
-    if form.minima and planes.super_minima is not None:
+    found = [_placed(_tiled(source, strips, supers, 1), weight_format, exponents).transpose(order)]
+    if weight_format.minima and planes.super_minima is not None:
         found.append(_lowered(_tiled(planes.super_minima, strips, supers, 1), exponents).transpose(order))
     return np.ascontiguousarray(np.concatenate(found, axis=-1)).reshape(strips, supers, -1).view(np.uint8)

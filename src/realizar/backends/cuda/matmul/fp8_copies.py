@@ -20,7 +20,7 @@ import torch
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.layouts.activations import CHUNK, half_activations
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.errors import InvalidRequestError, UnsupportedModelError
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 LEAST_TOKENS = 128
 """Tokens of a step from which on copies are read."""
 LEAST_CAPABILITY = (8, 9)
-FORM = Form("fp8")
+FP8_INPUT = InputFormat("fp8")
 LARGEST = 448.0  # of e4m3
 _MULTIPLE = 16  # of output features and columns, as cuBLAS wants them
 _COLUMNS = 128  # dequantised at once
@@ -50,7 +50,7 @@ class FP8Copy:
     out: torch.dtype
 
     def multiply(self, x: ActivationBuffer, tokens: int, partials: torch.Tensor) -> None:
-        """Write float32 partials [1, tokens, out_features] of the tokens in `x`, which has the form `FORM`."""
+        """Write float32 partials [1, tokens, out_features] of the tokens in `x`, in the format `FP8_INPUT`."""
         scaled_matmul(x.values[:tokens], x.scales[:tokens], self.codes, self.scales, self.out, partials[0])
 
 
@@ -124,7 +124,7 @@ def copy_matrices(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], out:
     Args:
         out: from `sum_type`.
     """
-    out_features, cols = sum(matrix.out_features for matrix in matrices), matrices[0].cols
+    out_features, cols = sum(matrix.out_features for matrix in matrices), matrices[0].in_features
     codes = torch.empty((out_features, cols), dtype=torch.float8_e4m3fn, device=matmuls.device)
     scales = torch.empty(out_features, device=matmuls.device)
     first = 0
@@ -153,7 +153,7 @@ def _unpacking(matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig:
 
 def _dequantized(matmuls: MatmulKernels, matrix: PackedMatrix) -> Iterator[tuple[int, torch.Tensor]]:
     """First column, and float32 [columns, out_features]: matmuls with rows of the identity, which every format has."""
-    config, chunks = _unpacking(matmuls, matrix), matrix.format.chunks(matrix.cols)
+    config, chunks = _unpacking(matmuls, matrix), matrix.format.chunks(matrix.in_features)
     block_tokens, device = config.format.block_tokens, matmuls.device
     identity, _ = half_activations(np.eye(_COLUMNS, dtype=np.float32), block_tokens)
     ones = torch.from_numpy(identity).to(device)
@@ -161,10 +161,10 @@ def _dequantized(matmuls: MatmulKernels, matrix: PackedMatrix) -> Iterator[tuple
     token_scales = torch.ones(len(ones) * block_tokens, device=device)
     sums = torch.empty((config.splits, _COLUMNS, matrix.out_features), device=device)
     step = _COLUMNS // CHUNK
-    for chunk in range(0, -(-matrix.cols // CHUNK), step):
+    for chunk in range(0, -(-matrix.in_features // CHUNK), step):
         place = values[:, chunk : chunk + step]
         place.copy_(ones[:, : place.shape[1]])
         matmuls.launch(matrix, HalfActivations(values, token_scales), sums, _COLUMNS, config)
         place.zero_()
         first = chunk * CHUNK
-        yield first, sums.sum(dim=0)[: matrix.cols - first]
+        yield first, sums.sum(dim=0)[: matrix.in_features - first]

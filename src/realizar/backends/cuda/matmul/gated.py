@@ -28,14 +28,14 @@ def route_gated(
 
     With `batch_invariant` it never has one, since not every number of tokens could.
     """
-    form = matmuls.activation_format(tokens)
+    activation_format = matmuls.activation_format(tokens)
     if not matrix.interleaved or matmuls.batch_invariant:
         return None
-    choose = matmuls.tuning.gated_few if form.kind == "int8" else matmuls.tuning.gated
-    tiles = choose(tokens, matrix.out_features, matrix.cols, matrix.format)
+    choose = matmuls.tuning.gated_few if activation_format.kind == "int8" else matmuls.tuning.gated
+    tiles = choose(tokens, matrix.out_features, matrix.in_features, matrix.format)
     if tiles is None:
         return None
-    return MatmulConfig(tiles, form, 1, matmuls.is_dependent(tokens), activation)
+    return MatmulConfig(tiles, activation_format, 1, matmuls.is_dependent(tokens), activation)
 
 
 def launch_gated(

@@ -11,7 +11,7 @@ from realizar.backends.cuda.kernels import store_inputs as formats
 
 CHUNK = 64  # columns of a chunk of the matmuls' own formats
 
-FormKind = Literal["f32", "bf16", "f16", "int8", "half", "fp8"]
+InputKind = Literal["f32", "bf16", "f16", "int8", "half", "fp8"]
 
 _CODES = {
     "f32": formats.PLAIN, "bf16": formats.PLAIN, "f16": formats.SCALED, "int8": formats.INT8, "half": formats.HALF,
@@ -23,7 +23,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class InputFormat:
     """The format of an activation.
 
     Attributes:
@@ -32,7 +32,7 @@ class Form:
         block_tokens: tokens of a block of `half`.
     """
 
-    kind: FormKind
+    kind: InputKind
     block_tokens: int = 1
 
 
@@ -46,7 +46,7 @@ class ActivationBuffer:
         codes, terms: of `int8`.
     """
 
-    form: Form
+    format: InputFormat
     cols: int
     values: torch.Tensor
     scales: torch.Tensor
@@ -62,7 +62,11 @@ class ActivationBuffer:
         return self.values, self.cols, self.scales, self.codes, self.terms
 
     def constants(self) -> dict[str, Any]:
-        return {"FORMAT": _CODES[self.form.kind].value, "BLOCK_TOKENS": self.form.block_tokens, "CHUNKS": self.chunks}
+        return {
+            "FORMAT": _CODES[self.format.kind].value,
+            "BLOCK_TOKENS": self.format.block_tokens,
+            "CHUNKS": self.chunks,
+        }
 
 
 class ActivationBuffers:
@@ -70,20 +74,20 @@ class ActivationBuffers:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self._tokens, self._device = tokens, device
-        self._made: dict[tuple[Form, int, int, bool], ActivationBuffer] = {}
+        self._made: dict[tuple[InputFormat, int, int, bool], ActivationBuffer] = {}
 
-    def get(self, form: Form, cols: int, tokens: int | None = None) -> ActivationBuffer:
+    def get(self, input_format: InputFormat, cols: int, tokens: int | None = None) -> ActivationBuffer:
         """The buffer of a format and a number of columns: for the step's tokens, or for `tokens`."""
-        return self._get(form, cols, tokens or self._tokens, False)
+        return self._get(input_format, cols, tokens or self._tokens, False)
 
-    def normed(self, form: Form, cols: int) -> ActivationBuffer:
+    def normed(self, input_format: InputFormat, cols: int) -> ActivationBuffer:
         """The buffer of norms of the stream, which a matmul that reads as many columns of integers may write."""
-        return self._get(form, cols, self._tokens, form.kind == "int8")
+        return self._get(input_format, cols, self._tokens, input_format.kind == "int8")
 
-    def _get(self, form: Form, cols: int, tokens: int, own: bool) -> ActivationBuffer:
-        key = form, cols, tokens, own
+    def _get(self, input_format: InputFormat, cols: int, tokens: int, own: bool) -> ActivationBuffer:
+        key = input_format, cols, tokens, own
         if key not in self._made:
-            self._made[key] = self._make(form, cols, tokens)
+            self._made[key] = self._make(input_format, cols, tokens)
         return self._made[key]
 
     @property
@@ -94,20 +98,28 @@ class ActivationBuffers:
             for tensor in (made.values, made.scales, made.codes, made.terms)
         )
 
-    def _make(self, form: Form, cols: int, tokens: int) -> ActivationBuffer:
+    def _make(self, input_format: InputFormat, cols: int, tokens: int) -> ActivationBuffer:
         padded = -(-cols // CHUNK) * CHUNK
-        tokens = -(-tokens // form.block_tokens) * form.block_tokens
+        tokens = -(-tokens // input_format.block_tokens) * input_format.block_tokens
         none = torch.zeros(1, device=self._device)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        if form.kind == "int8":
+        if input_format.kind == "int8":
             codes, terms = zeros(tokens, padded, dtype=torch.int8), zeros(tokens, padded // 16, 2)
-            return ActivationBuffer(form, cols, none, none, codes, terms)
-        dtype = _DTYPES[form.kind]
-        if form.kind == "half":
-            values = zeros(tokens // form.block_tokens, padded // CHUNK, 8, form.block_tokens // 8, 8, 8, dtype=dtype)
+            return ActivationBuffer(input_format, cols, none, none, codes, terms)
+        dtype = _DTYPES[input_format.kind]
+        if input_format.kind == "half":
+            values = zeros(
+                tokens // input_format.block_tokens,
+                padded // CHUNK,
+                8,
+                input_format.block_tokens // 8,
+                8,
+                8,
+                dtype=dtype,
+            )
         else:
             values = zeros(tokens, cols, dtype=dtype)
-        return ActivationBuffer(form, cols, values, zeros(tokens) + 1.0, none, none)
+        return ActivationBuffer(input_format, cols, values, zeros(tokens) + 1.0, none, none)

@@ -14,7 +14,7 @@ from realizar.backends.cuda.kernels.plain_matmul import multiply
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.fp8_copies import (
-    FORM,
+    FP8_INPUT,
     LEAST_TOKENS,
     FP8Copy,
     copy_bytes,
@@ -23,7 +23,7 @@ from realizar.backends.cuda.matmul.fp8_copies import (
     prepare_copying,
 )
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, Form
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.sources import GatedActivation
@@ -31,11 +31,15 @@ from realizar.backends.cuda.weights.load import Matrix, matrix_bytes
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.plain import PlainMatrix
 
-_FLOAT_FORMS = {torch.float32: Form("f32"), torch.float16: Form("f16"), torch.bfloat16: Form("bf16")}
+_FLOAT_FORMATS = {
+    torch.float32: InputFormat("f32"),
+    torch.float16: InputFormat("f16"),
+    torch.bfloat16: InputFormat("bf16"),
+}
 _OUT_FEATURES, _COLUMNS = 64, 64  # a tile of the plain matmul
 _MAX_SPLITS = 8
 
-Buffers = Callable[[Form], ActivationBuffer]
+Buffers = Callable[[InputFormat], ActivationBuffer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +79,18 @@ class MergedLinear:
             self.segments.append(Segment(matrix, self.width))
             self.width += int(matrix.shape[0]) if isinstance(matrix, torch.Tensor) else matrix.out_features
         first = matrices[0]
-        self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.cols
+        self.cols = int(first.shape[1]) if isinstance(first, torch.Tensor) else first.in_features
 
     @property
     def weight_bytes(self) -> int:
         """All matrices, as packed."""
         return sum(matrix_bytes(segment.matrix) for segment in self.segments)
 
-    def forms(self, tokens: int) -> tuple[Form, ...]:
+    def input_formats(self, tokens: int) -> tuple[InputFormat, ...]:
         """Formats that the input must be written in, by number of tokens; one, unless kinds of matrices are mixed."""
         if self._copy_for(tokens) is not None:
-            return (FORM,)
-        return tuple(dict.fromkeys(self._form(segment, tokens) for segment in self.segments))
+            return (FP8_INPUT,)
+        return tuple(dict.fromkeys(self._input_format(segment, tokens) for segment in self.segments))
 
     def splits(self, tokens: int) -> int:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
@@ -154,12 +158,12 @@ class MergedLinear:
         """Write float32 partials [splits, tokens, width], contiguous; finish `norm`, if `applies_norm_scale`."""
         copy = self._copy_for(tokens)
         if copy is not None:
-            copy.multiply(inputs(FORM), tokens, partials)
+            copy.multiply(inputs(FP8_INPUT), tokens, partials)
             return
         routes = self.routes(tokens)
         if self._matmuls is not None and self.all_packed:
             matrices, config = [matrix for matrix, _ in routes], routes[0][1]
-            activations = as_activations(inputs(self._form(self.segments[0], tokens)), norm)
+            activations = as_activations(inputs(self._input_format(self.segments[0], tokens)), norm)
             self._matmuls.launch_merged(matrices, activations, partials, tokens, config)
             return
         splits = 1 if routes else self.splits(tokens)
@@ -167,7 +171,7 @@ class MergedLinear:
             partials[1:].zero_()
         configs = iter(routes)
         for segment in self.segments:
-            source = inputs(self._form(segment, tokens))
+            source = inputs(self._input_format(segment, tokens))
             matrix = segment.matrix
             if isinstance(matrix, PackedMatrix):
                 assert self._matmuls is not None
@@ -181,18 +185,18 @@ class MergedLinear:
     def launch_gated(
         self, tokens: int, inputs: Buffers, target: ActivationBuffer, norm: FoldedNorm | None = None
     ) -> None:
-        """Write the input of the feed-forward's last matmul, which has the form of this one's."""
-        (matrix, config), form = self.routes(tokens)[0], self._form(self.segments[0], tokens)
-        source, written = as_activations(inputs(form), norm), as_activations(target)
+        """Write the input of the feed-forward's last matmul, in the format of this one's."""
+        (matrix, config), input_format = self.routes(tokens)[0], self._input_format(self.segments[0], tokens)
+        source, written = as_activations(inputs(input_format), norm), as_activations(target)
         assert self._matmuls is not None
-        assert target.form == form
+        assert target.format == input_format
         launch_gated(self._matmuls, matrix, source, written, tokens, config)
 
     def launch_residual(self, tokens: int, inputs: Buffers, residual: Residual) -> None:
         """Add to the stream, and begin the norm that follows."""
-        (matrix, config), form = self.routes(tokens)[0], self._form(self.segments[0], tokens)
+        (matrix, config), input_format = self.routes(tokens)[0], self._input_format(self.segments[0], tokens)
         assert self._matmuls is not None
-        launch_residual(self._matmuls, matrix, as_activations(inputs(form)), residual, tokens, config)
+        launch_residual(self._matmuls, matrix, as_activations(inputs(input_format)), residual, tokens, config)
 
     @property
     def all_packed(self) -> bool:
@@ -207,13 +211,13 @@ class MergedLinear:
         """The FP8 copy that a step of `tokens` reads in place of the matrices, if any."""
         return self.copy if tokens >= LEAST_TOKENS else None
 
-    def _form(self, segment: Segment, tokens: int) -> Form:
+    def _input_format(self, segment: Segment, tokens: int) -> InputFormat:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            form = self._matmuls.activation_format(tokens)
-            return Form(form.kind, form.block_tokens)
-        return _FLOAT_FORMS[matrix.dtype] if isinstance(matrix, torch.Tensor) else Form("f16")
+            activations = self._matmuls.activation_format(tokens)
+            return InputFormat(activations.kind, activations.block_tokens)
+        return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
 
 def copy_to_fp8(
@@ -255,7 +259,7 @@ def _token_tile(tokens: int) -> int:
 
 def as_activations(source: ActivationBuffer, norm: FoldedNorm | None = None) -> Int8Activations | HalfActivations:
     """A buffer of one of the CUDA matmuls' formats as they take it; `norm` is what they must still do to it."""
-    if source.form.kind == "int8":
+    if source.format.kind == "int8":
         return Int8Activations(source.codes, source.terms, norm)
     return HalfActivations(source.values, source.scales, norm)
 
@@ -269,7 +273,7 @@ def _multiply_plain(
     _, stride, _ = partials.stride()
     multiply[grid](
         source.values, source.cols, source.scales, partials[:, :, column:], partials.stride(0), stride,
-        matrix.out_features, matrix.cols, tokens, **matrix.arrays, **matrix.constants, SPLITS=splits,
+        matrix.out_features, matrix.in_features, tokens, **matrix.arrays, **matrix.constants, SPLITS=splits,
         COMPUTE=matmul_type(device), TOKENS=tile, OUT_FEATURES=_OUT_FEATURES, COLUMNS=_COLUMNS,
     )  # fmt: skip
 
@@ -282,5 +286,5 @@ def _multiply_floats(
         torch.mm(x.float(), matrix.t().float(), out=out)
     else:
         out.copy_(torch.mm(x, matrix.t(), out_dtype=torch.float32))
-    if source.form.kind == "f16":
+    if source.format.kind == "f16":
         out.mul_(source.scales[:tokens, None])

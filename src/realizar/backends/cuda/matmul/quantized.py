@@ -2,9 +2,9 @@
 
     packed = pack_matrix(source, device)                # weights/pack.py: once, at load
     matmuls = MatmulKernels(device, batch_invariant=False)
-    form = matmuls.activation_format(tokens)            # ActivationFormat(kind, block_tokens): depends on tokens alone
+    activations = matmuls.activation_format(tokens)     # ActivationFormat(kind, block_tokens): depends on tokens alone
     config = matmuls.route(tokens, packed)              # MatmulConfig: the kernel, its tiles, its splits
-    matmuls.launch(packed, activations, partials, tokens, config, stream)
+    matmuls.launch(packed, x, partials, tokens, config, stream)  # x: Int8Activations or HalfActivations
 
 `launch` writes float32 partial sums, partials[split, token, column], into a tensor [splits, >= tokens, token_stride].
 It fills tokens 0 .. tokens - 1 and `packed.out_features` columns from `column` on, and nothing else. The kernel after
@@ -37,7 +37,7 @@ import torch
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
-from realizar.backends.cuda.matmul.tuning_table import Choice, DeviceTuning, load_tuning
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import (
@@ -54,8 +54,8 @@ from realizar.errors import KernelError
 _LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
-Forms: TypeAlias = tuple[FragmentFormat, ...]
-Key: TypeAlias = tuple[Forms, Tiles, Epilogue | None]
+WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
+Key: TypeAlias = tuple[WeightFormats, Tiles, Epilogue | None]
 MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, in `matmul_source`'s order
 
 
@@ -163,30 +163,32 @@ class MatmulKernels:
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
         """Choose for segments of one merged output: all run as the largest does, with its splits."""
-        form = self.activation_format(tokens)
+        activation_format = self.activation_format(tokens)
         largest = max(matrices, key=lambda matrix: matrix.out_features)
-        choice = self._choose(tokens, form, largest, sum(matrix.out_features for matrix in matrices))
-        forms = tuple(matrix.format for matrix in matrices)
-        tiles = self.tuning.shrunk(choice.tiles, forms)
-        splits = min(choice.splits, min(matrix.format.chunks(matrix.cols) for matrix in matrices))
-        return [MatmulConfig(tiles, form, splits, self.is_dependent(tokens)) for _ in matrices]
+        tiling = self._choose(tokens, activation_format, largest, sum(matrix.out_features for matrix in matrices))
+        weight_formats = tuple(matrix.format for matrix in matrices)
+        tiles = self.tuning.shrunk(tiling.tiles, weight_formats)
+        splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
+        return [MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens)) for _ in matrices]
 
     def is_dependent(self, tokens: int) -> bool:
         """True if matmuls of `tokens` are launched with programmatic stream serialisation."""
         return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
-    def _choose(self, tokens: int, form: ActivationFormat, matrix: PackedMatrix, out_features: int) -> Choice:
+    def _choose(
+        self, tokens: int, activation_format: ActivationFormat, matrix: PackedMatrix, out_features: int
+    ) -> Tiling:
         """Choose tiles and splits for a matrix's format and columns, and `out_features`."""
-        if form.kind == "int8":
-            return self.tuning.few_tokens(tokens, out_features, matrix.cols, matrix.format)
-        return self.tuning.many_tokens(tokens, out_features, matrix.cols, matrix.format, self.batch_invariant)
+        if activation_format.kind == "int8":
+            return self.tuning.few_tokens(tokens, out_features, matrix.in_features, matrix.format)
+        return self.tuning.many_tokens(tokens, out_features, matrix.in_features, matrix.format, self.batch_invariant)
 
     def runs_epilogue(self, matrix: PackedMatrix, config: MatmulConfig) -> bool:
         """True if a config has an epilogue, and its kernel was not refused."""
         return config.epilogue is not None and ((matrix.format,), config.tiles, config.epilogue) not in self.refused
 
     def prepare(
-        self, wanted: Iterable[tuple[FragmentFormat | Forms, MatmulConfig]],
+        self, wanted: Iterable[tuple[FragmentFormat | WeightFormats, MatmulConfig]],
         compiled: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         """Compile and load kernels, in parallel where they are not on disk yet; nothing may compile during capture.
@@ -199,7 +201,8 @@ class MatmulKernels:
             KernelError: a kernel does not compile or does not fit the device, and nothing can replace it.
         """
         keys: set[Key] = {
-            (form if isinstance(form, tuple) else (form,), config.tiles, config.epilogue) for form, config in wanted
+            (formats if isinstance(formats, tuple) else (formats,), config.tiles, config.epilogue)
+            for formats, config in wanted
         }
         missing = sorted(keys - self._kernels.keys(), key=repr)
         try:
@@ -209,21 +212,23 @@ class MatmulKernels:
         for key in missing:
             self._kernels[key] = self._load(*key)
 
-    def _load(self, forms: Forms, tiles: Tiles, epilogue: Epilogue | None) -> tuple[Kernel, Tiles]:
+    def _load(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None) -> tuple[Kernel, Tiles]:
         """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less."""
         try:
-            source = matmul_source(forms, tiles, epilogue)
-            shared = max(tiles.shared_bytes(form) for form in forms)
+            source = matmul_source(weight_formats, tiles, epilogue)
+            shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
             return Kernel(compile_source(source, self.arch), source.name, shared), tiles
         except KernelError as error:
             if epilogue is not None:
                 _LOG.warning("%s; its epilogue runs as a separate kernel", error)
-                self.refused.add((forms, tiles, epilogue))
-                return self.prepared(forms, tiles)
+                self.refused.add((weight_formats, tiles, epilogue))
+                return self.prepared(weight_formats, tiles)
             if not isinstance(tiles, WgmmaTiles):
                 raise
             _LOG.warning("%s; mma.sync is used instead", error)
-            return self._load(forms, self.tuning.shrunk(MmaSyncTiles(tiles.tokens, 2, 4, 1), forms), None)
+            return self._load(
+                weight_formats, self.tuning.shrunk(MmaSyncTiles(tiles.tokens, 2, 4, 1), weight_formats), None
+            )
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, tokens: int,
@@ -260,8 +265,8 @@ class MatmulKernels:
         Raises:
             KernelError: as in `launch`.
         """
-        forms = tuple(matrix.format for matrix in matrices)
-        kernel, tiles = self.prepared(forms, config.tiles)
+        weight_formats = tuple(matrix.format for matrix in matrices)
+        kernel, tiles = self.prepared(weight_formats, config.tiles)
         token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)
         arguments: list[int | float] = []
         blocks = column = 0
@@ -280,13 +285,15 @@ class MatmulKernels:
         """A stream's handle; that of torch's current one if None."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if handle is None else handle
 
-    def prepared(self, forms: Forms, tiles: Tiles, epilogue: Epilogue | None = None) -> tuple[Kernel, Tiles]:
+    def prepared(
+        self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None = None
+    ) -> tuple[Kernel, Tiles]:
         """A kernel and the tiles that it has, loaded now if not before.
 
         Raises:
             KernelError: it can't be compiled or loaded.
         """
-        key = forms, tiles, epilogue
+        key = weight_formats, tiles, epilogue
         if key not in self._kernels:
             self._kernels[key] = self._load(*key)
         return self._kernels[key]
@@ -324,7 +331,7 @@ class MatmulKernels:
 def shape_arguments(activations: Activations, tokens: int, matrix: PackedMatrix, *splitting: int) -> tuple[float, ...]:
     """Arguments of a launch as a whole, as SHAPE_SIZES lists them; `splitting`: splits, token stride, split stride."""
     norm = activations.norm.arguments() if activations.norm else NO_NORM
-    return *input_addresses(activations), *norm, tokens, matrix.format.chunks(matrix.cols), *splitting
+    return *input_addresses(activations), *norm, tokens, matrix.format.chunks(matrix.in_features), *splitting
 
 
 def input_addresses(activations: Activations) -> tuple[int, int]:

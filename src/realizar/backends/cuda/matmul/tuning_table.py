@@ -35,7 +35,7 @@ _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Tiling:
     """Tiles and splits of one matmul."""
 
     tiles: Tiles
@@ -97,7 +97,7 @@ def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTuning:
-    """The choices of one device.
+    """The tilings of one device.
 
     Attributes:
         wgmma: whether the Hopper kernel runs.
@@ -120,14 +120,14 @@ class DeviceTuning:
         """True if programmatic dependent launch pays."""
         return tokens <= 512
 
-    def few_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> Choice:
-        """The mat-vec's choice. A table's line counts for its own number of tokens, if it keeps columns whole."""
+    def few_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
+        """The mat-vec's tiling. A table's line counts for its own number of tokens, if it keeps columns whole."""
         line = self._nearest(tokens, out_features, cols, {"matvec"})
         if line is not None and line.tokens == tokens:
-            measured = self._fitted(replace(line.tiles, tokens=tokens), line, tokens, out_features, form, cols)
+            measured = self._fitted(replace(line.tiles, tokens=tokens), line, tokens, out_features, weight_format, cols)
             if measured.splits == 1 or not self.keeps_columns(out_features):
                 return measured
-        tiles, chunks = -(-out_features // TILE), form.chunks(cols)
+        tiles, chunks = -(-out_features // TILE), weight_format.chunks(cols)
         warps, unroll = _warps_and_unroll(tokens)
         if tiles > _MANY_TILES * self.processors:
             strips = (
@@ -135,22 +135,26 @@ class DeviceTuning:
                 if tokens == 1
                 else MatvecTiles(tokens, 4, 1, unroll, warps // 4)
             )
-            return Choice(strips, 1)
+            return Tiling(strips, 1)
         splits = max(1, min(math.ceil(self.processors * _LEAST_FILLED / tiles), chunks // 2))
         at_once = -(-tiles * splits // self.processors)
         parts = max(1, min(warps // at_once, _MOST_WARPS, chunks // (2 * splits)))
-        return Choice(MatvecTiles(tokens, 1, parts, unroll, max(1, warps // parts)), splits)
+        return Tiling(MatvecTiles(tokens, 1, parts, unroll, max(1, warps // parts)), splits)
 
     def keeps_columns(self, out_features: int) -> bool:
         """True if the mat-vec's tiles fill the device without splits, which the residual-add epilogue needs."""
         return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
-    def many_tokens(self, tokens: int, out_features: int, cols: int, form: FragmentFormat, fixed: bool) -> Choice:
-        """The tensor-core kernels' choice; `fixed` makes splits and their borders depend on the shape alone."""
-        strips, chunks, block_tokens = -(-out_features // BLOCK), form.chunks(cols), self.block_tokens(tokens)
+    def many_tokens(
+        self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat, fixed: bool
+    ) -> Tiling:
+        """The tensor-core kernels' tiling; `fixed` makes splits and their borders depend on the shape alone."""
+        strips, chunks, block_tokens = -(-out_features // BLOCK), weight_format.chunks(cols), self.block_tokens(tokens)
         line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"}) if not fixed else None
         if line is not None:
-            return self._fitted(replace(line.tiles, tokens=block_tokens), line, tokens, out_features, form, cols)
+            return self._fitted(
+                replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols
+            )
         if not self.wgmma:
             tiles: Tiles = MmaSyncTiles(block_tokens, 2, 4, 1)
         elif block_tokens <= 64:
@@ -159,9 +163,9 @@ class DeviceTuning:
             tiles = WgmmaTiles(block_tokens, 1, 2, 4, 1, 1)
         blocks = tiles.grid(out_features, 1, -(-tokens // block_tokens))[0] * -(-tokens // block_tokens)
         splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
-        return Choice(self.shrunk(tiles, [form]), max(1, min(splits, chunks // 8)))
+        return Tiling(self.shrunk(tiles, [weight_format]), max(1, min(splits, chunks // 8)))
 
-    def gated_few(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> MatvecTiles | None:
+    def gated_few(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> MatvecTiles | None:
         """Tiles of a mat-vec with the gated epilogue: one of gate and one of up, with all columns, in a block.
 
         All blocks run at once. None where the matmul fills too little of the device.
@@ -170,10 +174,10 @@ class DeviceTuning:
         if blocks < self.processors * _LEAST_FILLED:
             return None
         at_once, (warps, unroll) = -(-blocks // self.processors), _warps_and_unroll(tokens)
-        parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, form.chunks(cols) // 2))
+        parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, weight_format.chunks(cols) // 2))
         return MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
-    def gated(self, tokens: int, out_features: int, cols: int, form: FragmentFormat) -> WgmmaTiles | None:
+    def gated(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> WgmmaTiles | None:
         """Tiles of a Hopper matmul with the gated epilogue: whole sums, gate and up in one warpgroup.
 
         None where the Hopper kernel does not run, or where the matmul fills too little of the device without splits.
@@ -187,7 +191,7 @@ class DeviceTuning:
             blocks = tiles.grid(out_features, 1, 1)[0] * token_blocks
         if blocks <= self.processors or block_tokens > 64:  # one on each, and registers for large ones
             tiles = replace(tiles, blocks=1, stages=tiles.blocks * tiles.stages)
-        fitted = self.shrunk(tiles, [form])
+        fitted = self.shrunk(tiles, [weight_format])
         if not self.wgmma or blocks < least or not isinstance(fitted, WgmmaTiles) or fitted.strips != 2:
             return None
         return fitted
@@ -210,25 +214,28 @@ class DeviceTuning:
         return min((line for line in lines if line.tokens == at), key=lambda line: _distance(line, out_features, cols))
 
     def _fitted(
-        self, tiles: Tiles, line: Line, tokens: int, out_features: int, form: FragmentFormat, cols: int
-    ) -> Choice:
-        """A line's choice for another shape or format: as many blocks, if shared memory allows."""
+        self, tiles: Tiles, line: Line, tokens: int, out_features: int, weight_format: FragmentFormat, cols: int
+    ) -> Tiling:
+        """A line's tiling for another shape or format: as many blocks, if shared memory allows."""
 
         def blocks(of: Tiles, out: int, count: int) -> int:
             x, _, z = of.grid(out, 1, -(-count // of.tokens))
             return x * z
 
-        tiles = self.shrunk(tiles, [form])
+        tiles = self.shrunk(tiles, [weight_format])
         wanted = line.splits * blocks(line.tiles, line.out_features, line.tokens)
         splits = round(wanted / blocks(tiles, out_features, tokens))
         parts = tiles.parts if isinstance(tiles, MatvecTiles) else 1
-        return Choice(tiles, max(1, min(splits, form.chunks(cols) // (2 * parts), max(line.splits, 12))))
+        return Tiling(tiles, max(1, min(splits, weight_format.chunks(cols) // (2 * parts), max(line.splits, 12))))
 
-    def shrunk(self, tiles: Tiles, forms: Sequence[FragmentFormat]) -> Tiles:
+    def shrunk(self, tiles: Tiles, weight_formats: Sequence[FragmentFormat]) -> Tiles:
         """Fewer blocks per multiprocessor, then fewer stages, until their shared memory is there for all formats."""
         if isinstance(tiles, MatvecTiles):
             return tiles
-        while max(tiles.shared_bytes(form) for form in forms) * tiles.blocks + 4096 > self.shared_bytes:
+        while (
+            max(tiles.shared_bytes(weight_format) for weight_format in weight_formats) * tiles.blocks + 4096
+            > self.shared_bytes
+        ):
             if tiles.blocks > 1:
                 tiles = replace(tiles, blocks=tiles.blocks - 1)
             elif tiles.stages > 3:

@@ -50,7 +50,7 @@ class MatvecTiles:
     def threads(self) -> int:
         return self.tiles * self.parts * 32
 
-    def shared_bytes(self, form: FragmentFormat) -> int:
+    def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
         return 0
 
@@ -94,9 +94,9 @@ class WgmmaTiles:
     def threads(self) -> int:
         return self.groups * 128 + (128 if self.registers else 32)
 
-    def shared_bytes(self, form: FragmentFormat) -> int:
+    def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
-        weights = self.groups * self.strips * (self.step * form.block_bytes + form.super_bytes)
+        weights = self.groups * self.strips * (self.step * weight_format.block_bytes + weight_format.super_bytes)
         return self.stages * (weights + self.step * self.tokens * 128)
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
@@ -139,9 +139,11 @@ class MmaSyncTiles:
     def threads(self) -> int:
         return self.strips * 128
 
-    def shared_bytes(self, form: FragmentFormat) -> int:
+    def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * (self.strips * (form.block_bytes + form.super_bytes) + min(self.tokens, 64) * 128)
+        return self.stages * (
+            self.strips * (weight_format.block_bytes + weight_format.super_bytes) + min(self.tokens, 64) * 128
+        )
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (64 * self.strips)), splits, token_blocks * max(1, self.tokens // 64)
@@ -154,7 +156,7 @@ class MmaSyncTiles:
 Tiles = MatvecTiles | WgmmaTiles | MmaSyncTiles
 
 
-def matmul_source(forms: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
+def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilogue | None = None) -> Source:
     """The kernel for matrices of these formats side by side: blocks in x go to one after the other.
 
     Its parameters: of each matrix weights, block scales, table, partials, out_features and its first block in x; then
@@ -168,7 +170,10 @@ def matmul_source(forms: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilo
             mat-vec: in place of partials it gets the stream, and after all else the fields of `ResidualStream` in
             primitives.cu.
     """
-    names = [f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}" for f in forms]
+    names = [
+        f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}"
+        for f in weight_formats
+    ]
     name = f"{tiles.kind}_{'_'.join(names)}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
     parts = [_defines([*tiles.defines(), *_epilogue_defines(epilogue)]), read("primitives.cu")]
     if tiles.kind == "wgmma":
@@ -176,12 +181,12 @@ def matmul_source(forms: Sequence[FragmentFormat], tiles: Tiles, epilogue: Epilo
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
     parts.extend(read(name) for name in _epilogue_files(tiles.kind, epilogue))
-    for index, form in enumerate(forms):
-        defines = _format_defines(form)
+    for index, weight_format in enumerate(weight_formats):
+        defines = _format_defines(weight_format)
         parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
-    return Source(name, "".join(parts) + _entry(name, len(forms), tiles, epilogue))
+    return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue))
 
 
 def _epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
@@ -231,32 +236,32 @@ def activations_source() -> Source:
     return Source("activations", names + "".join(map(read, ("primitives.cu", "codes.cu", "activations.cu"))))
 
 
-def repack_source(layout: WeightLayout, form: FragmentFormat) -> Source:
+def repack_source(layout: WeightLayout, weight_format: FragmentFormat) -> Source:
     """Raw blocks of a layout to its format: two kernels, `scale_tops` and `pack_blocks`."""
     names = [("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{layout.name}", "1")]
-    return Source(f"repack_{layout.name.lower()}", _defines(_format_defines(form) + names) + read("repack.cu"))
+    return Source(f"repack_{layout.name.lower()}", _defines(_format_defines(weight_format) + names) + read("repack.cu"))
 
 
 def _defines(values: Iterable[tuple[str, str]]) -> str:
     return "".join(f"#define {key} {value}\n" for key, value in values)
 
 
-def _format_defines(form: FragmentFormat) -> list[tuple[str, str]]:
+def _format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
     values: dict[str, int | str] = {
-        "BITS": form.bits,
-        "VECTOR": form.vector,
-        "HIGH_BITS": form.high_bits,
-        "SIGNS": int(form.signs),
-        "CODEBOOK": int(form.codebook),
-        "SETS": form.sets,
-        "MINIMA": int(form.minima),
-        "SMALL": _SMALL[form.small],
-        "OFFSET": f"{form.offset!r}f" if form.offset % 1 else f"{int(form.offset)}.f",
-        "POSITION0": form.positions[0],
-        "POSITION1": form.positions[1],
-        "CODES_BYTES": form.codes_bytes,
-        "TILE_SCALE_BYTES": form.tile_scale_bytes,
-        "BLOCK_BYTES": form.block_bytes,
-        "SUPER_BYTES": form.super_bytes,
+        "BITS": weight_format.bits,
+        "VECTOR": weight_format.vector,
+        "HIGH_BITS": weight_format.high_bits,
+        "SIGNS": int(weight_format.signs),
+        "CODEBOOK": int(weight_format.codebook),
+        "SETS": weight_format.sets,
+        "MINIMA": int(weight_format.minima),
+        "SMALL": _SMALL[weight_format.small],
+        "OFFSET": f"{weight_format.offset!r}f" if weight_format.offset % 1 else f"{int(weight_format.offset)}.f",
+        "POSITION0": weight_format.positions[0],
+        "POSITION1": weight_format.positions[1],
+        "CODES_BYTES": weight_format.codes_bytes,
+        "TILE_SCALE_BYTES": weight_format.tile_scale_bytes,
+        "BLOCK_BYTES": weight_format.block_bytes,
+        "SUPER_BYTES": weight_format.super_bytes,
     }
     return [(key, str(value)) for key, value in values.items()]

@@ -37,7 +37,7 @@ _LARGE = (
 _MMA_SYNC = ((1, 4, 2), (1, 6, 1), (2, 4, 1), (2, 3, 2), (2, 6, 1), (4, 3, 1), (1, 3, 3))
 
 
-def candidates(tokens: int, form: FragmentFormat, device: DeviceTuning) -> Iterator[Tiles]:
+def candidates(tokens: int, weight_format: FragmentFormat, device: DeviceTuning) -> Iterator[Tiles]:
     """Tiles that fit the device's registers and shared memory: the mat-vec up to `int8_tokens`, else tensor cores."""
     if tokens <= device.int8_tokens:
         yield from (MatvecTiles(tokens, *shape) for shape in (_ONE_TOKEN if tokens == 1 else _FEW_TOKENS))
@@ -47,14 +47,17 @@ def candidates(tokens: int, form: FragmentFormat, device: DeviceTuning) -> Itera
     if not device.wgmma:
         for strips, stages, blocks in _MMA_SYNC:
             tiles = MmaSyncTiles(block, strips, stages, blocks)
-            if (tiles.shared_bytes(form) + _STATIC_BYTES) * blocks <= device.shared_bytes:
+            if (tiles.shared_bytes(weight_format) + _STATIC_BYTES) * blocks <= device.shared_bytes:
                 yield tiles
         return
     for shape in _SMALL if block <= 64 else _LARGE:
         tiles = WgmmaTiles(block, *shape)
         available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
         needed = tiles.strips * (block // 2 + 32) + 48  # accumulators, two operands, the rest
-        if tiles.shared_bytes(form) * tiles.blocks + _STATIC_BYTES <= device.shared_bytes and needed <= available:
+        if (
+            tiles.shared_bytes(weight_format) * tiles.blocks + _STATIC_BYTES <= device.shared_bytes
+            and needed <= available
+        ):
             yield tiles
 
 

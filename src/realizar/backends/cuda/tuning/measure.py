@@ -35,9 +35,11 @@ def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compa
     ]
 
 
-def written(matmuls: MatmulKernels, x: torch.Tensor, form: ActivationFormat) -> Activations:
+def written(matmuls: MatmulKernels, x: torch.Tensor, activation_format: ActivationFormat) -> Activations:
     """float32 activations in a format."""
-    return matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
+    return (
+        matmuls.to_int8(x) if activation_format.kind == "int8" else matmuls.to_half(x, activation_format.block_tokens)
+    )
 
 
 def replay_ms(run: Callable[[], None], repeats: int = 7) -> float:
@@ -85,14 +87,14 @@ class DeviceMeter:
         return one.format
 
     def prepare(self, tokens: int, tiles: Sequence[Tiles]) -> None:
-        form = self._matrices[0].format
-        self._matmuls.prepare([(form, self._config(each, 1, tokens)) for each in tiles])
+        weight_format = self._matrices[0].format
+        self._matmuls.prepare([(weight_format, self._config(each, 1, tokens)) for each in tiles])
 
     def ms(self, tokens: int, tiles: Tiles, splits: int) -> float:
         config, first = self._config(tiles, splits, tokens), self._matrices[0]
         key = tokens, config.format
         if key not in self._inputs:
-            x = torch.randn(tokens, first.cols, device=self._matmuls.device)
+            x = torch.randn(tokens, first.in_features, device=self._matmuls.device)
             self._inputs = {key: written(self._matmuls, x, config.format)}
         x_written = self._inputs[key]
         partials = torch.empty((splits, tokens, first.out_features), device=self._matmuls.device)
@@ -104,9 +106,11 @@ class DeviceMeter:
         return replay_ms(run, 3) / len(self._matrices)
 
     def _config(self, tiles: Tiles, splits: int, tokens: int) -> MatmulConfig:
-        form = ActivationFormat("int8", 1) if isinstance(tiles, MatvecTiles) else ActivationFormat("half", tiles.tokens)
+        activation_format = (
+            ActivationFormat("int8", 1) if isinstance(tiles, MatvecTiles) else ActivationFormat("half", tiles.tokens)
+        )
         dependent = self._matmuls.capability >= (9, 0) and self._matmuls.tuning.dependent(tokens)
-        return MatmulConfig(tiles, form, splits, dependent)
+        return MatmulConfig(tiles, activation_format, splits, dependent)
 
 
 def tune_device(

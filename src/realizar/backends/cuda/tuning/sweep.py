@@ -86,14 +86,14 @@ def sweep(
     """
     lines: list[Line] = []
     for shape in shapes:
-        form = meter.take(shape)
+        weight_format = meter.take(shape)
         for tokens in token_counts:
             if tokens > shape.most_tokens:
                 continue
-            tried = list(candidates(tokens, form, tuning))
+            tried = list(candidates(tokens, weight_format, tuning))
             meter.prepare(tokens, tried)
             for tiles in tried:
-                for line in _of_tiles(tuning, shape, form, tokens, tiles, meter):
+                for line in _of_tiles(tuning, shape, weight_format, tokens, tiles, meter):
                     lines.append(line)
                     if measured is not None:
                         measured(line)
@@ -101,10 +101,10 @@ def sweep(
 
 
 def _of_tiles(
-    tuning: DeviceTuning, shape: Shape, form: FragmentFormat, tokens: int, tiles: Tiles, meter: Meter
+    tuning: DeviceTuning, shape: Shape, weight_format: FragmentFormat, tokens: int, tiles: Tiles, meter: Meter
 ) -> Iterable[Line]:
     """A line for each number of splits."""
-    for splits in split_counts(tiles, tokens, shape.out_features, form.chunks(shape.cols), tuning):
+    for splits in split_counts(tiles, tokens, shape.out_features, weight_format.chunks(shape.cols), tuning):
         try:
             ms = meter.ms(tokens, tiles, splits)
         except KernelError as error:

@@ -17,12 +17,12 @@ from realizar.quantization import MatrixSource, WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A quantised matrix [out_features, cols] that the matmul kernels read.
+    """A quantised matrix [out_features, in_features] that the matmul kernels read.
 
     Attributes:
-        out_features, cols: of the matrix without padding.
+        out_features, in_features: of the matrix without padding.
         format: the layout of `weights`.
-        weights: uint8 [format.size_bytes(out_features, cols)], 256-byte aligned.
+        weights: uint8 [format.size_bytes(out_features, in_features)], 256-byte aligned.
         block_scales: float32 [ceil(out_features / 64)]: the factor of the sums of 64 output features.
         table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
         interleaved: True if its blocks of 64 out_features are alternately the gate's and up's of a feed-forward, for
@@ -30,7 +30,7 @@ class PackedMatrix:
     """
 
     out_features: int
-    cols: int
+    in_features: int
     format: FragmentFormat
     weights: torch.Tensor
     block_scales: torch.Tensor
@@ -66,11 +66,13 @@ def pack_matrix(
         UnsupportedModelError: the parts can't lie in one matrix, or have no format.
     """
     sources = [parts] if isinstance(parts, MatrixSource) else list(parts)
-    form = common_format(sources, compact)
-    packed = [pack_fragments(part.planes(0, part.out_features), form) for part in sources]
+    weight_format = common_format(sources, compact)
+    packed = [pack_fragments(part.planes(0, part.out_features), weight_format) for part in sources]
     out_features, cols = sum(part.out_features for part in sources), sources[0].in_features
     weights = (
-        torch.empty(form.size_bytes(out_features, cols), dtype=torch.uint8, device=device) if into is None else into
+        torch.empty(weight_format.size_bytes(out_features, cols), dtype=torch.uint8, device=device)
+        if into is None
+        else into
     )
     scales = torch.empty(-(-out_features // BLOCK), dtype=torch.float32, device=device)
     places = strip_places([part.out_features for part in sources], interleaved)
@@ -79,7 +81,7 @@ def pack_matrix(
         scales[place].copy_(torch.from_numpy(block_scales))
     table = codebook_table(sources[0].layout)
     on_device = None if table is None else torch.from_numpy(table).to(device)
-    return PackedMatrix(out_features, cols, form, weights, scales, on_device, interleaved)
+    return PackedMatrix(out_features, cols, weight_format, weights, scales, on_device, interleaved)
 
 
 def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
@@ -104,14 +106,14 @@ def common_format(parts: Sequence[MatrixSource], compact: bool = False) -> Fragm
     Raises:
         UnsupportedModelError: they differ in format, columns or codebook, or a part does not end with a block.
     """
-    forms = {fragment_format(part.layout, compact) for part in parts}
-    if len(forms) != 1 or len({part.in_features for part in parts}) != 1:
+    weight_formats = {fragment_format(part.layout, compact) for part in parts}
+    if len(weight_formats) != 1 or len({part.in_features for part in parts}) != 1:
         raise UnsupportedModelError("matrices of different formats or widths do not merge")
     if any(part.out_features % BLOCK for part in parts[:-1]):
         raise UnsupportedModelError(f"matrices merge at multiples of {BLOCK} output features")
     if len({part.layout.codebook for part in parts}) != 1:
         raise UnsupportedModelError("matrices of different codebooks do not merge")
-    return forms.pop()
+    return weight_formats.pop()
 
 
 def codebook_table(layout: WeightLayout) -> NDArray[np.uint8] | None:

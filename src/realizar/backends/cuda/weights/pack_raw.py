@@ -39,12 +39,12 @@ def memory_bytes(parts: Sequence[MatrixSource]) -> int:
     Raises:
         UnsupportedModelError: no format expresses their layout.
     """
-    form = fragment_format(parts[0].layout)
-    return _memory_bytes(form, sum(part.out_features for part in parts), parts[0].in_features)
+    weight_format = fragment_format(parts[0].layout)
+    return _memory_bytes(weight_format, sum(part.out_features for part in parts), parts[0].in_features)
 
 
-def _memory_bytes(form: FragmentFormat, out_features: int, cols: int) -> int:
-    return aligned(form.size_bytes(out_features, cols)) + 4 * -(-out_features // BLOCK)
+def _memory_bytes(weight_format: FragmentFormat, out_features: int, cols: int) -> int:
+    return aligned(weight_format.size_bytes(out_features, cols)) + 4 * -(-out_features // BLOCK)
 
 
 def pack_by_threads(
@@ -52,9 +52,9 @@ def pack_by_threads(
     uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
-    first, form = parts[0], fragment_format(parts[0].layout)
+    first, weight_format = parts[0], fragment_format(parts[0].layout)
     out_features, cols = sum(part.out_features for part in parts), first.in_features
-    weights, scales = _allocate(form, out_features, cols, device, into)
+    weights, scales = _allocate(weight_format, out_features, cols, device, into)
     strips, places = weights.view(len(scales), -1), strip_places([part.out_features for part in parts], interleaved)
     runs = [
         (part, start, strips[place][start // BLOCK :], scales[place][start // BLOCK :])
@@ -65,7 +65,7 @@ def pack_by_threads(
     def pack_run(run: _Run) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
         part, start, *_ = run
         stop = min(start + _RUN_OUT_FEATURES, part.out_features)
-        return *pack_fragments(part.planes(start, stop), form), (stop - start) * part.row_bytes
+        return *pack_fragments(part.planes(start, stop), weight_format), (stop - start) * part.row_bytes
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         packed = pool.map(pack_run, runs)
@@ -74,18 +74,20 @@ def pack_by_threads(
             to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
             if uploaded is not None:
                 uploaded(size)
-    return PackedMatrix(out_features, cols, form, weights, scales, _table_of(first.layout, device), interleaved)
+    return PackedMatrix(
+        out_features, cols, weight_format, weights, scales, _table_of(first.layout, device), interleaved
+    )
 
 
 def _allocate(
-    form: FragmentFormat, out_features: int, cols: int, device: torch.device | str, into: torch.Tensor | None
+    weight_format: FragmentFormat, out_features: int, cols: int, device: torch.device | str, into: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocate memory for weights and block scales, one behind the other."""
     if into is None:
-        into = torch.empty(_memory_bytes(form, out_features, cols), dtype=torch.uint8, device=device)
-    return into[: form.size_bytes(out_features, cols)], into[aligned(form.size_bytes(out_features, cols)) :].view(
-        torch.float32
-    )
+        into = torch.empty(_memory_bytes(weight_format, out_features, cols), dtype=torch.uint8, device=device)
+    return into[: weight_format.size_bytes(out_features, cols)], into[
+        aligned(weight_format.size_bytes(out_features, cols)) :
+    ].view(torch.float32)
 
 
 def _table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
@@ -129,23 +131,23 @@ class Packer:
         raws = [part.raw for part in parts if part.raw is not None and part.layout in REPACKED_LAYOUTS]
         if len(raws) < len(parts) or first.in_features % BLOCK:
             return pack_by_threads(parts, self.device, into, uploaded, interleaved)
-        form, cols = fragment_format(first.layout), first.in_features
+        weight_format, cols = fragment_format(first.layout), first.in_features
         counts = [part.out_features for part in parts]
-        weights, scales = _allocate(form, sum(counts), cols, self.device, into)
+        weights, scales = _allocate(weight_format, sum(counts), cols, self.device, into)
         for raw, place in zip(raws, strip_places(counts, interleaved), strict=True):
             self._pack_part(raw, first.layout, cols, weights, scales, place, uploaded)
         table = _table_of(first.layout, self.device)
-        return PackedMatrix(sum(counts), cols, form, weights, scales, table, interleaved)
+        return PackedMatrix(sum(counts), cols, weight_format, weights, scales, table, interleaved)
 
     def _pack_part(
         self, raw: NDArray[np.uint8], layout: WeightLayout, cols: int, weights: torch.Tensor, scales: torch.Tensor,
         place: slice, uploaded: Callable[[int], None] | None,
     ) -> None:  # fmt: skip
         """Pack a matrix of raw blocks, uint8 [out_features, bytes of one]; its strips land at `place`."""
-        form = fragment_format(layout)
-        tops_kernel, pack_kernel = self._load(layout, form)
+        weight_format = fragment_format(layout)
+        tops_kernel, pack_kernel = self._load(layout, weight_format)
         step = max(1, _PIECE_BYTES // (raw.shape[1] * BLOCK)) * BLOCK
-        chunks = form.chunks(cols)
+        chunks = weight_format.chunks(cols)
         stream = torch.cuda.current_stream(self.device)
         for start in range(0, len(raw), step):
             out_features = min(step, len(raw) - start)
@@ -158,7 +160,7 @@ class Packer:
                 (4, strips, 1), 256, [blocks.data_ptr(), tops.data_ptr(), *shape], "ppii", stream.cuda_stream, False
             )
             strip = place.start + start // BLOCK * place.step
-            to = weights.data_ptr() + strip * form.strip_bytes(cols)
+            to = weights.data_ptr() + strip * weight_format.strip_bytes(cols)
             target = to, scales.data_ptr() + 4 * strip
             arguments = [blocks.data_ptr(), tops.data_ptr(), *target, *shape, chunks, place.step]
             pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiiii", stream.cuda_stream, False)
@@ -177,8 +179,8 @@ class Packer:
         copy[: run.size].copy_(host[: run.size], non_blocking=True)
         return copy, event
 
-    def _load(self, layout: WeightLayout, form: FragmentFormat) -> tuple[Kernel, Kernel]:
+    def _load(self, layout: WeightLayout, weight_format: FragmentFormat) -> tuple[Kernel, Kernel]:
         if layout not in self._kernels:
-            cubin = compile_source(repack_source(layout, form), self._arch)
+            cubin = compile_source(repack_source(layout, weight_format), self._arch)
             self._kernels[layout] = (Kernel(cubin, "scale_tops", 0), Kernel(cubin, "pack_blocks", 0))
         return self._kernels[layout]

@@ -30,13 +30,13 @@ class PlainMatrix:
     """A packed matrix.
 
     Attributes:
-        out_features, cols: its shape.
+        out_features, in_features: its shape.
         arrays: the kernels' pointers by name; an array that the layout lacks is one element that nothing reads.
         constants: the kernels' compile-time arguments.
     """
 
     out_features: int
-    cols: int
+    in_features: int
     arrays: Mapping[str, torch.Tensor]
     constants: Mapping[str, Any]
 
