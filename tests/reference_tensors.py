@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
-from realizar.quantization.convert import dequantize
+from realizar.quantization import tensor_shape, tensor_source
 
 
 def load_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
@@ -20,8 +18,8 @@ def load_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[n
 def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.float32]:
     """One canonical tensor: the rows of a checkpoint tensor that the source describes, or a stack of several."""
     if source.stack:
-        return np.stack([_values(checkpoint.tensors[name]) for name in source.stack])
-    values = _values(checkpoint.tensors[source.name])
+        return np.stack([_values(checkpoint, name) for name in source.stack])
+    values = _values(checkpoint, source.name)
     if source.stored_shape is not None:
         return values.reshape(source.shape)
     axis = out_feature_axis(source.shape)
@@ -30,7 +28,5 @@ def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.floa
     return part
 
 
-def _values(stored: StoredTensor) -> NDArray[np.float32]:
-    # A vector is one row of values.
-    rows, cols = (math.prod(stored.shape[:-1]), stored.shape[-1])
-    return dequantize(stored.ggml_type, stored.data, rows, cols).reshape(stored.shape)
+def _values(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
+    return tensor_source(checkpoint, name).dequantize().reshape(tensor_shape(checkpoint, name))

@@ -122,11 +122,13 @@ def test_bf16(tmp_path: Path) -> None:
     assert ours.data.tobytes() == bytes(theirs["data"])
 
 
-def test_dtypes_without_ggml_id_are_listed_apart(tmp_path: Path) -> None:
+def test_dtypes_without_ggml_id_keep_their_name_and_bytes(tmp_path: Path) -> None:
     save_file({"w": np.ones(2, np.float32), "mask": np.ones(3, np.bool_), "u": np.ones(3, np.uint8)}, tmp_path / "m")
     checkpoint = open_checkpoint(tmp_path / "m")
-    assert set(checkpoint.tensors) == {"w"}
-    assert checkpoint.unsupported == {"mask": "BOOL", "u": "U8"}
+    types = {name: (tensor.ggml_type, tensor.type_name) for name, tensor in checkpoint.tensors.items()}
+    assert types == {"w": (GGMLType.F32, "F32"), "mask": (None, "BOOL"), "u": (None, "U8")}
+    assert checkpoint.tensors["u"].data.tolist() == [1, 1, 1]
+    assert checkpoint.size_bytes == 8 + 3 + 3
 
 
 def test_tensor_that_the_index_does_not_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from models.handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
-from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
+
+
+def with_tensor(checkpoint: Checkpoint, tensor: StoredTensor) -> Checkpoint:
+    return dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, tensor.name: tensor})
 
 
 def _problems(checkpoint: Checkpoint) -> str:
@@ -75,10 +82,23 @@ def test_vocabulary_only_files_have_no_weights() -> None:
 
 
 def test_element_type_without_ggml_id_is_named() -> None:
-    checkpoint = config_checkpoint(model__norm=None)
-    checkpoint = dataclasses.replace(checkpoint, unsupported={"model.norm.weight": "F8_E4M3", "scale_inv": "F8_E4M3"})
-    with pytest.raises(UnsupportedModelError, match=r"model\.norm\.weight.*F8_E4M3"):
-        check_tensors(build_spec(checkpoint), checkpoint)
+    """It is refused where it is wanted; one that nothing wants may lie there, as masks do."""
+    path, checkpoint = Path("shard-2.safetensors"), config_checkpoint()
+    checkpoint = with_tensor(checkpoint, StoredTensor("mask", None, (4,), np.zeros(4, np.uint8), path, 0, "BOOL"))
+    check_tensors(build_spec(checkpoint), checkpoint)
+    norm = StoredTensor("model.norm.weight", None, (HIDDEN,), np.zeros(HIDDEN, np.uint8), path, 0, "F8_E4M3")
+    named = r"^shard-2\.safetensors: tensor 'model\.norm\.weight': weights of type F8_E4M3 are not supported$"
+    with pytest.raises(UnsupportedModelError, match=named):
+        check_tensors(build_spec(checkpoint), with_tensor(checkpoint, norm))
+
+
+def test_numbers_that_weights_can_not_be_are_refused_by_tensor_and_type() -> None:
+    checkpoint = gguf_checkpoint()
+    integers = dataclasses.replace(checkpoint.tensors["blk.1.ffn_up.weight"], ggml_type=GGMLType.I32)
+    with pytest.raises(
+        UnsupportedModelError, match=r"^tiny\.gguf: tensor 'blk\.1\.ffn_up\.weight': .* type I32 are not"
+    ):
+        check_tensors(build_spec(checkpoint), with_tensor(checkpoint, integers))
 
 
 def test_tied_and_untied_heads() -> None:

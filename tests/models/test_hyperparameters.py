@@ -101,7 +101,6 @@ def test_gguf_value_without_a_meaning_here_is_refused_by_name(key: str, value: A
     ("key", "value"),
     [
         ("hidden_act", "relu2"),
-        ("quantization_config", {"quant_method": "awq"}),
         ("num_local_experts", 8),
         ("clip_qkv", 8.0),
         ("is_causal", False),

@@ -19,18 +19,26 @@ class StoredTensor:
 
     Attributes:
         name: as in the file.
-        ggml_type: element type; safetensors' BF16, F16 and F32 have ggml ids too.
+        ggml_type: element type; safetensors' BF16, F16 and F32 have ggml ids too. None for a type without one (fp8,
+            unsigned).
         shape: slowest dimension first, so a matrix is (rows, cols).
         data: uint8 [size in bytes], a view of the mapped file; rows are contiguous blocks.
         path, offset: the file and the absolute offset of the first byte in it.
+        dtype: safetensors' name of the element type; empty in a GGUF file.
     """
 
     name: str
-    ggml_type: GGMLType
+    ggml_type: GGMLType | None
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
     path: Path
     offset: int
+    dtype: str = ""
+
+    @property
+    def type_name(self) -> str:
+        """The name of the element type: of the ggml type if there is one, else safetensors' own."""
+        return self.dtype if self.ggml_type is None else self.ggml_type.name
 
     @property
     def size_bytes(self) -> int:
@@ -52,7 +60,6 @@ class Checkpoint:
         metadata: GGUF key to value (arrays are lists, or numpy arrays for numbers); for safetensors the parsed JSON
             files by stem: `config`, `generation_config`, `tokenizer_config`, and the text of `chat_template`.
         tensors: by name in the file.
-        unsupported: names of safetensors tensors whose element type has no ggml id (fp8, unsigned), to that type.
         tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
         release: advises the system that a tensor's mapped pages are not needed for now (the view stays valid).
         prefetch: asks the system to read a tensor's bytes ahead, without waiting for them.
@@ -62,7 +69,6 @@ class Checkpoint:
     format: Literal["gguf", "safetensors"]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
-    unsupported: Mapping[str, str] = field(default_factory=dict)
     tokenizer_path: Path | None = None
     release: Callable[[StoredTensor], None] = field(default=_nothing)
     prefetch: Callable[[StoredTensor], None] = field(default=_nothing)

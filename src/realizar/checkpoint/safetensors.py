@@ -41,9 +41,9 @@ def read_safetensors(path: Path) -> Checkpoint:
     if shard_of:
         return _checkpoint(folder, *_read_shards(index, shard_of))
     if single is None:
-        return _checkpoint(folder, [], {}, {})
+        return _checkpoint(folder, [], {})
     file = read_safetensors_file(single)
-    return _checkpoint(folder, [file.file], file.tensors, file.unsupported)
+    return _checkpoint(folder, [file.file], file.tensors)
 
 
 def find_single_file(folder: Path) -> Path | None:
@@ -59,9 +59,7 @@ def find_single_file(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _checkpoint(
-    folder: Path, files: list[MappedFile], tensors: dict[str, StoredTensor], unsupported: dict[str, str]
-) -> Checkpoint:
+def _checkpoint(folder: Path, files: list[MappedFile], tensors: dict[str, StoredTensor]) -> Checkpoint:
     by_path = {file.path: file for file in files}
     tokenizer = folder / "tokenizer.json"
     return Checkpoint(
@@ -69,7 +67,6 @@ def _checkpoint(
         format="safetensors",
         metadata=read_folder_metadata(folder),
         tensors=tensors,
-        unsupported=unsupported,
         tokenizer_path=tokenizer if tokenizer.exists() else None,
         release=lambda tensor: by_path[tensor.path].release(tensor.offset, tensor.size_bytes),
         prefetch=lambda tensor: by_path[tensor.path].prefetch(tensor.offset, tensor.size_bytes),
@@ -113,24 +110,17 @@ def _is_inside(folder: Path, path: Path) -> bool:
     return any(real.is_relative_to(place) for place in allowed)
 
 
-def _read_shards(
-    index: Path, shard_of: dict[str, Path]
-) -> tuple[list[MappedFile], dict[str, StoredTensor], dict[str, str]]:
+def _read_shards(index: Path, shard_of: dict[str, Path]) -> tuple[list[MappedFile], dict[str, StoredTensor]]:
     shards: dict[Path, SafetensorsFile] = {path: read_safetensors_file(path) for path in sorted(set(shard_of.values()))}
     tensors: dict[str, StoredTensor] = {}
-    unsupported: dict[str, str] = {}
     for name, path in shard_of.items():
-        shard = shards[path]
-        if name in shard.tensors:
-            tensors[name] = shard.tensors[name]
-        elif name in shard.unsupported:
-            unsupported[name] = shard.unsupported[name]
-        else:
+        if name not in shards[path].tensors:
             raise CheckpointError(index, f"tensor {shown(name)}", f"{path.name} does not hold it")
+        tensors[name] = shards[path].tensors[name]
     for path, shard in shards.items():
-        extra = sorted(name for name in shard.names if shard_of.get(name) != path)
+        extra = sorted(name for name in shard.tensors if shard_of.get(name) != path)
         if extra:
             logger.warning(
                 "%s: %d tensors that %s does not name, such as %s", path, len(extra), index.name, shown(extra[0])
             )
-    return [shard.file for shard in shards.values()], tensors, unsupported
+    return [shard.file for shard in shards.values()], tensors

@@ -48,16 +48,10 @@ _GGML_TYPES: dict[str, GGMLType] = {
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """A checked file. `unsupported` maps the names of tensors whose dtype has no ggml id to that dtype."""
+    """A checked file and its tensors by name."""
 
     file: MappedFile
     tensors: dict[str, StoredTensor]
-    unsupported: dict[str, str]
-
-    @property
-    def names(self) -> set[str]:
-        """The names of all tensors in the file, those of other dtypes too."""
-        return self.tensors.keys() | self.unsupported.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +76,12 @@ def read_safetensors_file(path: Path) -> SafetensorsFile:
         raise CheckpointError(path, f"key '{_METADATA_KEY}'", "must be an object of strings")
     entries = [_read_entry(file, name, value, data_start) for name, value in header.items()]
     _check_tiling(file, entries, data_start)
-    tensors: dict[str, StoredTensor] = {}
-    unsupported: dict[str, str] = {}
-    for entry in entries:
-        ggml_type = _GGML_TYPES.get(entry.dtype)
-        if ggml_type is None:
-            unsupported[entry.name] = entry.dtype
-            continue
-        view = file.view(entry.start, entry.stop - entry.start)
-        tensors[entry.name] = StoredTensor(entry.name, ggml_type, entry.shape, view, path, entry.start)
-    return SafetensorsFile(file, tensors, unsupported)
+    return SafetensorsFile(file, {entry.name: _stored(file, entry) for entry in entries})
+
+
+def _stored(file: MappedFile, entry: _Entry) -> StoredTensor:
+    view, ggml_type = file.view(entry.start, entry.stop - entry.start), _GGML_TYPES.get(entry.dtype)
+    return StoredTensor(entry.name, ggml_type, entry.shape, view, file.path, entry.start, entry.dtype)
 
 
 def _read_header(file: MappedFile) -> tuple[int, dict[str, Any]]:

@@ -1,13 +1,15 @@
-"""Loading is strict both ways: the tensors of a spec are exactly those of the checkpoint. Standard library only."""
+"""Loading is strict both ways: the tensors of a spec are exactly those of the checkpoint. numpy only."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.errors import CheckpointError
 from realizar.models.registry import require_weights
 from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
+from realizar.quantization import stored_names, tensor_layout, tensor_shape
 
 _MAX_LISTED = 8
 
@@ -16,7 +18,7 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Compare the names and shapes of a spec's tensors with the checkpoint's.
 
     Raises:
-        UnsupportedModelError: the checkpoint holds no weights, or a weight of an element type that has no ggml id.
+        UnsupportedModelError: the checkpoint holds no weights, or one of a type or a method that nothing reads.
         CheckpointError: tensors are missing, unexpected or of another shape; lists them.
     """
     require_weights(checkpoint)
@@ -24,15 +26,17 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     for source in spec.tensors.values():
         for name in source.names:
             sources.setdefault(name, []).append(source)
-    for name, element_type in checkpoint.unsupported.items():
-        if name in sources:
-            raise UnsupportedModelError(f"{checkpoint.path}: tensor '{name}': unsupported element type {element_type}")
-    missing = [name for name in sources if name not in checkpoint.tensors]
-    extra = [name for name in checkpoint.tensors if name not in sources and name not in spec.ignored_tensors]
+    held = {name: stored_names(checkpoint, name) for name in (*sources, *spec.ignored_tensors)}
+    missing = [each for name in sources for each in held[name] if each not in checkpoint.tensors]
+    complete = {name: parts for name, parts in sources.items() if set(held[name]).isdisjoint(missing)}
+    for name in complete:
+        tensor_layout(checkpoint, name)
+    known = set(itertools.chain.from_iterable(held.values()))
+    extra = [name for name, stored in checkpoint.tensors.items() if name not in known and stored.ggml_type is not None]
     misshaped = [
-        f"{name} {checkpoint.tensors[name].shape} in place of {expected}"
-        for name, parts in sources.items()
-        if name in checkpoint.tensors and checkpoint.tensors[name].shape != (expected := _stored_shape(parts))
+        f"{name} {shape} in place of {expected}"
+        for name, parts in complete.items()
+        if (shape := tensor_shape(checkpoint, name)) != (expected := _stored_shape(parts))
     ]
     problems = [
         f"{what} {_list(names)}"

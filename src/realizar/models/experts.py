@@ -49,8 +49,7 @@ def build_experts(
 
 def _is_fused(builder: SpecBuilder, base: str) -> bool:
     """True if a safetensors checkpoint holds one tensor for all experts, as transformers 5 has them in memory."""
-    hparams = builder.hparams
-    return not hparams.is_gguf and builder.stored_name(f"{base}.experts.gate_up_proj") in hparams.checkpoint.tensors
+    return not builder.hparams.is_gguf and builder.has(f"{base}.experts.gate_up_proj")
 
 
 def _fused_stack(builder: SpecBuilder, base: str, name: str, shape: tuple[int, int, int]) -> TensorSource:

@@ -22,6 +22,7 @@ from realizar.models.architectures import (
 )
 from realizar.models.hyper_parameters import HyperParameters, config_path
 from realizar.models.spec import ModelSpec
+from realizar.quantization import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
 
@@ -84,6 +85,8 @@ def build_spec(checkpoint: Checkpoint, context_length: int | None = None) -> Mod
         refuse_remote_code(config, _BY_MODEL_TYPE.keys())
         name, build = _find_config_build(checkpoint, config)
         hparams = HyperParameters(checkpoint, name, _text_config(config), context_length)
+        matrix_format(checkpoint)  # refuses a method of quantisation that nothing reads
+        hparams.raw(None, "quantization_config")
     require_weights(checkpoint)
     return build(hparams)
 

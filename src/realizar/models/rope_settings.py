@@ -118,7 +118,7 @@ def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[n
     if tensor is None:
         return None
     if tensor.ggml_type != GGMLType.F32 or tensor.shape != (count,):
-        found = f"{tensor.ggml_type.name} {tensor.shape}"
+        found = f"{tensor.type_name} {tensor.shape}"
         raise CheckpointError(tensor.path, f"tensor '{name}'", f"expected {count} F32 values, found {found}")
     values = np.frombuffer(tensor.data.tobytes(), dtype="<f4")
     return _checked_divisors(values, CheckpointError(tensor.path, f"tensor '{name}'", "a divisor is not positive"))

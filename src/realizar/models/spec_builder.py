@@ -1,6 +1,6 @@
 """`SpecBuilder`: the parts of a decoder-only model, from which an architecture's file composes its layers.
 
-Each method returns a part of the spec and notes where its tensors lie. Standard library only.
+Each method returns a part of the spec and notes where its tensors lie. numpy only.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from realizar.models.spec import (
     TensorSource,
 )
 from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
+from realizar.quantization import is_stored
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -81,7 +82,7 @@ class SpecBuilder:
 
     def has(self, canonical: TensorName) -> bool:
         """True if the checkpoint has a tensor of this canonical name."""
-        return self.stored_name(canonical) in self.hparams.checkpoint.tensors
+        return is_stored(self.hparams.checkpoint, self.stored_name(canonical))
 
     def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
         """The feed-forward's non-linearity, which a GGUF file implies by its architecture."""

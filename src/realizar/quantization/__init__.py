@@ -6,29 +6,41 @@ Read in this order:
 
 1. `layout.py`, `source.py`: `WeightLayout` and `MatrixSource`, on which backends depend.
 2. `planes.py`: `Planes`, the numbers of any layout in one form.
-3. `block_source.py`, `planes_source.py`: the sources of a checkpoint's tensors, and of matrices made in memory.
-4. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks.
-5. `legacy.py`, `k_quants.py`, `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `ternary.py`, `microscaling.py`: one
+3. `block_source.py`, `planes_source.py`: the sources of ggml blocks and plain numbers, and of matrices made in memory.
+4. `matrix_formats.py`, `tensors.py`: matrices that a checkpoint stores as several tensors; its tensors as sources.
+5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks.
+6. `legacy.py`, `k_quants.py`, `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `ternary.py`, `microscaling.py`: one
    family of ggml types each; `fields.py` reads the fields of their blocks.
-6. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
+7. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
 """
 
-from realizar.quantization.block_source import BlockSource, block_source, expert_source, tensor_layout, tensor_source
+from realizar.quantization.block_source import BlockSource, block_source
 from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, to_planes
 from realizar.quantization.finite import find_not_finite
 from realizar.quantization.layout import Codebook, WeightLayout
+from realizar.quantization.matrix_formats import MATRIX_FORMATS, MatrixFormat, matrix_format
 from realizar.quantization.planes import Planes
 from realizar.quantization.planes_source import PlanesSource, random_source
 from realizar.quantization.quantize import QUANTIZABLE_TYPES, quantize
 from realizar.quantization.random_blocks import random_blocks
 from realizar.quantization.source import MatrixSource
+from realizar.quantization.tensors import (
+    expert_source,
+    is_stored,
+    stored_names,
+    tensor_layout,
+    tensor_shape,
+    tensor_source,
+)
 
 __all__ = [
     "FLOAT_TYPES",
+    "MATRIX_FORMATS",
     "QUANTIZABLE_TYPES",
     "QUANTIZED_TYPES",
     "BlockSource",
     "Codebook",
+    "MatrixFormat",
     "MatrixSource",
     "Planes",
     "PlanesSource",
@@ -37,10 +49,14 @@ __all__ = [
     "dequantize",
     "expert_source",
     "find_not_finite",
+    "is_stored",
+    "matrix_format",
     "quantize",
     "random_blocks",
     "random_source",
+    "stored_names",
     "tensor_layout",
+    "tensor_shape",
     "tensor_source",
     "to_planes",
 ]

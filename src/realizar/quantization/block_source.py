@@ -22,15 +22,21 @@ _MEMORY = Path("memory")
 
 
 @dataclass(frozen=True, slots=True)
-class _Pages:
-    """The place of a run of out_features in a mapped file: its first byte in a tensor, and the bytes of each."""
+class Pages:
+    """The place of a run of out_features in a mapped file.
+
+    Attributes:
+        checkpoint: that maps the file.
+        stored: the tensor. first_byte: of the run in it. stride: bytes of an out_feature.
+    """
 
     checkpoint: Checkpoint
     stored: StoredTensor
     first_byte: int
     stride: int
 
-    def after(self, out_features: int) -> _Pages:
+    def after(self, out_features: int) -> Pages:
+        """The place of what follows so many out_features."""
         return replace(self, first_byte=self.first_byte + out_features * self.stride)
 
     def part(self, start: int, stop: int) -> StoredTensor:
@@ -57,7 +63,7 @@ class BlockSource(MatrixSource):
 
     def __init__(
         self, ggml_type: GGMLType, raw: NDArray[np.uint8], path: Path = _MEMORY, name: str = "matrix",
-        first_block: int = 0, pages: _Pages | None = None,
+        first_block: int = 0, pages: Pages | None = None,
     ) -> None:  # fmt: skip
         layout = ggml_layout(ggml_type)
         super().__init__(layout, raw.shape[0], raw.shape[1] // layout.block_bytes * layout.block_size, path, name)
@@ -133,44 +139,3 @@ def block_source(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int
             f"{data.size} bytes are not {out_features} out_features of {in_features} {ggml_type.name} weights"
         )
     return BlockSource(ggml_type, data.reshape(out_features, row_bytes))
-
-
-def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
-    """The layout of a checkpoint's tensor, without its bytes.
-
-    Raises:
-        UnsupportedModelError: weights can't have its type.
-    """
-    try:
-        return ggml_layout(checkpoint.tensors[name].ggml_type)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{checkpoint.path}: tensor '{name}': {error}") from error
-
-
-def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
-    """A checkpoint's tensor as a matrix.
-
-    A vector is a matrix of one out_feature. The matrices of a stack lie one below the other: `expert_source` gives one.
-
-    Raises:
-        UnsupportedModelError: weights can't have its type.
-    """
-    stored, layout = checkpoint.tensors[name], tensor_layout(checkpoint, name)
-    row_bytes = layout.row_bytes(stored.shape[-1])
-    raw = stored.data.reshape(-1, row_bytes)
-    return BlockSource(stored.ggml_type, raw, stored.path, name, 0, _Pages(checkpoint, stored, 0, row_bytes))
-
-
-def expert_source(checkpoint: Checkpoint, name: str, expert: int) -> MatrixSource:
-    """One matrix of a stacked tensor [experts, out_features, in_features].
-
-    Raises:
-        UnsupportedModelError: weights can't have its type.
-        ValueError: the tensor is not a stack, or has no such expert.
-    """
-    shape = checkpoint.tensors[name].shape
-    if len(shape) != 3:
-        raise ValueError(f"tensor '{name}' of shape {shape} is not a stack of matrices")
-    if not 0 <= expert < shape[0]:
-        raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
-    return tensor_source(checkpoint, name).rows(expert * shape[1], (expert + 1) * shape[1])

@@ -95,8 +95,8 @@ def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for tensor in checkpoint.tensors.values():
-        counts[tensor.ggml_type.name] += 1
-        sizes[tensor.ggml_type.name] += tensor.size_bytes
+        counts[tensor.type_name] += 1
+        sizes[tensor.type_name] += tensor.size_bytes
     return {name: {"tensors": counts[name], "size_bytes": size} for name, size in sizes.most_common()}
 
 
@@ -104,7 +104,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
     tensors = [
         {
             "name": tensor.name,
-            "type": tensor.ggml_type.name,
+            "type": tensor.type_name,
             "shape": list(tensor.shape),
             "size_bytes": tensor.size_bytes,
             "file": str(tensor.path),
@@ -165,7 +165,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     for tensor in checkpoint.tensors.values():
         shape = " x ".join(map(str, tensor.shape))
         place = f"{tensor.size_bytes:>12} B at {tensor.offset}"
-        lines.append(f"  {printable(tensor.name):<{width}}  {tensor.ggml_type.name:<8} {shape:<16} {place}")
+        lines.append(f"  {printable(tensor.name):<{width}}  {tensor.type_name:<8} {shape:<16} {place}")
     if template:
         lines += ["", "chat template", *(f"  {printable(line)}" for line in template.splitlines())]
     return lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ if torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
+from backends.grouped_format import write_grouped_model  # noqa: E402
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source  # noqa: E402
 from random_models import Recipe, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
@@ -19,10 +22,13 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
+from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
+from realizar.models.registry import build_spec  # noqa: E402
 from realizar.quantization import PlanesSource, WeightLayout, random_source  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
+from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
 
 DEVICE = interpreter_device()
@@ -71,6 +77,21 @@ def test_a_whole_model_of_packed_matrices(monkeypatch: pytest.MonkeyPatch) -> No
     assert all("c4" not in name and "_f16" in name for name in launched.names)
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
     assert plan.weight_bytes == runner.capacity.weight_bytes
+    runner.close()
+
+
+@pytest.mark.parametrize("order", ["words", "bytes"])
+def test_a_model_that_a_checkpoint_stores_as_several_tensors_a_matrix(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = write_grouped_model(tmp_path, order, monkeypatch)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = build_spec(checkpoint)
+    tensors = load_tensors(spec, checkpoint)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    check_logits(runner, ReferenceModel(spec, tensors, np.float64))
+    down = "model.layers.1.mlp.down_proj.weight"
+    np.testing.assert_allclose(tensors[down], weights[down], rtol=1e-6, atol=1e-7)
     runner.close()
 
 

@@ -1,0 +1,96 @@
+"""A checkpoint's tensors by name, as sources: plain ones, and matrices that a format makes of several. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.errors import UnsupportedModelError
+from realizar.quantization.block_source import BlockSource, Pages, ggml_layout
+from realizar.quantization.layout import WeightLayout
+from realizar.quantization.matrix_formats import MatrixFormat, matrix_format
+from realizar.quantization.source import MatrixSource
+
+
+def stored_names(checkpoint: Checkpoint, name: str) -> Sequence[str]:
+    """The names of the tensors that hold the tensor `name`: its own, but where a format makes it of others."""
+    stored_format = matrix_format(checkpoint)
+    return (stored_format.tensors(checkpoint, name) if stored_format is not None else ()) or (name,)
+
+
+def is_stored(checkpoint: Checkpoint, name: str) -> bool:
+    """True if a checkpoint has any of the tensors that hold the tensor `name`."""
+    return any(each in checkpoint.tensors for each in stored_names(checkpoint, name))
+
+
+def tensor_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+    """The shape of a tensor's numbers, however they are stored.
+
+    Raises:
+        CheckpointError: it is made of tensors that do not fit together.
+    """
+    packed = _packed(checkpoint, name)
+    if packed is None:
+        return checkpoint.tensors[name].shape
+    source = packed.source(checkpoint, name)
+    return source.out_features, source.in_features
+
+
+def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
+    """The layout of a checkpoint's tensor, without its bytes.
+
+    Raises:
+        UnsupportedModelError: weights can't have its type.
+        CheckpointError: it is made of tensors that do not fit together.
+    """
+    packed = _packed(checkpoint, name)
+    return _plain_layout(checkpoint.tensors[name]) if packed is None else packed.source(checkpoint, name).layout
+
+
+def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
+    """A checkpoint's tensor as a matrix.
+
+    A vector is a matrix of one out_feature. The matrices of a stack lie one below the other: `expert_source` gives one.
+
+    Raises:
+        UnsupportedModelError: weights can't have its type.
+        CheckpointError: it is made of tensors that do not fit together.
+    """
+    packed = _packed(checkpoint, name)
+    if packed is not None:
+        return packed.source(checkpoint, name)
+    stored = checkpoint.tensors[name]
+    row_bytes = _plain_layout(stored).row_bytes(stored.shape[-1])
+    assert stored.ggml_type is not None  # else it has no layout
+    raw = stored.data.reshape(-1, row_bytes)
+    return BlockSource(stored.ggml_type, raw, stored.path, name, 0, Pages(checkpoint, stored, 0, row_bytes))
+
+
+def expert_source(checkpoint: Checkpoint, name: str, expert: int) -> MatrixSource:
+    """One matrix of a stacked tensor [experts, out_features, in_features].
+
+    Raises:
+        UnsupportedModelError: weights can't have its type.
+        ValueError: the tensor is not a stack, or has no such expert.
+    """
+    shape = tensor_shape(checkpoint, name)
+    if len(shape) != 3:
+        raise ValueError(f"tensor '{name}' of shape {shape} is not a stack of matrices")
+    if not 0 <= expert < shape[0]:
+        raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
+    return tensor_source(checkpoint, name).rows(expert * shape[1], (expert + 1) * shape[1])
+
+
+def _packed(checkpoint: Checkpoint, name: str) -> MatrixFormat | None:
+    """The format that makes a matrix of several tensors; None for a plain tensor."""
+    stored_format = matrix_format(checkpoint)
+    return stored_format if stored_format is not None and stored_format.tensors(checkpoint, name) else None
+
+
+def _plain_layout(stored: StoredTensor) -> WeightLayout:
+    try:
+        if stored.ggml_type is not None:
+            return ggml_layout(stored.ggml_type)
+        raise UnsupportedModelError(f"weights of type {stored.type_name} are not supported")
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{stored.path}: tensor '{stored.name}': {error}") from error

@@ -1,0 +1,88 @@
+"""Models with matrices that a checkpoint stores as several tensors, from the file to logits; and their refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.cpu_runs import Runner
+from backends.grouped_format import HIDDEN, VOCABULARY, write_config, write_grouped_model
+from realizar.backends.cpu.plan import plan_memory
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.check_tensors import check_tensors
+from realizar.models.registry import build_spec
+from reference_model import ReferenceModel
+from reference_tensors import load_tensors
+from resolving import resolved
+
+CONFIG = EngineConfig(threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=4 << 20, context_length=64)
+UP = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize("order", ["words", "bytes"])
+def test_a_whole_model(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference and the backend read the numbers that were written, and the backend computes with them."""
+    weights = write_grouped_model(tmp_path, order, monkeypatch)
+    checkpoint = open_checkpoint(tmp_path)
+    spec = build_spec(checkpoint)
+    tensors = load_tensors(spec, checkpoint)
+    for name, place in spec.tensors.items():
+        if place.name in weights:
+            whole = weights[place.name]
+            rows = whole[place.first_out_feature :][: place.shape[0]]
+            np.testing.assert_allclose(tensors[name], rows, rtol=1e-6, atol=1e-7)
+    assert {place.name for place in spec.tensors.values()} >= weights.keys()
+    runner = Runner(spec, checkpoint, CONFIG)
+    ids = [int(each) for each in np.random.default_rng(1).integers(0, VOCABULARY, 19)]
+    found, expected = runner.logits(ids, (14, 3)), ReferenceModel(spec, tensors, np.float64).logits(ids)
+    assert (np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).max() <= 0.03
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cpu"))
+    assert plan.weight_bytes == runner.capacity.weight_bytes
+    runner.close()
+
+
+def check(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    check_tensors(build_spec(checkpoint), checkpoint)
+
+
+def test_strict_loading_of_all_tensors_of_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking, odd = {f"{UP}.scales": None}, {f"{UP}.g_idx": np.zeros(HIDDEN, np.int32)}
+    narrow = {f"{UP}.qweight": np.zeros((HIDDEN, 8), np.int32)}
+    narrow |= {f"{UP}.{name}": np.zeros((2, 64), np.float16) for name in ("scales", "minima")}
+    wrong_type = {f"{UP}.qweight": np.zeros((HIDDEN, 32), np.uint8)}
+    for changes, message in (
+        (lacking, rf"tensor '{UP}\.scales': missing {UP}\.scales$"),
+        (odd, rf"tensor '{UP}\.g_idx': unexpected {UP}\.g_idx$"),
+        (narrow, rf"tensor '{UP}\.weight': misshaped {UP}\.weight \(64, 128\) in place of \(256, 128\)$"),
+        (wrong_type, rf"model\.safetensors: tensor '{UP}\.qweight': codes of type U8$"),
+    ):
+        write_grouped_model(tmp_path, "words", monkeypatch, **changes)
+        with pytest.raises(CheckpointError, match=message):
+            check(tmp_path)
+
+
+def test_a_matrix_that_the_format_does_not_take_is_refused_by_file_tensor_and_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = np.zeros((VOCABULARY, HIDDEN), np.uint16)
+    write_grouped_model(tmp_path, "bytes", monkeypatch, lm_head__weight=head)
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"model\.safetensors: tensor 'lm_head\.weight': weights of type U16 are not supported$",
+    ):
+        check(tmp_path)
+
+
+def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_grouped_model(tmp_path, "words", monkeypatch)
+    write_config(tmp_path, order="words", bits=3)
+    with pytest.raises(UnsupportedModelError, match=r"key 'quantization_config\.bits': unsupported value 3$"):
+        check(tmp_path)
+    write_config(tmp_path, quant_method="gptq")
+    with pytest.raises(UnsupportedModelError, match=r"quantised by 'gptq' .*in safetensors: float weights, grouped;"):
+        check(tmp_path)

@@ -1,0 +1,46 @@
+"""The `quantization_config` of a model: a method that nothing reads is refused by name, an empty one is no method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.handmade_checkpoint import config_checkpoint, gguf_checkpoint
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.registry import build_spec
+from realizar.quantization import matrix_format
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4"])
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_methods_that_nothing_reads_are_refused_by_name(method: str, is_inner: bool) -> None:
+    """Before anything else of the model is read, in a multi-modal model's text too."""
+    config: dict[str, Any] = {"quantization_config": {"quant_method": method, "bits": 4}}
+    message = (
+        rf"^tiny.config\.json: key 'quantization_config\.quant_method': weights quantised by '{method}' are not"
+        r" supported \(supported in safetensors: float weights; quantised models run from GGUF files\)$"
+    )
+    with pytest.raises(UnsupportedModelError, match=message):
+        build_spec(config_checkpoint({"text_config": config} if is_inner else config))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ([4], "quantization_config"),
+        ({"bits": 4}, r"quantization_config\.quant_method"),
+        ({"quant_method": 4}, "quant_method"),
+    ],
+)
+def test_malformed_configurations_are_named(config: Any, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        build_spec(config_checkpoint({"quantization_config": config}))
+
+
+def test_empty_configurations_are_none() -> None:
+    for config in ({}, None, False):
+        checkpoint = config_checkpoint({"quantization_config": config})
+        assert matrix_format(checkpoint) is None
+        build_spec(checkpoint)
+    assert matrix_format(gguf_checkpoint()) is None
