@@ -13,7 +13,7 @@ import pytest
 from realizar.models import spec
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.rope_settings import read_rope
+from realizar.models.rope_parameters import read_rope
 from realizar.models.spec_builder import SpecBuilder
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text(encoding="utf-8")

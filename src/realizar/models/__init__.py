@@ -4,8 +4,8 @@ Read in this order:
 
 1. `spec.py`: `ModelSpec` and its parts, all that a backend knows of a model.
 2. `registry.py`: `build_spec` looks the architecture's file up in `architectures/`; `llama.py` there is the plainest.
-3. `hyper_parameters.py`, `dimensions.py`, `rope_settings.py`: strict reading of metadata. `known_keys.py` has the keys
-   that have no effect, and `rope.py` computes the frequencies.
+3. `hyper_parameters.py`, `dimensions.py`, `rope_parameters.py`: strict reading of metadata. `known_keys.py` has the
+   keys that have no effect, and `rope.py` computes the frequencies.
 4. `spec_builder.py`, `experts.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps the names.
 5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint.
 6. `pooling.py`: the pooling of an embedding model.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from realizar.models.dimensions import Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.rope_settings import plain_rope, read_rope
+from realizar.models.rope_parameters import plain_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.rope_settings import read_rope
+from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_LAYERS, Dimensions, read_dimensions
 from realizar.models.experts import build_experts
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
-from realizar.models.rope_settings import read_rope
+from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
