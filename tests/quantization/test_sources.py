@@ -89,15 +89,20 @@ def test_slices(ggml_type: GGMLType) -> None:
     whole = dequantize(ggml_type, random_data(ggml_type), ROWS, BLOCKS * unit)
     np.testing.assert_array_equal(source.dequantize(), whole)
     np.testing.assert_array_equal(source.read(2, 5), whole[2:5])
-    np.testing.assert_array_equal(source.rows(3, 6).read(1, 3), whole[4:6])
-    np.testing.assert_array_equal(source.columns(unit, 3 * unit).dequantize(), whole[:, unit : 3 * unit])
-    shard = source.rows(1, 6).columns(unit, 5 * unit).columns(unit, 2 * unit).rows(2, 4)
+    np.testing.assert_array_equal(source.slice_out_features(3, 6).read(1, 3), whole[4:6])
+    np.testing.assert_array_equal(source.slice_columns(unit, 3 * unit).dequantize(), whole[:, unit : 3 * unit])
+    shard = (
+        source.slice_out_features(1, 6)
+        .slice_columns(unit, 5 * unit)
+        .slice_columns(unit, 2 * unit)
+        .slice_out_features(2, 4)
+    )
     assert (shard.out_features, shard.in_features, shard.size_bytes) == (2, unit, 2 * ggml_type.type_size)
     np.testing.assert_array_equal(shard.dequantize(), whole[3:5, 2 * unit : 3 * unit])
     ids = np.array([6, 0, 0, 3], np.int32)
     np.testing.assert_array_equal(source.gather(ids), whole[ids])
-    np.testing.assert_array_equal(source.columns(unit, 2 * unit).gather(ids), whole[ids, unit : 2 * unit])
-    assert source.rows(4, 4).dequantize().shape == (0, BLOCKS * unit)
+    np.testing.assert_array_equal(source.slice_columns(unit, 2 * unit).gather(ids), whole[ids, unit : 2 * unit])
+    assert source.slice_out_features(4, 4).dequantize().shape == (0, BLOCKS * unit)
 
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED)
@@ -106,9 +111,14 @@ def test_slices_of_planes(ggml_type: GGMLType) -> None:
     raw, unit = source_of(ggml_type), ggml_type.block_size
     source = PlanesSource(raw.layout, raw.planes(0, ROWS))
     assert source.raw is None
-    shard, expected = source.rows(2, 6).columns(2 * unit, 4 * unit), raw.rows(2, 6).columns(2 * unit, 4 * unit)
+    shard, expected = (
+        source.slice_out_features(2, 6).slice_columns(2 * unit, 4 * unit),
+        raw.slice_out_features(2, 6).slice_columns(2 * unit, 4 * unit),
+    )
     np.testing.assert_array_equal(shard.dequantize(), expected.dequantize())
-    np.testing.assert_array_equal(shard.rows(1, 3).columns(unit, 2 * unit).dequantize(), expected.read(1, 3)[:, unit:])
+    np.testing.assert_array_equal(
+        shard.slice_out_features(1, 3).slice_columns(unit, 2 * unit).dequantize(), expected.read(1, 3)[:, unit:]
+    )
     ids = np.array([3, 3, 0], np.int32)
     np.testing.assert_array_equal(shard.gather(ids), expected.gather(ids))
     assert shard.raw is None
@@ -121,13 +131,13 @@ def test_what_is_no_slice_is_refused(ggml_type: GGMLType) -> None:
     for each in sources:
         for run in ((0, ROWS + 1), (-1, 2), (3, 2)):
             with pytest.raises(ValueError, match=f"has {ROWS} out_features, not {run[0]} to {run[1]}"):
-                each.rows(*run)
+                each.slice_out_features(*run)
         with pytest.raises(ValueError, match=f"has {BLOCKS * unit} columns, not 0 to {6 * unit}"):
-            each.columns(0, 6 * unit)
+            each.slice_columns(0, 6 * unit)
         if unit > 1:
             for run in ((unit // 2, unit), (0, unit + 1), (8, unit)):
                 with pytest.raises(ValueError, match=f"not at borders of {ggml_type.name} blocks, which hold {unit} "):
-                    each.columns(*run)
+                    each.slice_columns(*run)
 
 
 @pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q8_0, GGMLType.BF16], ids=lambda each: each.name)
@@ -149,7 +159,7 @@ def test_experts_of_a_stack(ggml_type: GGMLType) -> None:
 def test_vectors_and_tensors() -> None:
     values = np.arange(6, dtype=np.float32)
     vector = tensor_source(checkpoint_of(GGMLType.F32, values.view(np.uint8), (6,)), "w")
-    np.testing.assert_array_equal(vector.columns(2, 5).dequantize(), values[None, 2:5])
+    np.testing.assert_array_equal(vector.slice_columns(2, 5).dequantize(), values[None, 2:5])
     with pytest.raises(UnsupportedModelError, match=r"^m\.gguf: tensor 'w': weights of type I32 are not supported$"):
         tensor_layout(checkpoint_of(GGMLType.I32, values.view(np.uint8), (6,)), "w")
 
@@ -167,9 +177,9 @@ def test_pages_of_a_slice() -> None:
     checkpoint = Checkpoint(Path("m.gguf"), "gguf", {}, {"w": stored}, release=note, prefetch=note)
     expert = expert_source(checkpoint, "w", 1)
     expert.release(1, 3)
-    expert.rows(1, 4).columns(32, 64).release(0, 2)
+    expert.slice_out_features(1, 4).slice_columns(32, 64).release(0, 2)
     expert.prefetch()
-    PlanesSource(expert.layout, expert.planes(0, 4)).rows(1, 2).release(0, 1)
+    PlanesSource(expert.layout, expert.planes(0, 4)).slice_out_features(1, 2).release(0, 1)
     assert seen == [(100 + 5 * 68, 2 * 68), (100 + 5 * 68, 2 * 68), (100 + 4 * 68, 4 * 68)]
 
 
@@ -178,7 +188,12 @@ def test_errors_name_file_tensor_and_block() -> None:
     data.reshape(-1, 18)[14, :2] = 0xFF  # in out_feature 3
     source = tensor_source(checkpoint_of(GGMLType.Q4_0, data, (6, 128)), "w")
     source.check_finite(0, 3)
-    for start, stop, part in ((0, 6, source), (3, 4, source), (0, 4, source.rows(2, 6)), (1, 2, source.rows(2, 6))):
+    for start, stop, part in (
+        (0, 6, source),
+        (3, 4, source),
+        (0, 4, source.slice_out_features(2, 6)),
+        (1, 2, source.slice_out_features(2, 6)),
+    ):
         with pytest.raises(CheckpointError, match=r"^m\.gguf: tensor 'w': the scale of block 14 is not finite$"):
             part.check_finite(start, stop)
     planes = source.planes(0, 6)

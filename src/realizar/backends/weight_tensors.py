@@ -50,7 +50,11 @@ class WeightTensors:
         """
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
-        return whole.rows(place.first_out_feature, place.first_out_feature + place.shape[0]) if place.fused else whole
+        return (
+            whole.slice_out_features(place.first_out_feature, place.first_out_feature + place.shape[0])
+            if place.fused
+            else whole
+        )
 
     def expert(self, name: TensorName, expert: int) -> MatrixSource:
         """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.
@@ -63,7 +67,9 @@ class WeightTensors:
         if not place.stack:
             whole = expert_source(self._checkpoint, place.name, expert)
             return (
-                whole.rows(place.first_out_feature, place.first_out_feature + place.shape[1]) if place.fused else whole
+                whole.slice_out_features(place.first_out_feature, place.first_out_feature + place.shape[1])
+                if place.fused
+                else whole
             )
         if not 0 <= expert < len(place.stack):
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
@@ -90,7 +96,9 @@ class WeightTensors:
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
         return (
-            whole.columns(place.first_out_feature, place.first_out_feature + place.shape[0]) if place.fused else whole
+            whole.slice_columns(place.first_out_feature, place.first_out_feature + place.shape[0])
+            if place.fused
+            else whole
         )
 
 

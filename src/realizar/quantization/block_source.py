@@ -86,13 +86,13 @@ class BlockSource(MatrixSource):
         first = self._first_block + start * (self.row_bytes // self.layout.block_bytes)
         return find_not_finite(self._type, self._bytes(start, stop), first)
 
-    def rows(self, start: int, stop: int) -> BlockSource:
+    def slice_out_features(self, start: int, stop: int) -> BlockSource:
         check_run(self, start, stop)
         first = self._first_block + start * (self.row_bytes // self.layout.block_bytes)
         pages = None if self._pages is None else self._pages.after(start)
         return BlockSource(self._type, self._raw[start:stop], self.path, self.name, first, pages)
 
-    def columns(self, start: int, stop: int) -> BlockSource:
+    def slice_columns(self, start: int, stop: int) -> BlockSource:
         """As in `MatrixSource`; errors of such a slice count its own blocks."""
         check_columns(self, start, stop)
         raw = self._raw[:, self.layout.row_bytes(start) : self.layout.row_bytes(stop)]

@@ -48,12 +48,12 @@ class Planes:
 
     @property
     def out_features(self) -> int:
-        """Rows of the matrix."""
+        """Output features of the matrix."""
         return int(self.codes.shape[0])
 
     @property
     def in_features(self) -> int:
-        """Columns of the matrix."""
+        """Input features of the matrix: its columns."""
         return int(self.scales.shape[1]) * self.group_size
 
     @property
@@ -86,11 +86,11 @@ class Planes:
             return values
         return values * np.repeat(large, self.super_group_size // self.group_size, axis=1)
 
-    def rows_between(self, start: int, stop: int) -> Planes:
+    def slice_out_features(self, start: int, stop: int) -> Planes:
         """The out_features from `start` to `stop`."""
         return self._cut(lambda values, _: values[start:stop])
 
-    def columns_between(self, start: int, stop: int) -> Planes:
+    def slice_columns(self, start: int, stop: int) -> Planes:
         """The columns from `start` to `stop`; both are multiples of the outermost group and of eight."""
         return self._cut(lambda values, width: values[:, start // width : stop // width])
 

@@ -26,7 +26,7 @@ class PlanesSource(MatrixSource):
         self._planes = planes
 
     def planes(self, start: int, stop: int) -> Planes:
-        return self._planes.rows_between(start, stop)
+        return self._planes.slice_out_features(start, stop)
 
 
 def random_source(

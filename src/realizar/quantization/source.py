@@ -100,7 +100,7 @@ class MatrixSource(ABC):
                     return f"a {what} of out_feature {start + place} is not finite"
         return None
 
-    def rows(self, start: int, stop: int) -> MatrixSource:
+    def slice_out_features(self, start: int, stop: int) -> MatrixSource:
         """The out_features from `start` to `stop` as a source.
 
         Raises:
@@ -109,7 +109,7 @@ class MatrixSource(ABC):
         check_run(self, start, stop)
         return Slice(self, start, stop, 0, self.in_features)
 
-    def columns(self, start: int, stop: int) -> MatrixSource:
+    def slice_columns(self, start: int, stop: int) -> MatrixSource:
         """The columns from `start` to `stop` as a source, both at borders of the layout's blocks.
 
         Raises:
@@ -137,7 +137,7 @@ class Slice(MatrixSource):
 
     def planes(self, start: int, stop: int) -> Planes:
         planes = self._whole.planes(self._start + start, self._start + stop)
-        return planes.columns_between(self._first_column, self._last_column)
+        return planes.slice_columns(self._first_column, self._last_column)
 
     def prefetch(self) -> None:
         self._whole.prefetch()

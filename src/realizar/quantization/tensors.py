@@ -78,7 +78,7 @@ def expert_source(checkpoint: Checkpoint, name: str, expert: int) -> MatrixSourc
         raise ValueError(f"tensor '{name}' of shape {shape} is not a stack of matrices")
     if not 0 <= expert < shape[0]:
         raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
-    return tensor_source(checkpoint, name).rows(expert * shape[1], (expert + 1) * shape[1])
+    return tensor_source(checkpoint, name).slice_out_features(expert * shape[1], (expert + 1) * shape[1])
 
 
 def _packed(checkpoint: Checkpoint, name: str) -> MatrixFormat | None:

@@ -32,7 +32,7 @@ def test_matmul_is_float64s(instruction_set: str, group: int) -> None:
     source = grouped_source(40, 4 * group, group)
     np.testing.assert_allclose(source.dequantize(), exact_weights(source), rtol=1e-6, atol=1e-7)
     check_matmul(instruction_set, source, random_activations(14, 4 * group, rng))
-    shard = source.rows(5, 39).columns(group, 3 * group)
+    shard = source.slice_out_features(5, 39).slice_columns(group, 3 * group)
     np.testing.assert_allclose(shard.dequantize(), exact_weights(source)[5:39, group : 3 * group], rtol=1e-6, atol=1e-7)
     check_matmul(instruction_set, shard, random_activations(3, 2 * group, rng))
 

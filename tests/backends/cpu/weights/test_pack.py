@@ -71,7 +71,7 @@ def test_slices_pack_as_matrices_of_their_own(ggml_type: GGMLType) -> None:
     """Out_features of a slice by columns lie apart in memory."""
     unit = max(32, ggml_type.block_size)
     whole = random_source(ggml_type, 40, 4 * unit)
-    part = whole.rows(3, 36).columns(unit, 3 * unit)
+    part = whole.slice_out_features(3, 36).slice_columns(unit, 3 * unit)
     alone = block_source(ggml_type, np.ascontiguousarray(part.raw).reshape(-1), 33, 2 * unit)
     if part.layout.is_float:
         floats, expected = pack_floats(part, 8), pack_floats(alone, 8)

@@ -152,7 +152,7 @@ def test_every_weight_is_where_the_layout_says(ggml_type: GGMLType, compact: boo
 def test_a_layout_of_no_ggml_type(group: int) -> None:
     """The matrix is packed at once and by threads, whole and as a shard."""
     whole = grouped_source(704, 5 * group, group)
-    for source in (whole, whole.rows(64, 500).columns(group, 4 * group)):
+    for source in (whole, whole.slice_out_features(64, 500).slice_columns(group, 4 * group)):
         check_weights(source)
         expected, got = pack_matrix(source, "cpu"), pack_by_threads([source], "cpu")
         assert torch.equal(got.weights, expected.weights)

@@ -250,7 +250,7 @@ def test_repacking_equals_the_reference(layout: WeightLayout, shard: bool) -> No
     cols = max(320 // layout.block_size, 1) * layout.block_size
     parts = [random_raw(GGMLType[layout.name], tokens, cols * (1 + shard), tokens) for tokens in (128, 90)]
     if shard:
-        parts = [part.columns(cols, 2 * cols) for part in parts]
+        parts = [part.slice_columns(cols, 2 * cols) for part in parts]
     seen: list[int] = []
     got = Packer("cuda").pack(parts, uploaded=seen.append)
     expected = pack_matrix(parts, "cuda")

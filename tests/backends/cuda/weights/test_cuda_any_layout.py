@@ -42,7 +42,7 @@ CONFIG = EngineConfig(
 def test_linears_of_the_interpreter(group: int) -> None:
     """The linear merges a matrix and a shard side by side."""
     whole, tokens = grouped_source(40, 4 * group, group), 3
-    shard = grouped_source(64, 8 * group, group, seed=1).rows(13, 47).columns(2 * group, 6 * group)
+    shard = grouped_source(64, 8 * group, group, seed=1).slice_out_features(13, 47).slice_columns(2 * group, 6 * group)
     matrices = [pack_plain(source, DEVICE.torch_device) for source in (whole, shard)]
     linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
     (form,) = linear.input_formats(tokens)
