@@ -123,7 +123,7 @@ def run_linear(
         dict.fromkeys(LINEAR.names, 0)
         | matrix.fields(lanes)
         | {
-            "step": address(step), "activations": address(records), "activation_groups": matrix.cols // GROUP,
+            "step": address(step), "activations": address(records), "activation_groups": matrix.in_features // GROUP,
             "out": address(result), "out_stride": result.strides[0], "residual_scale": residual_scale,
             "block_bytes": 384 * 1024, "bias": address(bias),
         }

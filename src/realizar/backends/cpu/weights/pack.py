@@ -25,14 +25,14 @@ class PackedMatrix:
     """A quantised matrix in tiles.
 
     Attributes:
-        out_features, cols: as in the checkpoint; out_features are padded with zero weights to whole tiles.
+        out_features, in_features: as in the checkpoint; out_features are padded with zero weights to whole tiles.
         codes, scales, supers: uint8, 64-byte aligned; their sizes per tile follow from `weight_format`.
         table: uint8, the table that codes index, or None.
     """
 
     weight_format: WeightFormat
     out_features: int
-    cols: int
+    in_features: int
     tiles: int
     codes: NDArray[np.uint8]
     scales: NDArray[np.uint8]
@@ -46,7 +46,7 @@ class PackedMatrix:
 
     def fields(self, lanes: int) -> dict[str, int]:
         """Addresses of the matrix for a matmul's record, by the names in `kernels.linear.LINEAR`."""
-        form, cols = self.weight_format, self.cols
+        form, cols = self.weight_format, self.in_features
         return {
             "codes": address(self.codes), "scales": address(self.scales), "supers": address(self.supers),
             "table": address(self.table), "tiles": self.tiles, "groups": cols // GROUP,
@@ -130,7 +130,7 @@ def _repacked(
     """Packs runs of tiles by a compiled repacker."""
     repack, row_bytes = make_repack(REPACKED.index(layout), lanes), raw.strides[0]
     targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
-    blocks = matrix.cols // layout.block_size
+    blocks = matrix.in_features // layout.block_size
 
     def run(first: int, stop: int) -> None:
         source = address(raw) + first * lanes * row_bytes
