@@ -155,6 +155,7 @@ def main() -> int:
     parser.add_argument("--type", default="q4_k_m")
     parser.add_argument("--batches", default="1,8,16,64,256")
     parser.add_argument("--prefill", type=int, default=2048)
+    parser.add_argument("--step-tokens", type=int, default=0, help="tokens of a step; 0 reads the prompt in one")
     parser.add_argument("--context", type=int, default=0, help="tokens before the batch-1 decode")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--profile", action="store_true")
@@ -166,7 +167,8 @@ def main() -> int:
     checkpoint = random_checkpoint(arguments.shape, arguments.type)
     longest = max(arguments.prefill, arguments.context + 256, 512) + 64
     config = EngineConfig(
-        device="cuda", max_running=max([*batches, 1]), max_step_tokens=max(arguments.prefill, 512),
+        device="cuda", max_running=max([*batches, 1]),
+        max_step_tokens=arguments.step_tokens or max(arguments.prefill, 512),
         context_length=longest, kv_cache_dtype=arguments.kv_cache_dtype, batch_invariant=arguments.batch_invariant,
         prefix_cache=False, fp8_copies=arguments.fp8_copies,
     )  # fmt: skip

@@ -17,6 +17,8 @@ Device = Literal["cuda", "cpu"]
 
 DEFAULT_ROWS: Mapping[Device, int] = {"cpu": 64, "cuda": 256}
 """Sequences that may be in one step where `max_running` is None, by the kind of the device."""
+DEFAULT_STEP_TOKENS: Mapping[Device, int] = {"cpu": 512, "cuda": 4096}
+"""Tokens of one step where `max_step_tokens` is None, by the kind of the device: a GPU needs more to be busy."""
 QUEUED_PER_ROW = 4
 """Choices that a server lets wait for each that may run, where no limit is configured."""
 
@@ -60,7 +62,8 @@ class EngineConfig:
         max_running: maximum of sequences in one step, up to 65,536. None takes the device's default
             (`DEFAULT_ROWS`).
         block_size: tokens per KV block; a multiple of 32 on the CPU.
-        max_step_tokens: token budget of one step, decodes first, then chunks of prefill.
+        max_step_tokens: token budget of one step, decodes first, then chunks of prefill. None takes the device's
+            default (`DEFAULT_STEP_TOKENS`), and at least one token for each of max_running.
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
             for four of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
@@ -80,7 +83,7 @@ class EngineConfig:
     context_length: int | None = None
     max_running: int | None = None
     block_size: int = 32
-    max_step_tokens: int = 512
+    max_step_tokens: int | None = None
     kv_cache_bytes: int | None = None
     typical_request_tokens: int = 1024
     instruction_set: str | None = None

@@ -40,18 +40,25 @@ def derived(config: ResolvedConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("device", "max_running", "queue_length", "kv_dtype", "steps_in_flight", "tile_tokens"),
-    [(CPU, 64, 256, "f16", 1, 12), (CUDA, 256, 1024, "bf16", 2, 64)],
+    ("device", "max_running", "step_tokens", "queue_length", "kv_dtype", "steps_in_flight", "tile_tokens"),
+    [(CPU, 64, 512, 256, "f16", 1, 12), (CUDA, 256, 4096, 1024, "bf16", 2, 64)],
 )
 def test_values_that_are_left_open(
-    device: ChosenDevice, max_running: int, queue_length: int, kv_dtype: str, steps_in_flight: int, tile_tokens: int
-) -> None:
+    device: ChosenDevice, max_running: int, step_tokens: int, queue_length: int, kv_dtype: str, steps_in_flight: int,
+    tile_tokens: int,
+) -> None:  # fmt: skip
     config = resolve_config(SPEC, EngineConfig(), device, float32_weights=False)
     assert derived(config) == {
         "threads": 5, "context_length": 4096, "max_running": max_running, "queue_length": queue_length,
         "kv_dtype": kv_dtype, "steps_in_flight": steps_in_flight, "tile_tokens": tile_tokens,
-        "max_step_tokens": 512, "max_blocks": 4096 // 32 + 1, "chosen": device,
+        "max_step_tokens": step_tokens, "max_blocks": 4096 // 32 + 1, "chosen": device,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("max_running", "expected"), [(5000, 5000), (9, 4096)])
+def test_a_step_has_room_for_a_token_of_every_row(max_running: int, expected: int) -> None:
+    config = resolve_config(SPEC, EngineConfig(max_running=max_running), CUDA, float32_weights=False)
+    assert config.max_step_tokens == expected
 
 
 @pytest.mark.parametrize(("device", "steps_in_flight", "tile_tokens"), [(CPU, 1, 12), (CUDA, 2, 64)])

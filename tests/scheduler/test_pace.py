@@ -92,10 +92,18 @@ def test_streams_that_leave_make_room_smaller() -> None:
     assert max(times[30:]) < 4.0 * alone
 
 
-def test_nobody_to_wait_for_is_no_limit() -> None:
-    pace = started(SMALL_MODEL, 3, 5)
-    assert pace.prompt_tokens(0) is None
+def test_there_is_no_limit_before_anything_is_known() -> None:
+    assert Pace(2.5, TILE_TOKENS).prompt_tokens(0) is None
     assert Pace(2.5, TILE_TOKENS).prompt_tokens(7) is None
+
+
+@pytest.mark.parametrize(("token_s", "tokens"), [(1e-3, 2048), (2e-5, 2500), (5e-6, 10_000)])
+def test_a_step_without_streams_ends_soon(token_s: float, tokens: int) -> None:
+    """A request that comes waits for the steps in flight: 50 ms each, or 2,048 tokens where a device is slower."""
+    pace = Pace(2.5, TILE_TOKENS)
+    for _ in range(9):
+        pace.observe(0, 1024, 1024 * token_s)
+    assert pace.prompt_tokens(0) == pytest.approx(tokens, abs=1)
 
 
 @pytest.mark.parametrize("streams", range(1, 30))

@@ -8,7 +8,7 @@ from typing import Any
 
 from realizar.backends.devices import TRAITS, ChosenDevice
 from realizar.backends.machine import default_threads
-from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig
+from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class ResolvedConfig(EngineConfig):
         threads: CPU threads.
         context_length: tokens that a request may hold, prompt and output; at most the model's.
         max_running: rows, that is sequences that may be in one step.
+        max_step_tokens: tokens of one step.
         chosen: the device that `device` came to.
         kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
         queue_length: choices that a server lets wait while as many as possible run.
@@ -35,6 +36,7 @@ class ResolvedConfig(EngineConfig):
     threads: int
     context_length: int
     max_running: int
+    max_step_tokens: int
     chosen: ChosenDevice
     kv_dtype: str
     queue_length: int
@@ -58,11 +60,15 @@ def resolve_config(
     traits = TRAITS[device.kind]
     automatic = "f32" if float32_weights else traits.kv_dtype
     max_running = DEFAULT_ROWS[device.kind] if config.max_running is None else config.max_running
+    step_tokens = config.max_step_tokens
+    if step_tokens is None:
+        step_tokens = max(DEFAULT_STEP_TOKENS[device.kind], max_running)
     given: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(EngineConfig)}
     derived: dict[str, Any] = {
         "threads": default_threads() if config.threads is None else config.threads,
         "context_length": _context_length(spec, config),
         "max_running": max_running,
+        "max_step_tokens": step_tokens,
         "chosen": device,
         "kv_dtype": automatic if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         "queue_length": QUEUED_PER_ROW * max_running if config.max_queued is None else config.max_queued,

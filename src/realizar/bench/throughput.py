@@ -86,7 +86,7 @@ def measure_throughput(
         context_length=context,
         typical_request_tokens=context,
         max_running=most,
-        max_step_tokens=max(config.max_step_tokens, most),
+        max_step_tokens=None if config.max_step_tokens is None else max(config.max_step_tokens, most),
     )
     core = load_core(checkpoint, needed, policy=Policy("prefill"), progress=progress)
     try:

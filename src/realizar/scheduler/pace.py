@@ -13,6 +13,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+_ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
+_ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
@@ -67,11 +69,16 @@ class Pace:
     def prompt_tokens(self, num_decode_tokens: int, position: int = 0) -> int | None:
         """Prompt tokens that the next step may read beside `num_decode_tokens` of decodes; None is no limit.
 
+        A step without decodes may have 2,048, and more where that takes no more than 50 ms.
+
         Args:
             position: tokens before them; of the prompt that is farthest, where there are several.
         """
+        if num_decode_tokens == 0:
+            alone = self._token_alone
+            return None if alone is None else max(int(_ALONE_S / max(alone.seconds, 1e-9)), _ALONE_TOKENS)
         token_s = self._token_s(_distance(position))
-        if num_decode_tokens == 0 or token_s is None:
+        if token_s is None:
             return None
         decode = self._decode.get(_bucket(num_decode_tokens))
         spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds

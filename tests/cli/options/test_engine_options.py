@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from realizar.cli.options.engine import BackendOptions, BatchingOptions, EngineOptions
-from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig
+from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig
 from realizar.errors import InvalidRequestError
 
 ENGINE = ["device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "kv-cache-dtype", "instruction-set"]
@@ -76,8 +76,10 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
 
 def test_defaults_that_depend_on_the_device_are_those_of_the_configuration(helps: dict[str, str]) -> None:
     rows = f"default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU"
+    tokens = f"default {DEFAULT_STEP_TOKENS['cpu']}, or {DEFAULT_STEP_TOKENS['cuda']} on a GPU"
     for command in ("serve", "plan"):
         assert rows in helps[command]
+        assert tokens in helps[command]
         assert f"Default {QUEUED_PER_ROW} times --max-running" in helps[command]
 
 

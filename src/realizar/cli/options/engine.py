@@ -8,12 +8,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize
-from realizar.config import DEFAULT_ROWS, QUEUED_PER_ROW, EngineConfig, KVCacheDType
+from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig, KVCacheDType
 from realizar.errors import InvalidRequestError
 
 _DEFAULTS = EngineConfig()
 _MAX_RUNNING = (
     f"maximum of answers that run at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU."
+)
+_MAX_STEP_TOKENS = (
+    f"maximum of tokens computed in one step; default {DEFAULT_STEP_TOKENS['cpu']}, or {DEFAULT_STEP_TOKENS['cuda']} "
+    "on a GPU, and at least --max-running."
 )
 _MAX_QUEUED = f"maximum of waiting answers; more are refused. Default {QUEUED_PER_ROW} times --max-running."
 
@@ -82,7 +86,6 @@ class BatchingOptions:
     """Options of batching and the queue. Defaults that depend on the device are part of the parameters' help.
 
     Attributes:
-        max_step_tokens: maximum of tokens computed in one step.
         kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
         no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
         speculative_tokens: number of tokens drafted from the text itself; 0 is off.
@@ -94,8 +97,9 @@ class BatchingOptions:
     ] = None
     max_queued: Annotated[MaybeInteger, Parameter(help=_MAX_QUEUED)] = None
     max_step_tokens: Annotated[
-        Integer, Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"))
-    ] = _DEFAULTS.max_step_tokens
+        MaybeInteger,
+        Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"), help=_MAX_STEP_TOKENS),
+    ] = None
     kv_cache_bytes: MaybeSize = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = (
