@@ -1,20 +1,23 @@
 """The API process's time for a token: reading it off the socket, making text of it, sending it to a client.
 
-    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200]
+    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200] [--steps 1]
 
 A link that makes tokens up stands in for the engine, so everything here is processor time of one thread, in
 microseconds a token. Over HTTP the tokens that come while a client's delta is being written leave as one delta; how
-many deltas there were is printed too.
+many deltas there were is printed too. `--steps 4` has every four steps come at once, as they do for a process that is
+so far behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import socket
 import threading
 import time
+from array import array
 
 import uvicorn
 
@@ -24,24 +27,30 @@ from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
 from realizar.engine.process.transport import FrameReader, encode_frame
-from realizar.outputs import FinishReason, TokenOutput
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
+from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
 from realizar.tokenizer.stop_checker import StopChecker
 
 _TEXT = "Once upon a time in a land far away there lived a small dragon who read every book that it could find. "
 
 
 class MadeUpLink:
-    """Gives every open request a token a step, through the codec, as fast as it is taken."""
+    """Gives every open request a token a step, through the codec, as fast as they are taken.
 
-    def __init__(self, served: ServedModel) -> None:
+    Args:
+        steps: steps that come at once, as they do for a process that is so far behind.
+    """
+
+    def __init__(self, served: ServedModel, steps: int) -> None:
         self._ids = served.tokenizer.encode(_TEXT)
         self._vocab_size = served.tokenizer.vocab_size
+        self._steps = steps
         self._open: dict[str, list[int]] = {}
+        self._numbers = itertools.count()
         self._reader: FrameReader[Event] = FrameReader(Event)
         self.write_s = self.read_s = 0.0
         self.num_tokens = 0
@@ -55,7 +64,7 @@ class MadeUpLink:
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
             request = command.request
-            self._open[request.request_id] = [0, request.max_tokens]
+            self._open[request.request_id] = [next(self._numbers), 0, request.max_tokens]
             asyncio.get_running_loop().call_soon(self._listener.handle, Accepted(request.request_id))
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -63,39 +72,46 @@ class MadeUpLink:
 
     async def _run(self) -> None:
         while True:
-            outputs = tuple(self._next(name, state) for name, state in list(self._open.items()))
-            if outputs:
-                self._pass_on(Outputs(outputs))
-            await asyncio.sleep(0.005 if not outputs else 0)
+            idle = not self._open
+            started_s = time.thread_time()
+            frames = [self._step() for _ in range(self._steps) if self._open]
+            self.write_s += time.thread_time() - started_s
+            started_s = time.thread_time()
+            events = self._reader.feed(b"".join(frames))
+            self.read_s += time.thread_time() - started_s
+            for event in events:
+                self._listener.handle(event)
+            await asyncio.sleep(0.005 if idle else 0)
             await asyncio.sleep(0)  # readers are a turn of the loop behind
 
-    def _next(self, name: str, state: list[int]) -> TokenOutput:
-        state[0] += 1
-        finish: FinishReason | None = "length" if state[0] == state[1] else None
-        if finish is not None:
-            del self._open[name]
+    def _step(self) -> bytes:
         now = time.monotonic()
-        return TokenOutput(name, 0, (self._ids[state[0] % len(self._ids)],), now, now, finish_reason=finish)
+        numbers, token_ids = array("q"), array("i")
+        starts: list[ChoiceStart] = []
+        ends: list[ChoiceEnd] = []
+        for name, state in list(self._open.items()):
+            number, place, most = state
+            if place == 0:
+                starts.append(ChoiceStart(number, name, 0, now))
+            state[1] = place + 1
+            numbers.append(number)
+            token_ids.append(self._ids[place % len(self._ids)])
+            if place + 1 == most:
+                ends.append(ChoiceEnd(number, "length"))
+                del self._open[name]
+        self.num_tokens += len(numbers)
+        deltas = StepDeltas(now, numbers.tobytes(), b"", token_ids.tobytes(), tuple(starts), ends=tuple(ends))
+        return encode_frame(Outputs(deltas))
 
-    def _pass_on(self, event: Outputs) -> None:
-        self.num_tokens += len(event.outputs)
-        started_s = time.thread_time()
-        frame = encode_frame(event)
-        written_s = time.thread_time()
-        (read,) = self._reader.feed(frame)
-        self.read_s += time.thread_time() - written_s
-        self.write_s += written_s - started_s
-        self._listener.handle(read)
 
-
-def make_engine(served: ServedModel) -> tuple[AsyncEngine, MadeUpLink]:
-    link = MadeUpLink(served)
+def make_engine(served: ServedModel, steps: int) -> tuple[AsyncEngine, MadeUpLink]:
+    link = MadeUpLink(served, steps)
     return AsyncEngine(link, lambda sampling: StopChecker(served.tokenizer, sampling), ()), link
 
 
-async def time_text(served: ServedModel, streams: int, tokens: int) -> None:
+async def time_text(served: ServedModel, streams: int, tokens: int, steps: int) -> None:
     """Streams read by tasks of the same loop."""
-    engine, link = make_engine(served)
+    engine, link = make_engine(served, steps)
     await engine.start()
 
     async def read() -> None:
@@ -112,14 +128,15 @@ async def time_text(served: ServedModel, streams: int, tokens: int) -> None:
     print(f"read {1e6 * link.read_s / link.num_tokens:.2f}, all up to the text {1e6 * spent_s / link.num_tokens:.1f}")
 
 
-def time_http(served: ServedModel, streams: int, tokens: int) -> None:
-    """A server on a thread of its own, clients on this one."""
+def time_http(served: ServedModel, streams: int, tokens: int, steps: int, *, chat: bool) -> None:
+    """A server on a thread of its own and on the event loop that `serve` uses, clients on this one."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     spent: list[float] = []
-    engine, link = make_engine(served)
+    engine, link = make_engine(served, steps)
     settings = ServerSettings(log_requests=False)
-    server = uvicorn.Server(uvicorn_config(create_app(engine, served, settings), settings))
+    config = uvicorn_config(create_app(engine, served, settings), settings)
+    server = uvicorn.Server(config)
 
     async def serve() -> None:
         await engine.start()
@@ -129,19 +146,35 @@ def time_http(served: ServedModel, streams: int, tokens: int) -> None:
         spent.append(time.thread_time() - started_s - link.write_s)
         await engine.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
     thread.start()
     started.wait()
-    deltas = asyncio.run(_request_all(listener.getsockname()[1], served.name, streams, tokens))
+    path, body = _chat(served.name, tokens) if chat else _completion(served.name, tokens)
+    deltas = asyncio.run(_request_all(listener.getsockname()[1], path, body, streams))
     server.should_exit = True
     thread.join()
-    print(f"{link.num_tokens} tokens over HTTP in {deltas} deltas: {1e6 * spent[0] / link.num_tokens:.1f}")
+    each_us = 1e6 * spent[0] / link.num_tokens
+    print(f"{link.num_tokens} tokens over HTTP by {path} in {deltas} deltas: {each_us:.1f}")
 
 
-async def _request_all(port: int, model: str, streams: int, tokens: int) -> int:
+def _completion(model: str, tokens: int) -> tuple[str, bytes]:
+    body = {"model": model, "prompt": [1, 2], "max_tokens": tokens, "stream": True}
+    return "/v1/completions", json.dumps(body).encode()
+
+
+def _chat(model: str, tokens: int) -> tuple[str, bytes]:
+    messages = [{"role": "user", "content": "Tell me of a dragon."}]
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
+    return "/v1/chat/completions", json.dumps(body).encode()
+
+
+async def _request_all(port: int, path: str, body: bytes, streams: int) -> int:
     """Run so many streams at once; how many deltas came."""
-    body = json.dumps({"model": model, "prompt": [1, 2], "max_tokens": tokens, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -161,10 +194,13 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1, help="steps that come at once")
     arguments = parser.parse_args()
     served = make_served_model(find_checkpoint(arguments.model), ("model",), 4096)
-    asyncio.run(time_text(served, arguments.streams, arguments.tokens))
-    time_http(served, arguments.streams, arguments.tokens)
+    load = arguments.streams, arguments.tokens, arguments.steps
+    asyncio.run(time_text(served, *load))
+    for chat in (False, True):
+        time_http(served, *load, chat=chat)
 
 
 if __name__ == "__main__":

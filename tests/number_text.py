@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from realizar.sampling_params import SamplingParams
 
 
@@ -12,10 +14,14 @@ class NumberText:
         self.stop_string: str | None = None
         self._stops, self._whole, self._given = sampling.stop, "", 0
 
-    def add(self, token_id: int) -> str:
+    @property
+    def may_stop(self) -> bool:
+        return bool(self._stops)
+
+    def add(self, token_ids: Sequence[int]) -> str:
         if "?" in self._stops:
             raise ValueError("no such number")
-        self._whole += f"{token_id} "
+        self._whole += "".join(f"{token_id} " for token_id in token_ids)
         for stop in self._stops:
             if stop in self._whole:
                 self.stop_string = stop

@@ -25,6 +25,29 @@ class ScriptedInfo:
     max_running: int = 8
 
 
+class ScriptedChoice:
+    """A choice that gains texts, each with a token, and notes its stream as an engine's choice does."""
+
+    def __init__(self, stream: AsyncStream, index: int = 0, num_cached: int = 0) -> None:
+        self._stream, self._index, self._num_cached = stream, index, num_cached
+        self._gained: list[ChoiceDelta] = []
+
+    def gain(self, text: str, **fields: Any) -> None:
+        if not self._gained:
+            self._stream.note(self)
+        fields["num_cached_tokens"] = self._num_cached
+        self._gained.append(ChoiceDelta(self._stream.request_id, self._index, text, (65,), **fields))
+
+    def take_delta(self) -> ChoiceDelta:
+        gained, self._gained = self._gained, []
+        return replace(
+            gained[-1],
+            text="".join(delta.text for delta in gained),
+            token_ids=tuple(token_id for delta in gained for token_id in delta.token_ids),
+            logprobs=tuple(entry for delta in gained for entry in delta.logprobs),
+        )
+
+
 @dataclass
 class ScriptedEngine:
     """Gives `deltas` to every choice.
@@ -87,6 +110,7 @@ class ScriptedEngine:
 
     def _play(self, stream: AsyncStream, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
         last = len(self.deltas) - 1
+        choices = [ScriptedChoice(stream, index, self.num_cached) for index in range(sampling.n)]
         for place, text in enumerate(self.deltas):
             if text is None:
                 return
@@ -94,9 +118,8 @@ class ScriptedEngine:
                 stream.end(text)
                 return
             reason = "stop" if place == last else None
-            for choice in range(sampling.n):
-                delta = ChoiceDelta(stream.request_id, choice, text, (65,), finish_reason=reason)
-                stream.take_in(replace(delta, num_cached_tokens=self.num_cached))
+            for choice in choices:
+                choice.gain(text, finish_reason=reason)
         texts = [text for text in self.deltas if isinstance(text, str)]
         whole = CompletionOutput(0, "".join(texts), (65,) * len(texts), "stop")
         timings = Timings(0.0, 0.1, 0.2, 0.3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.detokenizer import Detokenizer
 from realizar.tokenizer.stop_checker import StopChecker
-from realizar.tokenizer.tokenizer import Tokenizer
+from realizar.tokenizer.tokenizer import TokenBytes, Tokenizer
 
 
 class ByteTokens(Tokenizer):
@@ -45,8 +45,8 @@ class ByteTokens(Tokenizer):
 
 
 def grown(tokenizer: Tokenizer, ids: list[int], skip_special: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip_special)
-    return [*(detokenizer.add(index) for index in ids), detokenizer.finish()]
+    detokenizer = Detokenizer(TokenBytes(tokenizer, skip_special=skip_special))
+    return [*(detokenizer.add((index,)) for index in ids), detokenizer.finish()]
 
 
 @given(st.lists(st.integers(0, 256), max_size=40), st.booleans())
@@ -73,7 +73,7 @@ def checked(tokenizer: Tokenizer, ids: list[int], sampling: SamplingParams) -> t
     checker = StopChecker(tokenizer, sampling, eos_ids=(256,))
     text = ""
     for index in ids:
-        text += checker.add(index)
+        text += checker.add((index,))
         if checker.finish_reason is not None:
             return text, checker
     return text + checker.finish(), checker
@@ -108,9 +108,9 @@ def test_stop_strings_in_any_cut(choices: list[int], stops: tuple[str, ...]) -> 
 
 def test_a_possible_start_is_held_back() -> None:
     checker = StopChecker(ByteTokens(), SamplingParams(stop=("\n\nUser",)))
-    given = [checker.add(byte) for byte in b"a\n\nUs"]
+    given = [checker.add((byte,)) for byte in b"a\n\nUs"]
     assert given == ["a", "", "", "", ""]
-    assert checker.add(ord("x")) == "\n\nUsx"
+    assert checker.add((ord("x"),)) == "\n\nUsx"
     assert checker.finish() == ""
 
 
@@ -129,11 +129,11 @@ def test_a_possible_start_is_held_back() -> None:
 def test_stop_tokens(sampling: SamplingParams, text: str, token: int | None) -> None:
     found, checker = checked(ByteTokens(), [ord("a"), ord("b"), 256, ord("c"), ord("d")], sampling)
     assert (found, checker.stop_token_id) == (text, token)
-    assert checker.add(ord("z")) == "" or checker.finish_reason is None
+    assert checker.add((ord("z"),)) == "" or checker.finish_reason is None
 
 
 def test_held_text_comes_out_at_a_stop_token() -> None:
     checker = StopChecker(ByteTokens(), SamplingParams(stop=("abc",)), eos_ids=(256,))
-    assert checker.add(ord("a")) + checker.add(ord("b")) == ""
-    assert checker.add(256) == "ab"
+    assert checker.add((ord("a"),)) + checker.add((ord("b"),)) == ""
+    assert checker.add((256,)) == "ab"
     assert checker.finish() == ""

@@ -1,13 +1,11 @@
-"""`Detokenizer` converts a stream of token ids to text, one at a time."""
+"""`Detokenizer` converts a stream of token ids to text, a few at a time."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection
+from collections.abc import Iterable
 
-from realizar.tokenizer.tokenizer import Tokenizer
-
-_UTF8 = codecs.getincrementaldecoder("utf-8")
+from realizar.tokenizer.tokenizer import TokenBytes
 
 
 class Detokenizer:
@@ -16,21 +14,23 @@ class Detokenizer:
     Bytes of an incomplete character are held back until it is complete or invalid.
 
     Args:
-        tokenizer: the model's tokenizer.
-        skip_special: leave control tokens out.
-        shown: control tokens that are text nevertheless.
+        token_bytes: the bytes of each token, such as `Tokenizer.answer_bytes`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shown: Collection[int] = ()) -> None:
-        self._tokenizer, self._skip_special, self._shown = tokenizer, skip_special, frozenset(shown)
-        self._decoder = _UTF8("replace")
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._bytes_of = token_bytes.__getitem__
+        self._held = b""
 
-    def add(self, token_id: int) -> str:
-        """The text that a token completes; may be empty."""
-        if self._skip_special and token_id not in self._shown and self._tokenizer.is_special(token_id):
-            return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+    def add(self, token_ids: Iterable[int]) -> str:
+        """The text that tokens complete; may be empty."""
+        return self._decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
         """The text that is still held back: U+FFFD for an incomplete character."""
-        return self._decoder.decode(b"", True)
+        return self._decode(b"", is_last=True)
+
+    def _decode(self, new: bytes, *, is_last: bool = False) -> str:
+        data = self._held + new
+        text, used = codecs.utf_8_decode(data, "replace", is_last)
+        self._held = data[used:]
+        return text

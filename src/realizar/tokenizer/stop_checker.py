@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from realizar.outputs import FinishReason
 from realizar.sampling_params import SamplingParams
@@ -25,7 +25,7 @@ class StopChecker:
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, eos_ids: Iterable[int] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer, shown=tokenizer.mark_ids.values())
+        self._detokenizer = Detokenizer(tokenizer.answer_bytes)
         self._stop = sampling.stop
         self._stop_ids = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_ids)
         self._min_tokens = sampling.min_tokens
@@ -39,8 +39,21 @@ class StopChecker:
         """`stop` once the text has stopped."""
         return None if self.stop_string is None and self.stop_token_id is None else "stop"
 
-    def add(self, token_id: int) -> str:
-        """The text that a token completes, including text that was held back. Empty after the stop."""
+    @property
+    def may_stop(self) -> bool:
+        """True if the text may end at a stop string."""
+        return bool(self._stop)
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The text that tokens complete, including text that was held back. Nothing is added after the stop."""
+        if self._stop or not self._stop_ids.isdisjoint(token_ids):
+            return "".join([self._add(token_id) for token_id in token_ids])
+        if self.finish_reason is not None:
+            return ""
+        self._num_tokens += len(token_ids)
+        return self._detokenizer.add(token_ids)
+
+    def _add(self, token_id: int) -> str:
         if self.finish_reason is not None:
             return ""
         self._num_tokens += 1
@@ -48,7 +61,7 @@ class StopChecker:
         if searched and token_id in self._stop_ids:
             self.stop_token_id = token_id
             return self._rest()
-        text = self._detokenizer.add(token_id)
+        text = self._detokenizer.add((token_id,))
         return self._search(text) if searched and self._stop else text
 
     def finish(self) -> str:

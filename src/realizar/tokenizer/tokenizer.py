@@ -45,6 +45,11 @@ class Tokenizer(ABC):
         return {text: ids[0] for text, ids in found.items() if len(ids) == 1}
 
     @functools.cached_property
+    def answer_bytes(self) -> TokenBytes:
+        """The bytes that a token adds to an answer's text: none for control tokens, but for marks."""
+        return TokenBytes(self, shown=self.mark_ids.values())
+
+    @functools.cached_property
     def longest_token(self) -> int:
         """The largest number of characters that one token may stand for, including unknown words."""
         return max(_LONGEST_UNKNOWN, max((len(self.token_text(index)) for index in range(self.vocab_size)), default=0))
@@ -143,6 +148,27 @@ class Tokenizer(ABC):
         add_bos = self.add_bos and not (bos and text.startswith(bos))
         ids = self._encode(text, False, True, restore)
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes that each token adds to a text. A token is looked up in the vocabulary once, when it first comes.
+
+    Args:
+        skip_special: control tokens have no bytes.
+        shown: control tokens that are text nevertheless.
+
+    Raises:
+        InvalidRequestError: from a lookup; the id is outside the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, shown: Iterable[int] = ()) -> None:
+        super().__init__()
+        self._tokenizer, self._skip_special, self._shown = tokenizer, skip_special, frozenset(shown)
+
+    def __missing__(self, token_id: int) -> bytes:
+        hidden = self._skip_special and token_id not in self._shown and self._tokenizer.is_special(token_id)
+        found = self[token_id] = b"" if hidden else self._tokenizer.token_bytes(token_id)
+        return found
 
 
 def _check_encodable(text: str) -> None:

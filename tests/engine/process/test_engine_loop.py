@@ -28,6 +28,7 @@ from realizar.engine.process.transport import FrameReader
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.step_deltas import RequestFailure, StepDeltas
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
 
@@ -107,29 +108,46 @@ def test_a_request_that_can_not_be_queued_is_refused_alone(monkeypatch: pytest.M
 
 
 def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
-    """A step's outputs go one by one where all together are too large, and one that is too large alone is dropped."""
+    """Choices are sent one by one where all together are too large; one that is too large alone ends its request."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         engine = EngineProcess(theirs, max_frame_bytes=4000)
         logprobs = tuple(TokenLogprobs(1, -1.0, 1, ()) for _ in range(1000))
-        small = [TokenOutput(str(number), 0, (number,), 0.0, 0.0, logprobs=logprobs[:50]) for number in range(3)]
-        large = TokenOutput("large", 0, (1,), 0.0, 0.0, prompt_logprobs=logprobs)
-        engine._report(Outputs((small[0], large, *small[1:])))
+        names = ["0", "large", "1", "2"]
+        outputs = [TokenOutput(name, 0, (at,), 0.0, 0.0, logprobs=logprobs[:50]) for at, name in enumerate(names)]
+        outputs[1].prompt_logprobs = logprobs
+        engine._report(Outputs(engine._loop._columns.columns(outputs)))
         theirs.shutdown(socket.SHUT_WR)
         reader: FrameReader[Event] = FrameReader(Event)
-        found: list[TokenOutput] = []
+        found: list[StepDeltas] = []
         while data := ours.recv(65536):
             for event in reader.feed(data):
                 assert isinstance(event, Outputs)
-                found.extend(event.outputs)
-    assert [output for output in found if output.request_id != "large"] == small
-    (failed,) = [output for output in found if output.request_id == "large"]
-    assert failed.error == RowError("a step's results for the request are too large to be sent", "request")
-    assert list(engine._loop._inbox) == [Abort("large")]
+                found.append(event.deltas)
+    tokens = {part.starts[0].request_id: part.token_list() for part in found if not part.failures}
+    assert tokens == {"0": [0], "1": [2], "2": [3]}
+    assert all(len(part.logprobs[0].entries) == 50 for part in found if not part.failures)
+    (failed,) = [part for part in found if part.failures]
+    assert failed.starts[0].request_id == "large"
+    error = RowError("a step's results for the request are too large to be sent", "request")
+    assert failed.failures == (RequestFailure(failed.starts[0].number, error),)
+
+
+def test_a_request_whose_results_could_not_be_sent_ends_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    aborted: list[str] = []
+    monkeypatch.setattr(core, "abort", lambda name, choice=None: aborted.append(name))
+    loop = EngineLoop(lambda event: None)
+    deltas = loop._columns.columns([TokenOutput(name, 1, (1,), 0.0, 0.0) for name in ("a", "b")])
+    loop.abort_unsent(deltas.starts[1].number)
+    loop.abort_unsent(deltas.starts[1].number)  # the second finds it ended
+    loop.post(Shutdown())
+    loop.run(lambda: core)
+    assert aborted == ["b"]
 
 
 def test_the_prompt_of_a_request_that_fails_is_counted_and_forgotten() -> None:
     loop = EngineLoop(lambda event: None)
     loop._prompts["a"] = 5
-    loop._count(TokenOutput("a", 0, (), 0.0, 0.0, error=RowError("no")))
+    loop._count(loop._columns.columns([TokenOutput("a", 0, (), 0.0, 0.0, error=RowError("no"))]))
     assert (loop._prompts, loop._prompt_tokens) == ({}, 5)

@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,7 @@ def test_commands_and_their_answers() -> None:
         assert engine.wait_for(Accepted).request_id == "a"
         tokens: list[int] = []
         while len(tokens) < 6:
-            (output,) = engine.wait_for(Outputs).outputs
-            tokens.extend(output.token_ids)
+            tokens.extend(engine.wait_for(Outputs).deltas.token_list())
         assert tokens == expected_tokens([5], (None,), GREEDY, 6)
         engine.send(Abort("unknown"), Ping(3), AskStats(4))
         assert engine.wait_for(Pong) == Pong(3, 0.0)
@@ -154,27 +154,31 @@ def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
         second = engine.wait_for(Pong)
         assert 0 < first.step_s < second.step_s
         holds.unlink()
-        assert engine.wait_for(Outputs).outputs
+        assert engine.wait_for(Outputs).deltas.token_list()
 
 
 def test_a_slow_consumer_holds_the_engine_up_and_loses_nothing() -> None:
     """The engine's events fill the socket; the engine waits with its steps until they are read."""
     with raw_engine() as engine:
         engine.start()
-        names = [f"{'long name ' * 100}{number}" for number in range(8)]
-        engine.send(*(request(name, number, 200) for number, name in enumerate(names)))
+        listed = replace(GREEDY, logprobs=20)  # they make the messages of a step large
+        engine.send(*(Add(Request(str(number), (number,), listed, 200)) for number in range(8)))
         wait_full(engine.socket)
         read_from_s = time.monotonic()
-        tokens: dict[str, list[int]] = {name: [] for name in names}
+        names: dict[int, str] = {}
+        tokens: dict[str, list[int]] = {str(number): [] for number in range(8)}
         produced_s: list[float] = []
         while any(len(found) < 200 for found in tokens.values()):
-            for output in engine.wait_for(Outputs).outputs:
-                produced_s.append(output.produced_s)
-                tokens[output.request_id].extend(output.token_ids)
+            deltas = engine.wait_for(Outputs).deltas
+            produced_s.append(deltas.produced_s)
+            names.update({start.number: start.request_id for start in deltas.starts})
+            assert not deltas.counts
+            for number, token_id in zip(deltas.number_list(), deltas.token_list(), strict=True):
+                tokens[names[number]].append(token_id)
         assert produced_s == sorted(produced_s)
         assert produced_s[0] < read_from_s < produced_s[-1]
-        for number, name in enumerate(names):
-            assert tokens[name] == expected_tokens([number], (None,), GREEDY, 200)
+        for number in range(8):
+            assert tokens[str(number)] == expected_tokens([number], (None,), GREEDY, 200)
 
 
 @pytest.mark.parametrize(

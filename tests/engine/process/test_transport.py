@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.config import EngineConfig
+from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Abort,
@@ -42,7 +43,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
-from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 
@@ -82,20 +83,22 @@ _OUTPUT = st.builds(
     TokenOutput,
     request_id=_TEXT,
     choice=_COUNT,
-    token_ids=st.lists(_COUNT, max_size=3).map(tuple),
+    token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     scheduled_s=_FLOAT,
     produced_s=_FLOAT,
     logprobs=st.lists(_LOGPROBS, max_size=3).map(tuple),
     finish_reason=st.sampled_from([None, "stop", "length"]),
     stop_token_id=st.none() | _COUNT,
     pooled=st.none() | st.lists(_FLOAT, max_size=4).map(tuple),
+    error=st.none() | st.builds(RowError, _TEXT),
 )
+_DELTAS = st.lists(_OUTPUT, max_size=4).map(lambda outputs: DeltaColumns().columns(outputs))
 _ERROR = st.builds(ErrorRecord, _TEXT, _TEXT, st.none() | _TEXT)
 _EVENTS = st.one_of(
     st.builds(Loading, _TEXT, _FLOAT),
     st.builds(Accepted, _TEXT),
     st.builds(Refused, _TEXT, _ERROR),
-    st.builds(Outputs, st.lists(_OUTPUT, max_size=4).map(tuple)),
+    st.builds(Outputs, _DELTAS),
     st.builds(StatsAnswer, _COUNT, st.builds(EngineStats, _COUNT, _COUNT, step_s=_FLOAT)),
     st.builds(AuditAnswer, _COUNT, st.none() | _TEXT),
     st.builds(Pong, _COUNT, _FLOAT),
@@ -168,6 +171,22 @@ def test_a_record_of_the_wrong_shape_is_refused(body: object) -> None:
     encoded = msgspec.msgpack.encode(body)
     with pytest.raises(FrameError, match="malformed frame"):
         FrameReader(Command).feed(struct.pack(">I", len(encoded)) + encoded)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"numbers": b"\0" * 16, "token_ids": b"\0" * 4}, "2 rows of one token each have 1 tokens"),
+        ({"numbers": b"\0" * 9, "token_ids": b"\0" * 4}, "ends inside a value"),
+        ({"numbers": b"\0" * 8, "counts": b"\0" * 8, "token_ids": b"\0" * 4}, "1 rows have 8 bytes of counts"),
+        ({"numbers": b"\0" * 8, "counts": b"\2\0\0\0", "token_ids": b"\0" * 4}, "do not add up to 1 tokens"),
+        ({"counts": b"", "token_ids": b"\0" * 4}, "0 rows of one token each have 1 tokens"),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, bytes], reason: str) -> None:
+    encoded = msgspec.msgpack.encode({"type": "outputs", "deltas": {"produced_s": 0.0, **columns}})
+    with pytest.raises(FrameError, match=reason):
+        FrameReader(Event).feed(struct.pack(">I", len(encoded)) + encoded)
 
 
 def test_sampling_parameters_are_checked_on_arrival() -> None:

@@ -27,7 +27,7 @@ from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
 from realizar.server.metrics import Metrics
 from realizar.server.tokenizer_routes import MAX_BYTES
 from server.http.http_door import SETTINGS, Door, at_the_door
-from server.scripted_engine import ByteTokenizer
+from server.scripted_engine import ByteTokenizer, ScriptedChoice
 
 HEAD = "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}\r\n"
 
@@ -66,8 +66,9 @@ def test_an_answer_that_runs_is_not_ended_for_what_others_hold() -> None:
     async def main() -> list[ChoiceDelta]:
         stream = AsyncStream("x", lambda: None)
         entries = (None,) * (100 * FREE_BYTES // 500)
+        choice = ScriptedChoice(stream)
         for text in "abc":
-            stream.take_in(ChoiceDelta("x", 0, text, (65,), logprobs=cast("Any", entries)))
+            choice.gain(text, logprobs=cast("Any", entries))
         stream.end(RequestOutput("x", None, (65,), (), Timings(0.0, 0.1, 0.2, 0.3)))
         return [delta async for delta in deltas_of(stream, Metrics("m"), running, 0)]
 

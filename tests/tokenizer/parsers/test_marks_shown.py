@@ -34,7 +34,7 @@ def test_marks_reach_the_parser() -> None:
     ids = tokenizer.encode('[INST][TOOL_CALLS]f[ARGS]{"a":1}</s>', add_special=False)
     assert ids[:2] == [4, 2]
     checker = StopChecker(tokenizer, SamplingParams(), tokenizer.eos_ids)
-    texts = [checker.add(token_id) for token_id in ids]
+    texts = [checker.add((token_id,)) for token_id in ids]
     assert "".join(texts) == '[TOOL_CALLS]f[ARGS]{"a":1}'
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert parse(choose_parser(find_format(tokenizer.chat_template), tools), texts) == Answer(

@@ -12,7 +12,7 @@ from realizar.engine.clients.async_link import EngineLink, closed_error
 from realizar.engine.clients.async_questions import Questions
 from realizar.engine.clients.async_requests import OpenRequests
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.output_processor import GrowingText
+from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
@@ -261,7 +261,7 @@ class AsyncEngine:
     def handle(self, event: Event) -> None:
         """Handle an event of the engine. The link calls this."""
         if isinstance(event, Outputs):
-            self._requests.take_in(event.outputs)
+            self._requests.take_in(event.deltas)
         elif isinstance(event, Accepted):
             self._requests.answer(event.request_id, None)
         elif isinstance(event, Refused):

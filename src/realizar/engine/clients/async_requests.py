@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.output_errors import error_of
-from realizar.engine.clients.output_processor import GrowingText, OutputProcessor
+from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
+from realizar.engine.clients.output_processor import OutputProcessor
 from realizar.engine.clients.suspects import Suspects
 from realizar.engine.process.messages import Abort, Add
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
-from realizar.outputs import TokenOutput
+from realizar.outputs import RequestOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-
-_LOG = logging.getLogger(__name__)
+from realizar.step_deltas import StepDeltas
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class OpenRequests:
         send: Callable[[Add | Abort], None],
         on_empty: Callable[[], None],
     ) -> None:
-        self._processor = OutputProcessor(new_text)
+        self._processor = OutputProcessor(new_text, self)
         self._send, self._on_empty = send, on_empty
         self._open: dict[str, _Open] = {}
         self.suspects = Suspects()
@@ -74,9 +72,9 @@ class OpenRequests:
         request_id = request.request_id
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use", "request_id")
-        stream = AsyncStream(request_id, lambda: self._abort(request_id), keep_deltas=keep_deltas)
+        stream = AsyncStream(request_id, lambda: self._abort(request_id))
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._processor.add(request, prompt)
+        self._processor.add(request, prompt, stream.note if keep_deltas else None)
         self._open[request_id] = _Open(stream, request, accepted)
         self._num_choices += request.sampling.n
         try:
@@ -97,17 +95,33 @@ class OpenRequests:
         else:
             self._end(request_id, error)
 
-    def take_in(self, outputs: Iterable[TokenOutput]) -> None:
-        """Distribute a step's outputs; outputs of requests that are not open are ignored."""
-        for output in outputs:
-            entry = self._open.get(output.request_id)
-            if entry is None:
-                continue
-            try:
-                self._deliver(output, entry.stream)
-            except Exception:  # noqa: BLE001 - one request's text must not cost the others theirs
-                _LOG.exception("the text of %s failed", output.request_id)
-                self._abort(output.request_id, RequestFailedError("the tokens could not be turned into text"))
+    def take_in(self, deltas: StepDeltas) -> None:
+        """Distribute a step's deltas; those of requests that are not open are ignored."""
+        self._processor.take_in(deltas)
+
+    def choice_ended(self, choice: GrowingChoice) -> None:
+        """See `OutputListener`."""
+        if isinstance(choice.stop_reason, str):
+            self._send(Abort(choice.request_id, choice.index))
+        self._note_end()
+
+    def request_ended(self, output: RequestOutput, last: GrowingChoice) -> None:
+        """See `OutputListener`."""
+        entry = self._open[output.request_id]
+        self.suspects.clear(entry.request)
+        if isinstance(last.stop_reason, str):  # the stop string was found here: the engine goes on until the abort
+            self.suspects.note_aborted(entry.request)
+        self._forget(output.request_id)
+        entry.stream.end(output)
+
+    def request_failed(self, request_id: str, error: RealizarError) -> None:
+        """See `OutputListener`."""
+        self.suspects.clear(self._open[request_id].request)
+        self._end(request_id, error)
+
+    def text_failed(self, request_id: str) -> None:
+        """See `OutputListener`."""
+        self._abort(request_id, RequestFailedError("the tokens could not be turned into text"))
 
     @property
     def may_be_to_blame(self) -> bool:
@@ -123,30 +137,7 @@ class OpenRequests:
         self.suspects.forget_aborted()
         for request_id in list(self._open):
             self._end(request_id, error)
-
-    def _deliver(self, output: TokenOutput, stream: AsyncStream) -> None:
-        error = error_of(output)
-        if error is not None:
-            self.suspects.clear(self._open[output.request_id].request)
-            self._end(output.request_id, error)
-            return
-        delta = self._processor.process(output)
-        if delta is None:
-            return
-        if isinstance(delta.stop_reason, str):
-            self._send(Abort(delta.request_id, delta.choice))
-        stream.take_in(delta)
-        if delta.finish_reason is None:
-            return
-        self._note_end()
-        whole = self._processor.finished(delta.request_id, output.produced_s)
-        if whole is not None:
-            request = self._open[delta.request_id].request
-            self.suspects.clear(request)
-            if isinstance(delta.stop_reason, str):  # the stop string was found here: the engine goes on until the abort
-                self.suspects.note_aborted(request)
-            self._forget(delta.request_id)
-            stream.end(whole)
+        self._processor.discard_all()
 
     def _abort(self, request_id: str, error: RealizarError | None = None) -> None:
         if request_id in self._open:

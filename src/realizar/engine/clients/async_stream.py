@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 
 
+class DeltaSource(Protocol):
+    """A choice with a delta to take; `GrowingChoice` is one."""
+
+    def take_delta(self) -> ChoiceDelta | None:
+        """All that the choice gained since the last call; None if its request has failed."""
+
+
 class AsyncStream:
     """A stream of deltas. Iterate it, read `result`, or do both; use it as a context manager, or call `close`.
 
-    Deltas that arrive between two reads are joined, one per choice: a slow consumer gets fewer and larger deltas.
+    A delta is taken when it is read, with all that its choice gained until then: a slow consumer gets fewer and larger
+    deltas.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[], None], *, keep_deltas: bool = True) -> None:
+    def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
         self.request_id = request_id
-        self._keep_deltas = keep_deltas
         self._abort = abort
-        self._pending: dict[int, list[ChoiceDelta]] = {}
-        self._news = asyncio.Event()
-        self._end: asyncio.Future[RequestOutput] = asyncio.get_running_loop().create_future()
+        self._news: deque[DeltaSource] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
+        self._end: asyncio.Future[RequestOutput] = self._loop.create_future()
         self._end.add_done_callback(_retrieve)
 
     def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
@@ -38,12 +46,14 @@ class AsyncStream:
 
     async def _iterate(self) -> AsyncIterator[ChoiceDelta]:
         while True:
-            while self._pending:
-                yield _join(self._pending.pop(next(iter(self._pending))))
+            while self._news:
+                delta = self._news.popleft().take_delta()
+                if delta is not None:
+                    yield delta
             if self.done:
                 break
-            self._news.clear()
-            await self._news.wait()
+            self._waiting = self._loop.create_future()
+            await self._waiting
         self._end.result()
 
     @property
@@ -72,11 +82,10 @@ class AsyncStream:
     ) -> None:
         self.close()
 
-    def take_in(self, delta: ChoiceDelta) -> None:
-        """Take in a delta. The engine calls this."""
-        if self._keep_deltas:
-            self._pending.setdefault(delta.choice, []).append(delta)
-            self._news.set()
+    def note(self, source: DeltaSource) -> None:
+        """Note that a choice has a delta to take. The engine calls this once for each delta."""
+        self._news.append(source)
+        self._wake()
 
     def end(self, outcome: RequestOutput | RealizarError) -> None:
         """End the stream. The engine calls this."""
@@ -86,19 +95,12 @@ class AsyncStream:
             self._end.set_exception(outcome)
         else:
             self._end.set_result(outcome)
-        self._news.set()
+        self._wake()
 
-
-def _join(deltas: list[ChoiceDelta]) -> ChoiceDelta:
-    """Join deltas of one choice."""
-    if len(deltas) == 1:
-        return deltas[0]
-    return replace(
-        deltas[-1],
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
-    )
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
 
 
 def _retrieve(end: asyncio.Future[RequestOutput]) -> None:

@@ -6,24 +6,23 @@ A caller that waits for a request runs the engine's steps, for all open requests
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.interrupts import interrupts_deferred
-from realizar.engine.clients.output_errors import error_of
-from realizar.engine.clients.output_processor import GrowingText, OutputProcessor
+from realizar.engine.clients.output_processor import OutputProcessor
 from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import DeviceLostError, EngineDeadError, QueueFullError, RealizarError, RequestFailedError
-from realizar.outputs import ChoiceDelta, RequestOutput, TokenOutput
+from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 
-_LOG = logging.getLogger(__name__)
 _ANEW = "close this LLM and make a new one"
 _IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make a new LLM in a new process"
 
@@ -31,10 +30,10 @@ _IN_A_NEW_PROCESS = "no model can run on that GPU in this process any more: make
 class RequestStream:
     """One open request. Iterate its deltas, then read `result`; use it as a context manager, or call `close`."""
 
-    def __init__(self, client: EngineClient, request_id: str, keep_deltas: bool) -> None:
+    def __init__(self, client: EngineClient, request_id: str) -> None:
         self._client = client
-        self._keep_deltas = keep_deltas
         self._deltas: deque[ChoiceDelta] = deque()
+        self._noted: list[GrowingChoice] = []
         self._output: RequestOutput | None = None
         self._error: RealizarError | None = None
         self.request_id = request_id
@@ -89,13 +88,21 @@ class RequestStream:
     ) -> None:
         self.close()
 
-    def take_in(self, delta: ChoiceDelta) -> None:
-        """Take in a delta. The client calls this."""
-        if self._keep_deltas:
-            self._deltas.append(delta)
+    def note(self, choice: GrowingChoice) -> None:
+        """Note that a choice has a delta. The client calls this."""
+        self._noted.append(choice)
+
+    def take_noted(self) -> None:
+        """Take the deltas of the step that brought them. The client calls this once it has the step's."""
+        for choice in self._noted:
+            delta = choice.take_delta()
+            if delta is not None:
+                self._deltas.append(delta)
+        self._noted.clear()
 
     def end(self, output: RequestOutput | None, error: RealizarError | None = None) -> None:
         """End the stream. The client calls this."""
+        self.take_noted()
         self._output, self._error = output, error
 
 
@@ -112,7 +119,8 @@ class EngineClient:
         self, core: EngineCore, new_text: Callable[[SamplingParams], GrowingText], end_ids: Collection[int] = ()
     ) -> None:
         self._core = core
-        self._processor = OutputProcessor(new_text)
+        self._columns = DeltaColumns()
+        self._processor = OutputProcessor(new_text, self)
         self._end_ids = frozenset(end_ids)
         self._streams: dict[str, RequestStream] = {}
         self._lock = threading.Lock()
@@ -150,12 +158,12 @@ class EngineClient:
             score_only=score_only,
         )
         self._prepare_grammar(request)
-        stream = RequestStream(self, request.request_id, keep_deltas)
+        stream = RequestStream(self, request.request_id)
         with interrupts_deferred(), self._lock:
             if self._death is not None:
                 raise EngineDeadError(self._death)
             self._core.add(request)
-            self._processor.add(request, prompt)
+            self._processor.add(request, prompt, stream.note if keep_deltas else None)
             self._streams[request.request_id] = stream
         return stream
 
@@ -204,42 +212,41 @@ class EngineClient:
             self._death = f"{error}; {_IN_A_NEW_PROCESS if lost else _ANEW}"
             self._fail(EngineDeadError(self._death))
             return
-        for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is None:
-                continue
-            try:
-                self._deliver(output, stream)
-            except Exception:  # noqa: BLE001 - one request's text must not cost the others theirs
-                _LOG.exception("the text of %s failed", output.request_id)
-                self._forget(stream)
-                stream.end(None, RequestFailedError("the tokens could not be turned into text"))
+        if outputs:
+            self._processor.take_in(self._columns.columns(outputs))
+            for stream in self._streams.values():
+                stream.take_noted()
 
-    def _deliver(self, output: TokenOutput, stream: RequestStream) -> None:
-        error = error_of(output)
-        if error is not None:
-            self._forget(stream)
-            stream.end(None, error)
-            return
-        delta = self._processor.process(output)
-        if delta is None:
-            return
-        if isinstance(delta.stop_reason, str):
-            self._core.abort(delta.request_id, delta.choice)
-        stream.take_in(delta)
-        if delta.finish_reason is not None:
-            whole = self._processor.finished(delta.request_id, output.produced_s)
-            if whole is not None:
-                del self._streams[delta.request_id]
-                stream.end(whole)
+    def choice_ended(self, choice: GrowingChoice) -> None:
+        """See `OutputListener`."""
+        if isinstance(choice.stop_reason, str):
+            self._abort_in_core(choice.request_id, choice.index)
+
+    def request_ended(self, output: RequestOutput, last: GrowingChoice) -> None:
+        """See `OutputListener`."""
+        self._streams.pop(output.request_id).end(output)
+
+    def request_failed(self, request_id: str, error: RealizarError) -> None:
+        """See `OutputListener`."""
+        stream = self._streams[request_id]
+        self._forget(stream)
+        stream.end(None, error)
+
+    def text_failed(self, request_id: str) -> None:
+        """See `OutputListener`."""
+        self.request_failed(request_id, RequestFailedError("the tokens could not be turned into text"))
+
+    def _abort_in_core(self, request_id: str, choice: int | None = None) -> None:
+        self._core.abort(request_id, choice)
+        self._columns.forget(request_id, choice)
 
     def _forget(self, stream: RequestStream) -> None:
         del self._streams[stream.request_id]
-        self._core.abort(stream.request_id)
+        self._abort_in_core(stream.request_id)
         self._processor.discard(stream.request_id)
 
     def _fail(self, error: EngineDeadError) -> None:
-        for request_id, stream in self._streams.items():
-            self._processor.discard(request_id)
+        for stream in self._streams.values():
             stream.end(None, error)
         self._streams.clear()
+        self._processor.discard_all()

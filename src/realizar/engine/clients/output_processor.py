@@ -1,161 +1,196 @@
-"""`OutputProcessor` turns tokens into text, for each request and choice: as deltas of a stream and as a whole."""
+"""`OutputProcessor` turns the deltas of steps into those of streams, and into whole outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from realizar.outputs import (
-    ChoiceDelta,
-    CompletionOutput,
-    FinishReason,
-    RequestOutput,
-    Timings,
-    TokenLogprobs,
-    TokenOutput,
-)
+from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
+from realizar.engine.clients.output_errors import error_of
+from realizar.errors import RealizarError
+from realizar.outputs import RequestOutput, Timings, TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, StepDeltas
+
+_LOG = logging.getLogger(__name__)
 
 
-class GrowingText(Protocol):
-    """The growing text of one choice; `tokenizer.stop_checker.StopChecker` implements it."""
+class OutputListener(Protocol):
+    """Receives the ends that a step brings, while `OutputProcessor.take_in` runs."""
 
-    def add(self, token_id: int) -> str:
-        """The text that a token completes. It may be empty, and may include text that was held back."""
+    def choice_ended(self, choice: GrowingChoice) -> None:
+        """Called at the end of a choice. Where its `stop_reason` is a string, the engine still has it: abort it."""
 
-    def finish(self) -> str:
-        """The text that is still held back at the end."""
+    def request_ended(self, output: RequestOutput, last: GrowingChoice) -> None:
+        """Called when all choices of a request have ended, `last` the last of them. The request is forgotten."""
 
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text, or None."""
+    def request_failed(self, request_id: str, error: RealizarError) -> None:
+        """Called when the engine has ended a request without its output. The request is forgotten."""
 
-
-@dataclass(slots=True)
-class _Choice:
-    text: GrowingText
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
+    def text_failed(self, request_id: str) -> None:
+        """Called when a request's tokens could not be turned into text. The listener discards it and aborts it."""
 
 
 @dataclass(slots=True)
 class _Open:
     request: Request
     prompt: str | None
-    choices: list[_Choice]
+    choices: list[GrowingChoice]
+    num_growing: int
+    numbers: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
 
 
 class OutputProcessor:
-    """Owns the text of every open request.
+    """Owns the choices of every open request.
 
     Args:
         new_text: makes the text of a choice from the request's sampling parameters.
+        listener: receives the ends.
     """
 
-    def __init__(self, new_text: Callable[[SamplingParams], GrowingText]) -> None:
-        self._new_text = new_text
+    def __init__(self, new_text: Callable[[SamplingParams], GrowingText], listener: OutputListener) -> None:
+        self._new_text, self._listener = new_text, listener
         self._open: dict[str, _Open] = {}
+        self._numbered: dict[int, _Open] = {}  # by the engine's numbers of their choices
+        self._growing: dict[int, GrowingChoice] = {}  # by the same
+        self._first_wanted: dict[int, _Open] = {}  # those whose first token has not come
 
-    def add(self, request: Request, prompt: str | None = None) -> None:
-        """Start a request; `prompt` is its text if it came as text."""
-        choices = [_Choice(self._new_text(request.sampling)) for _ in range(request.sampling.n)]
-        self._open[request.request_id] = _Open(request, prompt, choices)
+    def add(self, request: Request, prompt: str | None, on_news: Callable[[GrowingChoice], None] | None) -> None:
+        """Start a request.
+
+        Args:
+            prompt: its text, if it came as text.
+            on_news: called with a choice that has a delta to take; not called again before that is taken. None if only
+                the whole output is wanted.
+        """
+        request_id, number = request.request_id, request.sampling.n
+
+        def fail(error: Exception) -> None:
+            _LOG.error("the text of %s failed", request_id, exc_info=error)
+            self._listener.text_failed(request_id)
+
+        choices = [
+            GrowingChoice(request_id, index, self._new_text(request.sampling), fail, on_news) for index in range(number)
+        ]
+        self._open[request_id] = _Open(request, prompt, choices, number)
 
     def discard(self, request_id: str) -> None:
-        """Forget a request; its later outputs are ignored."""
-        self._open.pop(request_id, None)
+        """Forget a request; what later deltas have of it is ignored."""
+        entry = self._open.pop(request_id, None)
+        for number in () if entry is None else entry.numbers:
+            for by_number in (self._numbered, self._growing, self._first_wanted):
+                by_number.pop(number, None)
 
-    def process(self, output: TokenOutput) -> ChoiceDelta | None:
-        """Take in a step's tokens of one choice.
+    def discard_all(self) -> None:
+        """Forget every request, since their engine is gone; another one gives numbers anew."""
+        for kept in (self._open, self._numbered, self._growing, self._first_wanted):
+            kept.clear()
 
-        A delta whose `stop_reason` is a string ended here, so the caller must abort that choice in the engine. The
-        result is None for a choice that has ended, or a request that is not open.
-        """
-        entry = self._open.get(output.request_id)
-        if entry is None or entry.choices[output.choice].finish_reason is not None:
-            return None
-        choice = entry.choices[output.choice]
-        entry.prompt_logprobs.extend(output.prompt_logprobs)
+    def take_in(self, deltas: StepDeltas) -> None:
+        """Take in a step. Choices that are not open are passed over: they were aborted a moment ago."""
+        for start in deltas.starts:
+            self._start(start)
+        for scored in deltas.prompt_logprobs:
+            self._take_scored(scored)
+        growing = self._growing
+        for part in deltas.logprobs:
+            if (choice := growing.get(part.number)) is not None:
+                choice.take_logprobs(part.entries)
+        numbers, token_ids = deltas.number_list(), deltas.token_list()
+        if self._first_wanted:
+            self._note_first(numbers, deltas.produced_s)
+        if deltas.counts:
+            numbers = [number for number, count in zip(numbers, deltas.count_list(), strict=True) for _ in range(count)]
+        for number, token_id in zip(numbers, token_ids, strict=True):
+            choice = growing.get(number)
+            if choice is None:
+                continue
+            if not choice.may_stop:
+                choice.token_ids.append(token_id)
+            elif choice.stops_at(token_id):
+                self._end(number, choice, deltas.produced_s)
+                continue
+            if not choice.is_noted:
+                choice.note()
+        for end in deltas.ends:
+            self._take_end(end, deltas.produced_s)
+        for failure in deltas.failures:
+            if (entry := self._numbered.get(failure.number)) is not None:
+                self.discard(entry.request.request_id)
+                self._listener.request_failed(entry.request.request_id, error_of(failure.error))
+
+    def _start(self, start: ChoiceStart) -> None:
+        entry = self._open.get(start.request_id)
+        if entry is None:
+            return
+        entry.numbers.append(start.number)
+        self._numbered[start.number] = entry
+        choice = self._growing[start.number] = entry.choices[start.choice]
         if entry.scheduled_s is None:
-            entry.scheduled_s = output.scheduled_s
-        if output.choice == 0:
-            entry.num_cached_tokens = output.num_cached_tokens
-        if output.pooled is not None:
-            entry.pooled = output.pooled
-        if entry.first_token_s is None and (output.token_ids or output.finish_reason is not None):
-            entry.first_token_s = output.produced_s
-        return self._take_in(choice, output, entry.num_cached_tokens)
+            entry.scheduled_s = start.scheduled_s
+        if entry.first_token_s is None:
+            self._first_wanted[start.number] = entry
+        if choice.index == 0:
+            for each in entry.choices:
+                each.num_cached_tokens = start.num_cached_tokens
 
-    def finished(self, request_id: str, now_s: float) -> RequestOutput | None:
-        """The whole output of a request whose choices have all ended, which is then forgotten; otherwise None."""
-        entry = self._open.get(request_id)
-        if entry is None or any(choice.finish_reason is None for choice in entry.choices):
-            return None
-        del self._open[request_id]
-        request = entry.request
-        sampling = request.sampling
-        return RequestOutput(
-            request_id=request_id,
-            prompt=entry.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=tuple(
-                CompletionOutput(
-                    index=index,
-                    text="".join(choice.texts),
-                    token_ids=tuple(choice.token_ids),
-                    finish_reason=choice.finish_reason or "stop",
-                    logprobs=None if sampling.logprobs is None else tuple(choice.logprobs),
-                    stop_reason=choice.stop_reason,
-                )
-                for index, choice in enumerate(entry.choices)
-            ),
-            timings=Timings(
-                arrival_s=request.arrival_s,
-                scheduled_s=now_s if entry.scheduled_s is None else entry.scheduled_s,
-                first_token_s=now_s if entry.first_token_s is None else entry.first_token_s,
-                finished_s=now_s,
-            ),
-            prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *entry.prompt_logprobs),
-            num_cached_tokens=entry.num_cached_tokens,
-            pooled=entry.pooled,
-        )
+    def _take_scored(self, scored: ChoiceLogprobs) -> None:
+        """Take in log-probabilities of a prompt; a delta without tokens tells the consumer that the prompt is read."""
+        choice = self._growing.get(scored.number)
+        if choice is not None:
+            self._numbered[scored.number].prompt_logprobs.extend(scored.entries)
+            choice.note()
 
-    def _take_in(self, choice: _Choice, output: TokenOutput, num_cached_tokens: int) -> ChoiceDelta:
-        texts: list[str] = []
-        taken = len(output.token_ids)
-        finish_reason, stop_reason = output.finish_reason, output.stop_token_id
-        stop_string: str | None = None
-        text_ids = output.token_ids if output.stop_token_id is None else output.token_ids[:-1]
-        for count, token_id in enumerate(text_ids, start=1):
-            texts.append(choice.text.add(token_id))
-            stop_string = choice.text.stop_string
-            if stop_string is not None:
-                taken, finish_reason = count, "stop"
-                break
-        if finish_reason is not None and stop_string is None:
-            texts.append(choice.text.finish())
-        delta = ChoiceDelta(
-            request_id=output.request_id,
-            choice=output.choice,
-            text="".join(texts),
-            token_ids=output.token_ids[:taken],
-            logprobs=output.logprobs[:taken],
-            finish_reason=finish_reason,
-            stop_reason=stop_reason if stop_string is None else stop_string,
-            num_cached_tokens=num_cached_tokens,
-        )
-        choice.texts.append(delta.text)
-        choice.token_ids.extend(delta.token_ids)
-        choice.logprobs.extend(delta.logprobs)
-        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-        return delta
+    def _note_first(self, numbers: Iterable[int], now_s: float) -> None:
+        """Note the time of requests' first tokens, which are few of a step's."""
+        for number in numbers:
+            entry = self._first_wanted.pop(number, None)
+            if entry is not None and entry.first_token_s is None:
+                entry.first_token_s = now_s
+
+    def _take_end(self, end: ChoiceEnd, now_s: float) -> None:
+        choice = self._growing.get(end.number)
+        if choice is None or not choice.end(end.finish_reason, end.stop_token_id):
+            return
+        self._numbered[end.number].pooled = end.pooled
+        self._end(end.number, choice, now_s)
+
+    def _end(self, number: int, choice: GrowingChoice, now_s: float) -> None:
+        entry = self._numbered[number]
+        del self._growing[number]
+        self._first_wanted.pop(number, None)
+        if entry.first_token_s is None:
+            entry.first_token_s = now_s
+        choice.note()
+        self._listener.choice_ended(choice)
+        entry.num_growing -= 1
+        if not entry.num_growing:
+            self.discard(entry.request.request_id)
+            self._listener.request_ended(_output_of(entry, now_s), choice)
+
+
+def _output_of(entry: _Open, now_s: float) -> RequestOutput:
+    """The whole output of a request whose choices have all ended."""
+    request, sampling = entry.request, entry.request.sampling
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=entry.prompt,
+        prompt_token_ids=request.prompt_token_ids,
+        outputs=tuple(choice.completion(with_logprobs=sampling.logprobs is not None) for choice in entry.choices),
+        timings=Timings(
+            arrival_s=request.arrival_s,
+            scheduled_s=now_s if entry.scheduled_s is None else entry.scheduled_s,
+            first_token_s=now_s if entry.first_token_s is None else entry.first_token_s,
+            finished_s=now_s,
+        ),
+        prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *entry.prompt_logprobs),
+        num_cached_tokens=entry.choices[0].num_cached_tokens,
+        pooled=entry.pooled,
+    )

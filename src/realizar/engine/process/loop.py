@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
@@ -31,7 +33,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, RealizarError
-from realizar.outputs import TokenOutput
+from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _IDLE_S = 1.0  # after so long without work, the block audit is run
@@ -45,6 +47,16 @@ class _Compiled:
     error: RealizarError | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """A choice whose deltas could not be sent, by its number."""
+
+    number: int
+
+
+_Command: TypeAlias = Command | _Compiled | _Unsent
+
+
 class EngineLoop:
     """The step loop with an inbox, read between steps.
 
@@ -54,7 +66,7 @@ class EngineLoop:
 
     def __init__(self, report: Callable[[Event], None]) -> None:
         self._report = report
-        self._inbox: deque[Command | _Compiled] = deque()
+        self._inbox: deque[_Command] = deque()
         self._news = threading.Condition()
         self._step_started_s: float | None = None
         self._num_steps = self._num_audited_steps = 0
@@ -62,15 +74,20 @@ class EngineLoop:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
+        self._columns = DeltaColumns()
         self._compiling: dict[
             str, tuple[Add, Callable[[], None]]
         ] = {}  # with the function that cancels the compilation, by id
 
-    def post(self, command: Command | _Compiled) -> None:
+    def post(self, command: _Command) -> None:
         """Put a command into the inbox without waiting. Any thread may call this."""
         with self._news:
             self._inbox.append(command)
             self._news.notify()
+
+    def abort_unsent(self, number: int) -> None:
+        """End the request of a choice whose deltas could not be sent, unless it has ended. Any thread may call this."""
+        self.post(_Unsent(number))
 
     @property
     def step_age_s(self) -> float:
@@ -107,7 +124,7 @@ class EngineLoop:
             if core.has_work:
                 self._step(core)
 
-    def _next_commands(self, core: EngineCore) -> list[Command | _Compiled]:
+    def _next_commands(self, core: EngineCore) -> list[_Command]:
         """Take the commands from the inbox, waiting if there is no work. Each idle time runs the block audit once."""
         while True:
             audited = self._num_audited_steps == self._num_steps
@@ -129,14 +146,15 @@ class EngineLoop:
         self._step_s += time.monotonic() - started_s
         self._num_steps += 1
         if outputs:
-            for output in outputs:
-                self._count(output)
-            self._report(Outputs(tuple(outputs)))
+            deltas = self._columns.columns(outputs)
+            self._count(deltas)
+            self._report(Outputs(deltas))
 
-    def _count(self, output: TokenOutput) -> None:
-        self._generation_tokens += len(output.token_ids)
-        if output.token_ids or output.finish_reason is not None or output.error is not None:
-            self._prompt_tokens += self._prompts.pop(output.request_id, 0)
+    def _count(self, deltas: StepDeltas) -> None:
+        """Count a step's tokens, and the prompts of requests of which nothing came before."""
+        self._generation_tokens += deltas.num_tokens
+        for start in deltas.starts:
+            self._prompt_tokens += self._prompts.pop(start.request_id, 0)
 
     def _compile(self, core: EngineCore, command: Add) -> None:
         """Compile a request's grammar in the background; the request is added afterwards."""
@@ -162,22 +180,30 @@ class EngineLoop:
         self._prompts[request.request_id] = request.num_prompt_tokens
         self._report(Accepted(request.request_id))
 
-    def _handle(self, core: EngineCore, command: Command | _Compiled) -> None:
+    def _handle(self, core: EngineCore, command: _Command) -> None:
         if isinstance(command, _Compiled):
             self._take_compiled(core, command)
         elif isinstance(command, Add):
             self._add(core, command)
         elif isinstance(command, Abort):
-            core.abort(command.request_id, command.choice)
-            if command.choice is None:
-                _, cancel = self._compiling.pop(command.request_id, (None, None))
-                if cancel is not None:
-                    cancel()
-                self._prompts.pop(command.request_id, None)
+            self._abort(core, command.request_id, command.choice)
+        elif isinstance(command, _Unsent):
+            request_id = self._columns.request_of(command.number)
+            if request_id is not None:
+                self._abort(core, request_id)
         elif isinstance(command, AskStats):
             self._report(StatsAnswer(command.ticket, self._stats(core)))
         elif isinstance(command, AskAudit):
             self._report(AuditAnswer(command.ticket, _audit(core)))
+
+    def _abort(self, core: EngineCore, request_id: str, choice: int | None = None) -> None:
+        core.abort(request_id, choice)
+        self._columns.forget(request_id, choice)
+        if choice is None:
+            _, cancel = self._compiling.pop(request_id, (None, None))
+            if cancel is not None:
+                cancel()
+            self._prompts.pop(request_id, None)
 
     def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
         request_id = compiled.add.request.request_id

@@ -21,13 +21,15 @@ from realizar.engine.clients.async_link import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process.loop import EngineLoop
-from realizar.engine.process.messages import Abort, Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
+from realizar.engine.process.messages import Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
 from realizar.engine.process.transport import MAX_FRAME_BYTES, FrameError, FrameReader, encode_frame
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import RowError
+from realizar.step_deltas import RequestFailure, StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
+_TOO_LARGE = "a step's results for the request are too large to be sent"
 
 Loader = Callable[[Load, LoadProgress], EngineCore]
 
@@ -104,7 +106,7 @@ class EngineProcess:
         except FrameError:
             if not isinstance(event, Outputs):
                 raise
-            frames = [self._frame_of(output) for output in event.outputs]
+            frames = self._frames_apart(event.deltas)
         try:
             for frame in frames:
                 with self._sending:
@@ -112,16 +114,19 @@ class EngineProcess:
         except OSError:
             os._exit(1)
 
-    def _frame_of(self, output: TokenOutput) -> bytes:
-        """The frame of one output, for a step whose outputs don't fit one frame. A request ends if one is too large."""
-        try:
-            return encode_frame(Outputs((output,)), self._max_frame_bytes)
-        except FrameError as error:
-            _LOG.warning("request %s ended: %s", output.request_id, error)
-            self._loop.post(Abort(output.request_id))
-            refusal = RowError("a step's results for the request are too large to be sent", "request")
-            times = output.scheduled_s, output.produced_s
-            return encode_frame(Outputs((TokenOutput(output.request_id, output.choice, (), *times, error=refusal),)))
+    def _frames_apart(self, deltas: StepDeltas) -> list[bytes]:
+        """A frame for each choice of a step whose deltas don't fit one. One too large alone ends its request."""
+        frames: list[bytes] = []
+        for number, part in deltas.apart():
+            try:
+                frames.append(encode_frame(Outputs(part), self._max_frame_bytes))
+            except FrameError as error:
+                _LOG.warning("a request ended: %s", error)
+                self._loop.abort_unsent(number)
+                refusal = RequestFailure(number, RowError(_TOO_LARGE, "request"))
+                part = StepDeltas(part.produced_s, starts=part.starts, failures=(refusal,))
+                frames.append(encode_frame(Outputs(part)))
+        return frames
 
 
 def run_process(descriptor: int, loader: Loader = load_model) -> int:

@@ -14,8 +14,8 @@ from realizar import errors
 from realizar.backends.base import Capacity
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.metrics import EngineStats
-from realizar.outputs import TokenOutput
 from realizar.request import Request
+from realizar.step_deltas import StepDeltas
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -118,9 +118,9 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """The outputs of one step."""
+    """The output of one step, for all its choices."""
 
-    outputs: tuple[TokenOutput, ...]
+    deltas: StepDeltas
 
 
 class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):

@@ -1,0 +1,168 @@
+"""`GrowingChoice`: the tokens and the text of one choice while they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from realizar.outputs import ChoiceDelta, CompletionOutput, FinishReason, TokenLogprobs
+
+
+class GrowingText(Protocol):
+    """The growing text of one choice; `tokenizer.stop_checker.StopChecker` implements it."""
+
+    @property
+    def may_stop(self) -> bool:
+        """True if the text may end at a stop string. Tokens are then added as they come, one at a time."""
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The text that tokens complete. It may be empty, and may include text that was held back."""
+
+    def finish(self) -> str:
+        """The text that is still held back at the end."""
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, or None."""
+
+
+class GrowingChoice:
+    """One choice of an open request.
+
+    A text that may stop the choice is made with every token. Any other text is made when it is asked for, so that the
+    tokens which came meanwhile are converted together.
+
+    Args:
+        index: among the n choices.
+        on_text_error: called with an exception that `text` raised. It must end the request.
+        on_news: called by `note`; None if deltas are not wanted.
+
+    Attributes:
+        token_ids: all tokens so far.
+        num_cached_tokens: prompt tokens that the request's first choice found in the prefix cache, as far as known.
+        is_noted: nobody has to be called: the consumer knows that there is a delta to take, or wants none.
+        finish_reason, stop_reason: None while it grows.
+    """
+
+    __slots__ = (
+        "_failed",
+        "_given_texts",
+        "_given_tokens",
+        "_logprobs",
+        "_num_spelled",
+        "_on_news",
+        "_on_text_error",
+        "_text",
+        "_texts",
+        "finish_reason",
+        "index",
+        "is_noted",
+        "may_stop",
+        "num_cached_tokens",
+        "request_id",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        text: GrowingText,
+        on_text_error: Callable[[Exception], None],
+        on_news: Callable[[GrowingChoice], None] | None,
+    ) -> None:
+        self.request_id, self.index = request_id, index
+        self._text, self._on_text_error, self._on_news = text, on_text_error, on_news
+        self.may_stop = text.may_stop
+        self.token_ids: list[int] = []
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._failed = False
+        self._num_spelled = 0  # tokens whose text has been made
+        self._given_tokens = self._given_texts = 0  # returned by `take_delta`
+        self.num_cached_tokens = 0
+        self.is_noted = on_news is None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+
+    def note(self) -> None:
+        """Tell the consumer that there is a delta to take, unless it knows."""
+        if not self.is_noted and self._on_news is not None:
+            self.is_noted = True
+            self._on_news(self)
+
+    def take_logprobs(self, entries: Sequence[TokenLogprobs]) -> None:
+        """Take in the log-probabilities of tokens, which may come before the tokens do."""
+        self._logprobs.extend(entries)
+
+    def stops_at(self, token_id: int) -> bool:
+        """Take in a token of a choice that may stop; True if its text completes a stop string."""
+        self.token_ids.append(token_id)
+        try:
+            self._spell(len(self.token_ids))
+        except Exception as error:  # noqa: BLE001 - one request's text must not cost the others theirs
+            self._fail(error)
+            return False
+        if self._text.stop_string is None:
+            return False
+        self.finish_reason, self.stop_reason = "stop", self._text.stop_string
+        return True
+
+    def end(self, finish_reason: FinishReason, stop_token_id: int | None) -> bool:
+        """End the choice as the engine did, and make the rest of its text; False if that failed."""
+        try:
+            self._spell(len(self.token_ids) - (stop_token_id is not None))
+            self._texts.append(self._text.finish())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+            return False
+        self.finish_reason, self.stop_reason = finish_reason, stop_token_id
+        return True
+
+    def take_delta(self) -> ChoiceDelta | None:
+        """All that the choice gained since the last call; None if its text could not be made."""
+        self.is_noted = False
+        if self._failed:
+            return None
+        if self.finish_reason is None:
+            try:
+                self._spell(len(self.token_ids))
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(error)
+                return None
+        token_ids, texts = self.token_ids[self._given_tokens :], self._texts[self._given_texts :]
+        logprobs = self._logprobs[self._given_tokens : len(self.token_ids)] if self._logprobs else ()
+        self._given_tokens, self._given_texts = len(self.token_ids), len(self._texts)
+        return ChoiceDelta(
+            self.request_id,
+            self.index,
+            texts[0] if len(texts) == 1 else "".join(texts),
+            tuple(token_ids),
+            tuple(logprobs),
+            self.finish_reason,
+            self.stop_reason,
+            self.num_cached_tokens,
+        )
+
+    def completion(self, *, with_logprobs: bool) -> CompletionOutput:
+        """The whole choice, which has ended."""
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self._texts),
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason or "stop",
+            logprobs=tuple(self._logprobs[: len(self.token_ids)]) if with_logprobs else None,
+            stop_reason=self.stop_reason,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = self.is_noted = True  # its consumer gets an error in place of a delta
+        self._on_text_error(error)
+
+    def _spell(self, end: int) -> None:
+        """Make the text of the tokens before `end` that have none yet."""
+        if self._num_spelled < end:
+            new_ids = self.token_ids[self._num_spelled : end]
+            self._num_spelled = end
+            self._texts.append(self._text.add(new_ids))

@@ -1,0 +1,83 @@
+"""`DeltaColumns` turns the outputs of a step into `StepDeltas`."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable
+
+from realizar.outputs import TokenOutput
+from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, RequestFailure, StepDeltas
+
+
+class DeltaColumns:
+    """Numbers the choices of open requests, from their first output to their end."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count()
+        self._numbers: dict[str, dict[int, int]] = {}  # by request id and choice
+
+    def columns(self, outputs: Iterable[TokenOutput]) -> StepDeltas:
+        """The columns of a step's outputs, in their order."""
+        numbers, counts, token_ids = array("q"), array("i"), array("i")
+        starts: list[ChoiceStart] = []
+        logprobs: list[ChoiceLogprobs] = []
+        prompt_logprobs: list[ChoiceLogprobs] = []
+        ends: list[ChoiceEnd] = []
+        failures: list[RequestFailure] = []
+        produced_s = 0.0
+        several = False
+        for output in outputs:
+            produced_s = output.produced_s
+            number = self._numbers.get(output.request_id, {}).get(output.choice)
+            if number is None:
+                number = self._start(output, starts)
+            if output.error is not None:
+                self.forget(output.request_id)
+                failures.append(RequestFailure(number, output.error))
+                continue
+            new_ids = output.token_ids
+            if new_ids:
+                numbers.append(number)
+                counts.append(len(new_ids))
+                token_ids.extend(new_ids)
+                several |= len(new_ids) > 1
+            if output.logprobs:
+                logprobs.append(ChoiceLogprobs(number, output.logprobs))
+            if output.prompt_logprobs:
+                prompt_logprobs.append(ChoiceLogprobs(number, output.prompt_logprobs))
+            if output.finish_reason is not None:
+                self.forget(output.request_id, output.choice)
+                ends.append(ChoiceEnd(number, output.finish_reason, output.stop_token_id, output.pooled))
+        return StepDeltas(
+            produced_s=produced_s,
+            numbers=numbers.tobytes(),
+            counts=counts.tobytes() if several else b"",
+            token_ids=token_ids.tobytes(),
+            starts=tuple(starts),
+            logprobs=tuple(logprobs),
+            prompt_logprobs=tuple(prompt_logprobs),
+            ends=tuple(ends),
+            failures=tuple(failures),
+        )
+
+    def forget(self, request_id: str, choice: int | None = None) -> None:
+        """Forget a request or one of its choices, which has ended or was aborted. Unknown ids pass."""
+        choices = self._numbers.get(request_id)
+        if choices is None:
+            return
+        if choice is not None:
+            choices.pop(choice, None)
+        if choice is None or not choices:
+            del self._numbers[request_id]
+
+    def request_of(self, number: int) -> str | None:
+        """The id of the open request that has a choice of this number. This looks through all of them."""
+        return next((name for name, choices in self._numbers.items() if number in choices.values()), None)
+
+    def _start(self, output: TokenOutput, starts: list[ChoiceStart]) -> int:
+        number = self._numbers.setdefault(output.request_id, {})[output.choice] = next(self._next)
+        starts.append(
+            ChoiceStart(number, output.request_id, output.choice, output.scheduled_s, output.num_cached_tokens)
+        )
+        return number

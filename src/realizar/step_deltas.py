@@ -1,0 +1,160 @@
+"""`StepDeltas`: what a step gave choices, as columns, on its way from the engine to a client. Standard library only."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from realizar.outputs import FinishReason, RowError, TokenLogprobs
+
+_NUMBER_BYTES = 8
+_COUNT_BYTES = _TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStart:
+    """The number by which deltas name a choice from now on, and the facts that are known with its first delta.
+
+    Attributes:
+        number: never used twice by one engine.
+        scheduled_s: of `time.monotonic`: when the choice first entered a step.
+        num_cached_tokens: prompt tokens that it found in the prefix cache then.
+    """
+
+    number: int
+    request_id: str
+    choice: int
+    scheduled_s: float
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The end of a choice.
+
+    Attributes:
+        stop_token_id: the token that ended it, which is then the last of its tokens.
+        pooled: float32 values [hidden_size] of a pooled request.
+    """
+
+    number: int
+    finish_reason: FinishReason
+    stop_token_id: int | None = None
+    pooled: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLogprobs:
+    """Log-probabilities of a choice, in the order of its tokens, or of the prompt's."""
+
+    number: int
+    entries: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """The reason why a whole request ended without its output, by the number of one of its choices.
+
+    Nothing of any of its choices follows.
+    """
+
+    number: int
+    error: RowError
+
+
+@dataclass(frozen=True, slots=True)
+class StepDeltas:
+    """The deltas of one step. Row i of `numbers` and `counts` is one choice; what few choices have is listed apart.
+
+    Columns are bytes in the machine's order, since both sides run on one machine: numpy's `tobytes` makes them and
+    `memoryview.cast` reads them. A choice may have several rows. Its tokens come before its end, and its start before
+    everything else that names it.
+
+    Attributes:
+        produced_s: of `time.monotonic`: when the step ended.
+        numbers: int64 [rows]; the choices with new tokens, by their number.
+        counts: int32 [rows], new tokens of each row, 1 or more; empty where every row has one.
+        token_ids: int32 [sum of counts], row after row; a stop token that ended a choice is the last of its tokens.
+        starts: choices of which nothing came before.
+        logprobs: of new tokens, one entry for each of the choice's tokens here, where asked for.
+        prompt_logprobs: of the prompt tokens that this step scored; the prompt's first token has none.
+        ends: choices of which nothing follows.
+        failures: requests of which nothing follows.
+
+    Raises:
+        ValueError: the columns don't fit together.
+    """
+
+    produced_s: float
+    numbers: bytes = b""
+    counts: bytes = b""
+    token_ids: bytes = b""
+    starts: tuple[ChoiceStart, ...] = ()
+    logprobs: tuple[ChoiceLogprobs, ...] = ()
+    prompt_logprobs: tuple[ChoiceLogprobs, ...] = ()
+    ends: tuple[ChoiceEnd, ...] = ()
+    failures: tuple[RequestFailure, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows, rest = divmod(len(self.numbers), _NUMBER_BYTES)
+        num_tokens, rest_of_tokens = divmod(len(self.token_ids), _TOKEN_BYTES)
+        if rest or rest_of_tokens:
+            raise ValueError("a column of deltas ends inside a value")
+        if not self.counts:
+            if num_tokens != rows:
+                raise ValueError(f"{rows} rows of one token each have {num_tokens} tokens")
+            return
+        if len(self.counts) != rows * _COUNT_BYTES:
+            raise ValueError(f"{rows} rows have {len(self.counts)} bytes of counts")
+        counts = memoryview(self.counts).cast("i").tolist()
+        if min(counts) < 1 or sum(counts) != num_tokens:
+            raise ValueError(f"the counts of {rows} rows do not add up to {num_tokens} tokens")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // _TOKEN_BYTES
+
+    def number_list(self) -> list[int]:
+        """`numbers` as integers."""
+        return memoryview(self.numbers).cast("q").tolist()
+
+    def token_list(self) -> list[int]:
+        """`token_ids` as integers."""
+        return memoryview(self.token_ids).cast("i").tolist()
+
+    def count_list(self) -> list[int]:
+        """Tokens of each row."""
+        if not self.counts:
+            return [1] * (len(self.numbers) // _NUMBER_BYTES)
+        return memoryview(self.counts).cast("i").tolist()
+
+    def apart(self) -> Iterator[tuple[int, StepDeltas]]:
+        """The same deltas, each choice's with its number, for a step whose deltas are too large for one message."""
+        numbers = self.number_list()
+        for listed in (self.starts, self.logprobs, self.prompt_logprobs, self.ends, self.failures):
+            numbers += [part.number for part in listed]
+        for number in dict.fromkeys(numbers):
+            yield number, self._of(number)
+
+    def _of(self, number: int) -> StepDeltas:
+        numbers = counts = token_ids = b""
+        at = 0
+        for each, count in zip(self.number_list(), self.count_list(), strict=True):
+            end = at + count * _TOKEN_BYTES
+            if each == number:
+                numbers += struct.pack("=q", number)
+                counts += struct.pack("=i", count)
+                token_ids += self.token_ids[at:end]
+            at = end
+        return StepDeltas(
+            produced_s=self.produced_s,
+            numbers=numbers,
+            counts=counts,
+            token_ids=token_ids,
+            starts=tuple(part for part in self.starts if part.number == number),
+            logprobs=tuple(part for part in self.logprobs if part.number == number),
+            prompt_logprobs=tuple(part for part in self.prompt_logprobs if part.number == number),
+            ends=tuple(part for part in self.ends if part.number == number),
+            failures=tuple(part for part in self.failures if part.number == number),
+        )
