@@ -21,11 +21,12 @@ from starlette.routing import BaseRoute, Route
 
 @dataclass(frozen=True)
 class Delta:
-    """A delta of an answer in OpenAI's format, the seconds to wait before it, and an event that it waits for."""
+    """A delta of a choice in OpenAI's format, the seconds to wait before it, and an event that it waits for."""
 
     delta: dict[str, Any]
     wait_s: float = 0.0
     after: threading.Event | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ScriptedApi:
     Attributes:
         script: an answer for a request's body.
         key: that it wants, if any.
+        owner: of the model, by which bench-serve knows a server's program.
         routes: served besides the API.
         left: requests whose client went away before the end.
         spans: times of each answer, in the order of their beginnings.
@@ -75,6 +77,7 @@ class ScriptedApi:
 
     script: Callable[[dict[str, Any]], Script] = lambda body: words("Hello")
     key: str | None = None
+    owner: str = "realizar"
     routes: Sequence[BaseRoute] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -114,6 +117,7 @@ class ScriptedApi:
     async def _models(self, request: Request) -> Response:
         sampling = {"temperature": 0.7, "top_k": 0, "min_p": 0.05, "max_tokens": None, "stop": []}
         record = {"id": "scripted-1b", "object": "model", "max_model_len": 4096, "default_sampling": sampling}
+        record["owned_by"] = self.owner
         return self._refusal(request) or JSONResponse({"object": "list", "data": [record]})
 
     async def _ready(self, request: Request) -> Response:
@@ -141,7 +145,7 @@ class ScriptedApi:
                     await asyncio.sleep(0.01)
                 span.deltas_s.append(time.perf_counter())
                 delta = {"delta": each.delta} if chat else {"text": each.delta["content"]}
-                yield _event({**base, "choices": [{"index": 0, "finish_reason": None, **delta}]})
+                yield _event({**base, "choices": [{"index": each.index, "finish_reason": None, **delta}]})
             if script.error is not None:
                 yield _event({"error": {"message": script.error, "type": "server_error", "param": None, "code": None}})
             elif script.whole:

@@ -7,12 +7,14 @@ not take the cores that the server needs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -21,18 +23,26 @@ import msgspec
 from realizar.errors import InvalidRequestError
 
 
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+
+
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     delta: _Delta | None = None
     text: str | None = None
 
     @property
     def has_text(self) -> bool:
-        return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning_content)))
+        """True for a text, a reasoning or a part of a tool call."""
+        delta = self.delta
+        return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.tool_calls)))
 
 
 class _Usage(msgspec.Struct):
@@ -77,6 +87,25 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One streamed request, ready to be sent, and when its client leaves.
+
+    Attributes:
+        body: JSON.
+        chat: true for a chat, false for a completion.
+        may_be_empty: an answer without a text is none the worse, as where a stop string comes first.
+        leave_after_deltas: the client closes the connection after so many deltas; None for never.
+        leave_after_s: it closes the connection after so many seconds; None for never.
+    """
+
+    body: bytes
+    chat: bool
+    may_be_empty: bool = False
+    leave_after_deltas: int | None = None
+    leave_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     """A request's times, in seconds of `time.perf_counter`.
 
@@ -85,6 +114,8 @@ class Answered:
         deltas_s: times at which each delta of text arrived. ended_s: time at which the answer was complete, or failed.
         prompt_tokens, output_tokens: the server's counts; without them, deltas are counted as tokens.
         error: the reason of a failure, or None.
+        choices: the index of each delta's choice, as bytes; empty where every delta is of the first.
+        left: the client left before the end, as it was asked to.
     """
 
     due_s: float
@@ -94,6 +125,8 @@ class Answered:
     prompt_tokens: int
     output_tokens: int
     error: str | None = None
+    choices: bytes = b""
+    left: bool = False
 
     @property
     def ttft_s(self) -> float:
@@ -111,28 +144,38 @@ class Answered:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds between one delta of text and the next."""
-        return [later - earlier for earlier, later in zip(self.deltas_s, self.deltas_s[1:], strict=False)]
+        """Seconds between one delta of text and the next of the same choice; choices follow each other."""
+        if not self.choices:
+            return _gaps_s(self.deltas_s)
+        indexes = sorted(set(self.choices))
+        pairs = list(zip(self.deltas_s, self.choices, strict=True))
+        return [gap for index in indexes for gap in _gaps_s([time_s for time_s, each in pairs if each == index])]
+
+
+def _gaps_s(times_s: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times_s)]
 
 
 class _Exchange(asyncio.Protocol):
     """One request on a connection of its own."""
 
-    def __init__(self, request: bytes) -> None:
-        self._request = request
+    def __init__(self, request: bytes, call: Call) -> None:
+        self._request, self._call = request, call
         self._parser = httptools.HttpResponseParser(self)
         self._held = b""
+        self._now_s = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.deltas_s: list[float] = []
+        self.choices = bytearray()
         self.usage: _Usage | None = None
         self.error: str | None = None
-        self.whole = False
+        self.whole = self.left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            transport.write(self._request)
+        cast("asyncio.WriteTransport", transport).write(self._request)  # uvloop's is none of asyncio's classes
 
     def data_received(self, data: bytes) -> None:
+        self._now_s = time.perf_counter()  # what comes in one read came at one time
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, msgspec.DecodeError) as error:
@@ -143,7 +186,6 @@ class _Exchange(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser with a part of the body."""
-        now = time.perf_counter()
         self._held += body
         if self._parser.get_status_code() != 200:
             return
@@ -159,8 +201,18 @@ class _Exchange(asyncio.Protocol):
             if bytes(chunk.error):
                 self.error = bytes(chunk.error).decode(errors="replace")[:300]
             self.usage = chunk.usage or self.usage
-            if any(choice.has_text for choice in chunk.choices):
-                self.deltas_s.append(now)
+            for choice in chunk.choices:
+                if choice.has_text:
+                    self.deltas_s.append(self._now_s)
+                    self.choices.append(choice.index & 0xFF)
+        if self._call.leave_after_deltas is not None and len(self.deltas_s) >= self._call.leave_after_deltas:
+            self.leave()
+
+    def leave(self) -> None:
+        """End the exchange as a client does that goes away."""
+        if not self.done.done():
+            self.left = True
+            self.done.set_result(None)
 
     def on_message_complete(self) -> None:
         """Called by the parser, at the end of the answer."""
@@ -175,39 +227,56 @@ class _Exchange(asyncio.Protocol):
         self.error = self.error or error
         if self.error is None and not self.whole:
             self.error = "the answer broke off"
-        if self.error is None and not self.deltas_s:
+        if self.error is None and not (self.deltas_s or self._call.may_be_empty):
             self.error = "the answer holds no text"
         self.done.set_result(None)
 
 
 async def send(target: Target, prompt: str, max_tokens: int, due_s: float, timeout_s: float) -> Answered:
     """Send a request and time its answer. A failure is recorded in `error`."""
-    request, host, port, tls = _request(target, target.body(prompt, max_tokens))
+    return await send_call(target, Call(target.body(prompt, max_tokens), target.chat), due_s, timeout_s)
+
+
+async def send_call(target: Target, call: Call, due_s: float, timeout_s: float) -> Answered:
+    """Send a request and time its answer, until the client leaves. A failure is recorded in `error`."""
+    request, host, port, tls = _request(target, call)
     loop = asyncio.get_running_loop()
-    exchange = _Exchange(request)
+    exchange = _Exchange(request, call)
     sent_s = time.perf_counter()
     transport: asyncio.BaseTransport | None = None
     error: str | None = None
+    patience_s = math.inf if call.leave_after_s is None else call.leave_after_s
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(min(timeout_s, patience_s)):
             transport, _ = await loop.create_connection(lambda: exchange, host, port, ssl=tls)
             await exchange.done
         error = exchange.error
     except TimeoutError:
-        error = f"no whole answer within {timeout_s:g} s"
+        if patience_s < timeout_s:
+            exchange.left = True
+        else:
+            error = f"no whole answer within {timeout_s:g} s"
     except OSError as failure:
         error = f"{target.url}: {failure.strerror or failure}"
     finally:
         if transport is not None:
             transport.close()
-    usage = exchange.usage or _Usage(0, len(exchange.deltas_s))
-    deltas = tuple(exchange.deltas_s)
+    deltas_s = tuple(exchange.deltas_s)
+    usage = exchange.usage or _Usage()
     return Answered(
-        due_s, sent_s, deltas, time.perf_counter(), usage.prompt_tokens, usage.completion_tokens or len(deltas), error
+        due_s=due_s,
+        sent_s=sent_s,
+        deltas_s=deltas_s,
+        ended_s=time.perf_counter(),
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens or len(deltas_s),
+        error=error,
+        choices=bytes(exchange.choices) if any(exchange.choices) else b"",
+        left=exchange.left,
     )
 
 
-def _request(target: Target, body: bytes) -> tuple[bytes, str, int, ssl.SSLContext | None]:
+def _request(target: Target, call: Call) -> tuple[bytes, str, int, ssl.SSLContext | None]:
     """The bytes of a request, and where to send them.
 
     Raises:
@@ -220,16 +289,16 @@ def _request(target: Target, body: bytes) -> tuple[bytes, str, int, ssl.SSLConte
         raise InvalidRequestError(f"{target.url} is not an address", "url") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequestError(f"{target.url} is not an address such as http://127.0.0.1:8000", "url")
-    path = parts.path.rstrip("/").removesuffix("/v1") + ("/v1/chat/completions" if target.chat else "/v1/completions")
+    path = parts.path.rstrip("/").removesuffix("/v1") + ("/v1/chat/completions" if call.chat else "/v1/completions")
     head = [
         f"POST {path} HTTP/1.1",
         f"host: {parts.netloc.rpartition('@')[2]}",
         "connection: close",
         "content-type: application/json",
         "accept: text/event-stream",
-        f"content-length: {len(body)}",
+        f"content-length: {len(call.body)}",
     ]
     if target.api_key is not None:
         head.append(f"authorization: Bearer {target.api_key}")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    return "\r\n".join([*head, "", ""]).encode() + body, parts.hostname, port, tls
+    return "\r\n".join([*head, "", ""]).encode() + call.body, parts.hostname, port, tls

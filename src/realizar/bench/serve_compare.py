@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http.client import HTTPException
+from typing import Any
 
 from realizar.bench.serve_client import Answered, Target, send
 from realizar.bench.serve_run import LoadRun, run_load
@@ -70,7 +71,12 @@ def _send(target: Target, request: PlannedRequest, timeout_s: float) -> Answered
 
 
 def first_model(url: str, api_key: str | None) -> str:
-    """The name of a server's first model.
+    """The name of a server's first model. Errors are those of `first_card`."""
+    return str(first_card(url, api_key)["id"])
+
+
+def first_card(url: str, api_key: str | None) -> dict[str, Any]:
+    """What a server says of its first model; `id` is its name.
 
     Raises:
         InvalidRequestError: the address is none. HubError: the server does not answer, or has none.
@@ -81,7 +87,8 @@ def first_model(url: str, api_key: str | None) -> str:
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=10) as answer:
-            name = json.load(answer)["data"][0]["id"]
+            card: dict[str, Any] = dict(json.load(answer)["data"][0])
+            card["id"] = str(card["id"])
     except urllib.error.HTTPError as error:
         raise HubError(f"{address} names no model (status {error.code}); name it with --model") from None
     except OSError as error:
@@ -90,4 +97,4 @@ def first_model(url: str, api_key: str | None) -> str:
         raise HubError(f"{url} does not answer: {text}") from None
     except (ValueError, LookupError, TypeError, HTTPException) as reason:
         raise HubError(f"{address} names no model ({reason}); name it with --model") from None
-    return str(name)
+    return card

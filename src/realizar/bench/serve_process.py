@@ -47,7 +47,7 @@ def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
     """
     if not program.is_file():
         raise HubError(f"llama-server was not found: {program}")
-    options = ["--parallel", str(size.parallel), "--ctx-size", str(size.parallel * size.context_length)]
+    options = ["--parallel", str(size.parallel), "--ctx-size", str(size.parallel * size.context_length), "--metrics"]
     if size.threads is not None:
         options += ["--threads", str(size.threads), "--threads-batch", str(size.threads)]
     command = [str(program), "--model", str(model), *options]

@@ -25,6 +25,11 @@ _WORDS = _TEXT.split()
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
+def any_words(rng: random.Random, count: int) -> list[str]:
+    """Words drawn for a prompt."""
+    return rng.choices(_WORDS, k=count)
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Lengths drawn evenly from `low` to `high`, both included."""
@@ -104,12 +109,12 @@ class PlannedRequest:
 def plan_requests(work: Workload) -> list[PlannedRequest]:
     """The requests of a load, in the order of their arrival."""
     rng = random.Random(work.seed)
-    shared = rng.choices(_WORDS, k=work.shared_words)
+    shared = any_words(rng, work.shared_words)
     planned = []
     arrival_s = 0.0
     for _ in range(work.num_requests):
         if work.rate_per_s is not None:
             arrival_s += rng.expovariate(work.rate_per_s)
-        words = [*shared, *rng.choices(_WORDS, k=work.prompt_words.draw(rng))]
+        words = [*shared, *any_words(rng, work.prompt_words.draw(rng))]
         planned.append(PlannedRequest(arrival_s, " ".join(words), work.output_tokens.draw(rng)))
     return planned

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from realizar.cli.commands.bench_serve_mix import load_mixed, make_mix_work
 from realizar.cli.options.arguments import Integer, MaybeInteger, check_folder
+from realizar.cli.options.load import LoadOptions
+from realizar.cli.options.mix import MixOptions
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
     from realizar.bench.serve_workload import Workload
 
 
+_CONTEXTS = {False: 2048, True: 8192}  # of started servers, without and with a mix
+_LOAD, _NO_MIX = LoadOptions(), MixOptions()
+_Context = Annotated[
+    MaybeInteger, Parameter(help="Tokens per request of started servers; default 2,048, for a mix 8,192.")
+]
 _Threads = Annotated[
     MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
 ]
@@ -38,72 +46,97 @@ _Goodput = Annotated[
 def bench_serve_command(
     *,
     url: Annotated[str | None, Parameter(help="Server to load; without it, realizar serves --model-file.")] = None,
+    peer_url: Annotated[tuple[str, ...], Parameter(negative=(), help="Server to load in turn; repeatable.")] = (),
     model: Annotated[str | None, Parameter(help="Model that requests name; default the server's first.")] = None,
     api_key: Annotated[str | None, Parameter(help="Key of the server at --url.")] = None,
     model_file: Annotated[str | None, Parameter(help="Model to serve, as `realizar serve` takes it.")] = None,
     llama_server: Annotated[Path | None, Parameter(help="llama.cpp's server, to load in turn.")] = None,
-    parallel: Annotated[MaybeInteger, Parameter(help="Requests at a time of started servers; default 16.")] = None,
-    context_length: Annotated[Integer, Parameter(help="Tokens per request of started servers.")] = 2048,
+    parallel: Annotated[Integer, Parameter(help="Requests at a time of started servers.")] = 16,
+    context_length: _Context = None,
     threads: _Threads = None,
-    requests: Annotated[Integer, Parameter(help="Requests in a round.")] = 64,
-    rate: Annotated[float | None, Parameter(help="Mean arrivals per second, at random times (open loop).")] = None,
-    concurrency: Annotated[MaybeInteger, Parameter(help="Requests open at a time (closed loop).")] = None,
-    prompt_words: Annotated[str, Parameter(help="Words of a prompt, about a token each: 128, or 64-256.")] = "128",
-    output_tokens: Annotated[str, Parameter(help="Tokens of an answer: 64, or 32-128.")] = "64",
-    shared_words: Annotated[Integer, Parameter(help="Words that all prompts start with.")] = 0,
-    chat: Annotated[bool, Parameter(negative=(), help="Send chats instead of completions.")] = False,
-    ignore_eos: Annotated[bool, Parameter(help="Ask for answers of full length.")] = True,
-    temperature: float = 0.0,
+    temperature: Annotated[float | None, Parameter(help="Of every request; default 0.")] = None,
     goodput: _Goodput = (),
-    rounds: Annotated[Integer, Parameter(help="Times that every server gets the load, in turn.")] = 1,
     warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
-    seed: Integer = 0,
-    timeout_s: Annotated[float, Parameter(help="Seconds that an answer may take.")] = 600.0,
-    json_file: Annotated[Path | None, Parameter(name="--json", help="Write all figures to this file.")] = None,
     picture: Annotated[Path | None, Parameter(help="Write the latency picture, SVG, to this file.")] = None,
+    load: LoadOptions = _LOAD,
+    mixed: MixOptions = _NO_MIX,
 ) -> None:
     """Measure a server under load: time to first text, between texts, throughput, goodput."""
     from realizar.bench.serve_client import Target
-    from realizar.bench.serve_compare import compare_servers
     from realizar.bench.serve_process import ServerSize
-    from realizar.bench.serve_report import as_markdown, parse_objectives, summarize
+    from realizar.bench.serve_report import parse_objectives
+
+    context_length = context_length if context_length is not None else _CONTEXTS[mixed.is_wanted]
+    _check_counts(("context-length", context_length), ("parallel", parallel))
+    load.check()
+    check_folder(picture)
+    size = ServerSize(parallel, context_length, threads)
+    asked = Target("", url or "", model or "", api_key, load.chat)
+    if mixed.is_wanted:
+        _refuse_in_mixes(("goodput", goodput), ("temperature", temperature), ("picture", picture))
+        mix = make_mix_work(load, mixed)
+        with _running(asked, peer_url, model_file, llama_server, size) as targets:
+            load_mixed(targets, mix, load, mixed, context_length, _report)
+        return
+    mixed.check()
+    objectives, work = parse_objectives(goodput), _workload(load)
+    extra: dict[str, object] = {"temperature": temperature or 0.0, **({"ignore_eos": True} if load.ignore_eos else {})}
+    with _running(replace(asked, extra=extra), peer_url, model_file, llama_server, size) as targets:
+        _load_plainly(targets, work, load, objectives, warmup, picture)
+
+
+def _workload(load: LoadOptions) -> Workload:
     from realizar.bench.serve_workload import Lengths, Workload
 
-    _check_numbers(timeout_s, ("rounds", rounds), ("context-length", context_length), ("parallel", parallel or 16))
-    check_folder(json_file)
-    check_folder(picture)
-    objectives = parse_objectives(goodput)
-    work = Workload(
-        num_requests=requests,
-        prompt_words=Lengths.parse(prompt_words, "prompt-words"),
-        output_tokens=Lengths.parse(output_tokens, "output-tokens"),
-        rate_per_s=rate,
-        concurrency=concurrency if concurrency is not None or rate is not None else 16,
-        shared_words=shared_words,
-        seed=seed,
+    return Workload(
+        num_requests=load.requests,
+        prompt_words=Lengths.parse(load.prompt_words or "128", "prompt-words"),
+        output_tokens=Lengths.parse(load.output_tokens or "64", "output-tokens"),
+        rate_per_s=load.rate,
+        concurrency=load.open_at_once,
+        shared_words=load.shared_words,
+        seed=load.seed,
     )
-    extra: dict[str, object] = {"temperature": temperature, **({"ignore_eos": True} if ignore_eos else {})}
-    size = ServerSize(parallel or 16, context_length, threads)
-    asked = Target("", url or "", model or "", api_key, chat, extra)
-    with ExitStack() as running:
-        running.enter_context(_unwinding_on_termination())
-        targets = _start(running, asked, model_file, llama_server, size)
-        runs = compare_servers(targets, work, rounds=rounds, warmup=warmup, timeout_s=timeout_s, log=_report)
+
+
+def _load_plainly(
+    targets: list[Target],
+    work: Workload,
+    load: LoadOptions,
+    objectives: dict[str, float],
+    warmup: int,
+    picture: Path | None,
+) -> None:
+    """Load servers with requests of one kind, print the report and write the figures.
+
+    Raises:
+        InvalidRequestError: a server completed no request.
+    """
+    from realizar.bench.serve_compare import compare_servers
+    from realizar.bench.serve_report import as_markdown, summarize
+
+    runs = compare_servers(targets, work, rounds=load.rounds, warmup=warmup, timeout_s=load.timeout_s, log=_report)
     summaries = [summarize(run, objectives) for run in runs]
     print(as_markdown(summaries))
-    _write_record(json_file, runs, summaries, work, {"rounds": rounds, "chat": chat, "objectives_ms": objectives})
+    rest = {"rounds": load.rounds, "chat": load.chat, "objectives_ms": objectives}
+    _write_record(load.json_file, runs, summaries, work, rest)
     _write_picture(picture, runs, work)
     if any(summary.num_failed == summary.num_requests for summary in summaries):
         raise InvalidRequestError("a server completed no request", "url")
 
 
-def _check_numbers(timeout_s: float, *counts: tuple[str, int]) -> None:
-    """Refuse a time that is not above 0, and a count below 1 under the name of its option."""
+def _refuse_in_mixes(*options: tuple[str, object]) -> None:
+    """Refuse options that a load of kinds has no use for."""
+    for name, value in options:
+        if value is not None and value != ():
+            raise InvalidRequestError(f"--{name} does not go with --mix or --kind", name)
+
+
+def _check_counts(*counts: tuple[str, int]) -> None:
+    """Refuse a count below 1 under the name of its option."""
     for name, value in counts:
         if value < 1:
             raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
-    if not timeout_s > 0:
-        raise InvalidRequestError(f"--timeout-s must be above 0, not {timeout_s:g}", "timeout-s")
 
 
 def _write_record(
@@ -126,14 +159,30 @@ def _write_picture(path: Path | None, runs: list[LoadRun], work: Workload) -> No
         path.write_text(latency_svg(runs, _title(runs, work)), encoding="utf-8")
 
 
-def _start(
-    running: ExitStack, asked: Target, model_file: str | None, llama_program: Path | None, size: ServerSize
-) -> list[Target]:
-    """Start the servers to load; `running` stops them.
+@contextmanager
+def _running(
+    asked: Target, peer_urls: tuple[str, ...], model_file: str | None, llama_program: Path | None, size: ServerSize
+) -> Iterator[list[Target]]:
+    """The servers to load; those that had to be started are stopped at the end of the block.
 
     Args:
         asked: the given address, model and key; missing ones are empty.
+        peer_urls: further servers, asked for their first models, without the key of the other.
     """
+    from realizar.bench.serve_compare import first_model
+
+    with ExitStack() as running:
+        running.enter_context(_unwinding_on_termination())
+        targets = _start(running, asked, model_file, llama_program, size)
+        for url in peer_urls:
+            targets.append(replace(asked, name=url, url=url, model=first_model(url, None), api_key=None))
+        yield targets
+
+
+def _start(
+    running: ExitStack, asked: Target, model_file: str | None, llama_program: Path | None, size: ServerSize
+) -> list[Target]:
+    """Start the servers to load; `running` stops them."""
     from realizar.bench.serve_compare import first_model
     from realizar.bench.serve_process import llama_server, realizar_server
     from realizar.hub.pull import resolve

@@ -1,0 +1,109 @@
+"""How servers name the fields of a request: realizar's, vLLM's and llama.cpp's names, and OpenAI's alone.
+
+A field that a server does not know is left away where it changes nothing (a `min_p` of 0); a kind that needs one is not
+sent to that server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from realizar.bench.mix.grammars import Expression
+from realizar.bench.mix.kinds import NEUTRAL, Fields
+
+_OPENAI = frozenset(
+    {
+        *("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "stop", "n"),
+        *("json_schema", "tools", "tool_choice"),
+    }
+)
+_VLLM = _OPENAI | {"top_k", "min_p", "repetition_penalty", "ignore_eos", "regex"}
+_OURS = _VLLM | {
+    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+}
+
+
+class UnknownFieldsError(Exception):
+    """A server has no such fields; the text names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One server's names.
+
+    Attributes:
+        name: of the server's program.
+        owner: what its `/v1/models` says of who owns a model.
+        known: fields of a kind that it knows, under whatever name.
+        renamed: fields that it calls otherwise.
+        always: fields that every request to it has, so that it does what the others do.
+    """
+
+    name: str
+    owner: str
+    known: frozenset[str]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    always: Mapping[str, Any] = field(default_factory=dict)
+
+    def translate(self, fields: Fields, *, chat: bool) -> Fields:
+        """A kind's fields as this server takes them.
+
+        Raises:
+            UnknownFieldsError: it does not know some.
+        """
+        unknown = sorted(n for n, v in fields.items() if n not in self.known and not _is_neutral(n, v))
+        if unknown:
+            raise UnknownFieldsError(f"{self.name} has no {', '.join(unknown)}")
+        given: Fields = dict(self.always)
+        for name, value in fields.items():
+            if name in self.known:
+                given |= self._spelled(name, value, chat=chat)
+        return given
+
+    def _spelled(self, name: str, value: Any, *, chat: bool) -> Fields:
+        llama = self.name == "llama.cpp"
+        if name == "json_schema":
+            if llama and not chat:
+                return {"json_schema": value}
+            schema = {"name": "answer", "strict": True, "schema": value}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        if name == "regex" and isinstance(value, Expression):
+            return {"grammar": value.gbnf} if llama else {"structured_outputs": {"regex": value.regex}}
+        if name == "logprobs":
+            if chat:
+                return {"logprobs": True, "top_logprobs": value}
+            return {"n_probs": value} if llama else {"logprobs": value}
+        return {self.renamed.get(name, name): value}
+
+
+REALIZAR = Dialect("realizar", "realizar", _OURS)
+VLLM = Dialect("vLLM", "vllm", _VLLM)
+LLAMA_CPP = Dialect(
+    "llama.cpp",
+    "llamacpp",
+    _OURS,
+    {"repetition_penalty": "repeat_penalty"},
+    {"repeat_last_n": -1, "dry_penalty_last_n": -1},  # its own default for both looks at 64 tokens or all
+)
+OPENAI = Dialect("OpenAI", "", _OPENAI)
+_DIALECTS = (REALIZAR, VLLM, LLAMA_CPP)
+
+
+def find_dialect(owner: str) -> Dialect:
+    """The dialect of the server whose models are owned so; OpenAI's fields alone where it is not known."""
+    return next((dialect for dialect in _DIALECTS if dialect.owner == owner.lower()), OPENAI)
+
+
+def make_body(model: str, prompt: str, max_tokens: int, fields: Fields, *, chat: bool) -> bytes:
+    """The JSON of a streamed request, with fields of `translate`."""
+    asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps({"model": model, **asked, "max_tokens": max_tokens, **stream, **fields}).encode()
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return (name in NEUTRAL and NEUTRAL[name] == value) or name == "ignore_eos"

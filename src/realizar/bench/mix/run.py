@@ -1,0 +1,145 @@
+"""One process's part of a mix: its clients, each of which sends a request, reads the answer or leaves, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from realizar.bench.mix.dialects import Dialect
+from realizar.bench.mix.requests import MixRequest, MixWork, draw_request
+from realizar.bench.serve_client import Answered, Target, send_call
+
+try:
+    import uvloop
+except ImportError:  # not on Windows
+    _LOOP_FACTORY = None
+else:
+    _LOOP_FACTORY = uvloop.new_event_loop
+
+_GRACE_S = 5.0
+"""After a load by seconds, answers that are under way get so long to end; then their clients leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request and its answer.
+
+    Attributes:
+        was_cut: it was under way when the load's time was over, and its client left for that alone.
+    """
+
+    kind: str
+    num_words: int
+    max_tokens: int
+    was_shortened: bool
+    answered: Answered
+    was_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process's part of a load.
+
+    Attributes:
+        number, of: the part, of how many.
+        start_s: of `time.perf_counter`, when the load begins.
+    """
+
+    number: int
+    of: int
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """What became of a part.
+
+    Attributes:
+        served: in the order of their ends.
+        cpu_share: of one core that the process took until the load's end.
+    """
+
+    served: list[Served]
+    cpu_share: float
+
+
+def run_part(target: Target, dialect: Dialect, work: MixWork, part: Part, timeout_s: float) -> PartResult:
+    """Send a part's requests and wait for the answers.
+
+    Raises:
+        InvalidRequestError: the target's address is none.
+        UnknownFieldsError: the server does not know a field of a kind.
+    """
+    gc.collect()
+    gc.freeze()  # what is loaded need not be looked through while answers are timed
+    try:
+        with asyncio.Runner(loop_factory=_LOOP_FACTORY) as runner:
+            return runner.run(_Clients(target, dialect, work, part, timeout_s).run())
+    finally:
+        gc.unfreeze()
+
+
+class _Clients:
+    """The clients of one process."""
+
+    def __init__(self, target: Target, dialect: Dialect, work: MixWork, part: Part, timeout_s: float) -> None:
+        self._target, self._dialect, self._work, self._part = target, dialect, work, part
+        self._timeout_s = timeout_s
+        self._end_s = float("inf") if work.seconds is None else part.start_s + work.seconds
+        self._served: list[Served] = []
+        count = itertools.count() if work.num_requests is None else range(work.num_requests)
+        self._numbers = iter(itertools.islice(count, part.number, None, part.of))
+
+    async def run(self) -> PartResult:
+        await asyncio.sleep(max(0.0, self._part.start_s - time.perf_counter()))
+        cpu_start_s, start_s = time.process_time(), time.perf_counter()
+        if self._work.concurrency is None:
+            await self._at_arrivals()
+        else:
+            clients = len(range(self._part.number, self._work.concurrency, self._part.of))
+            await asyncio.gather(*(self._one_after_another() for _ in range(clients)))
+        wall_s = max(time.perf_counter() - start_s, 1e-9)
+        return PartResult(self._served, (time.process_time() - cpu_start_s) / wall_s)
+
+    async def _one_after_another(self) -> None:
+        """One client's requests, at least one."""
+        has_begun = False
+        for number in self._numbers:
+            request = draw_request(self._work, number, self._dialect, self._target.model)
+            now_s = time.perf_counter()
+            if has_begun and now_s >= self._end_s:
+                return
+            has_begun = True
+            await self._serve(request, now_s)
+
+    async def _at_arrivals(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number, due_s in zip(self._numbers, self._arrivals(), strict=False):
+                if due_s >= self._end_s:
+                    return
+                request = draw_request(self._work, number, self._dialect, self._target.model)
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                tasks.create_task(self._serve(request, due_s))
+
+    def _arrivals(self) -> Iterator[float]:
+        """The times of this part's requests; every process draws those of all."""
+        rng, rate_per_s = random.Random(self._work.seed), self._work.rate_per_s or 1.0
+        times = itertools.accumulate((rng.expovariate(rate_per_s) for _ in itertools.count()), initial=0.0)
+        return (
+            self._part.start_s + time_s for time_s in itertools.islice(times, self._part.number, None, self._part.of)
+        )
+
+    async def _serve(self, request: MixRequest, due_s: float) -> None:
+        call, cut_s = request.call, self._end_s + _GRACE_S - time.perf_counter()
+        if call.leave_after_s is None or call.leave_after_s > cut_s:
+            call = replace(call, leave_after_s=cut_s)
+        answered = await send_call(self._target, call, due_s, self._timeout_s)
+        was_cut = answered.left and answered.ended_s >= self._end_s + _GRACE_S
+        self._served.append(
+            Served(request.kind, request.num_words, request.max_tokens, request.was_shortened, answered, was_cut)
+        )
