@@ -1,114 +1,31 @@
-"""Driving a `CPUBackend` by hand: requests in chunks, in any batch and over any blocks, and the logits they give."""
+"""Driving a `CPUBackend` by hand, as `backend_runs` does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from backends.backend_runs import BackendRunner
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, index_of, supported
 from realizar.backends.cpu.runner import CPUBackend
-from realizar.batch import LogprobQuery
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
-from realizar.outputs import TokenLogprobs
-from resolving import resolved
-from step_inputs import scheduled_row, step_input
-
-LOGITS_AT_ONCE = 32
 
 
-@dataclass
-class Request:
-    """Tokens that go through one row, the blocks of each cache group that they lie in, and how far they are."""
-
-    row: int
-    token_ids: Sequence[int]
-    blocks: list[NDArray[np.int32]]
-    computed: int = 0
-    logits: list[NDArray[np.float32]] = field(default_factory=list)
-
-    def values(self) -> NDArray[np.float32]:
-        """[computed tokens, vocab_size]."""
-        return np.concatenate(self.logits)
-
-
-class Runner:
-    """A loaded model and the logits of every token that goes through it."""
+class Runner(BackendRunner[CPUBackend]):
+    """A model on the CPU."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        self.spec, self.config = spec, config
-        self.backend = CPUBackend()
-        self.backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
-        self.capacity = self.backend.capacity()
+        super().__init__(CPUBackend(), spec, checkpoint, config, "cpu")
 
-    def request(
-        self, row: int, token_ids: Sequence[int], rng: np.random.Generator | None = None, first: int = 0
-    ) -> Request:
-        """A request with blocks of its own from `first` on, in an order drawn from `rng` if given."""
-        count = -(-len(token_ids) // self.config.block_size)
-        blocks = []
-        for _ in self.capacity.num_blocks:
-            own = np.arange(first, first + count, dtype=np.int32)
-            blocks.append(own if rng is None else rng.permutation(own).astype(np.int32))
-        return Request(row, token_ids, blocks)
-
-    def step(self, parts: Sequence[tuple[Request, int]], keep: bool = True) -> None:
-        """Take the next so many tokens of every request in one step, and keep their logits."""
-        size, rows = self.config.block_size, []
-        tables = [np.zeros((len(parts), max(len(r.blocks[g]) for r, _ in parts)), np.int32) for g in range(self.groups)]
-        slots: list[list[NDArray[np.int32]]] = [[] for _ in range(self.groups)]
-        for index, (request, count) in enumerate(parts):
-            places = np.arange(request.computed, request.computed + count, dtype=np.int32)
-            tokens = request.token_ids[request.computed : request.computed + count]
-            rows.append(scheduled_row(request.row, tokens, request.computed))
-            for group, table in enumerate(tables):
-                blocks = request.blocks[group]
-                table[index, : len(blocks)] = blocks
-                slots[group].append(blocks[places // size] * size + places % size)
-        joined = [np.concatenate(part).astype(np.int32) for part in slots]
-        step = step_input(rows, joined, tables)
-        self.backend.submit(step).result()
-        for start, (request, count) in zip(step.query_starts, parts, strict=False):
-            request.computed += count
-            if keep:
-                request.logits.append(self._logits(start, count))
-
-    @property
-    def groups(self) -> int:
-        return len(self.capacity.num_blocks)
-
-    def _logits(self, first: int, count: int) -> NDArray[np.float32]:
-        tokens = list(range(first, first + count))
-        parts = [tokens[i : i + LOGITS_AT_ONCE] for i in range(0, count, LOGITS_AT_ONCE)]
-        return np.concatenate([self.backend._logits(part).copy() for part in parts])
-
-    def score(self, token_ids: Sequence[int], queries: tuple[LogprobQuery, ...]) -> tuple[TokenLogprobs, ...]:
-        """The backend's answer to `queries` on all tokens in one step."""
-        positions = np.arange(len(token_ids), dtype=np.int32)
-        table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
-        row = scheduled_row(0, token_ids, logprob_queries=queries)
-        step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
-        return self.backend.submit(step).result().rows[0].queried
-
-    def logits(self, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:
-        """[tokens, vocab_size]: chunks of the given sizes, then token by token; all at once by default."""
-        request = self.request(0, token_ids)
-        for chunk in chunks or (len(token_ids),):
-            self.step([(request, chunk)])
-        while request.computed < len(token_ids):
-            self.step([(request, 1)])
-        return request.values()
-
-    def close(self) -> None:
-        self.backend.shutdown()
+    def read_logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        return self.backend.logits(tokens).copy()
 
 
 def load_runner(path: Path, config: EngineConfig, context_length: int | None = None) -> Runner:
