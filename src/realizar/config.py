@@ -46,9 +46,9 @@ class EngineConfig:
     Attributes:
         device: `cpu`; `cuda`, the first GPU that can run a model; `cuda:1`, the second GPU; `auto` is `cuda` if there
             is such a GPU, else `cpu`.
-        batch_invariant: on a GPU, true if quantised matmuls and the attention of decodes run alike in every batch, at
-            some cost in speed. A row's bits may still depend on the batch where matrices are bf16, fp16 or fp32, and
-            where a chunk of a prompt has one token. On the CPU a row always gets the same bits.
+        batch_invariant: on a GPU, true gives every sum of matmuls and attention one order, at some cost in speed: a
+            token's logits have the same bits in every batch, chunk and state of the prefix cache. On the CPU they
+            always have.
         fp8_copies: on a GPU of compute capability 8.9 or more, true gives quantised matrices an FP8 copy for steps of
             128 tokens and more: it is faster, takes two to three times the memory, and has about 3.7 % error in every
             matmul, far more than all else here. It can't be combined with batch_invariant.

@@ -23,7 +23,7 @@ from realizar.backends.cuda.device import DeviceProfile, interpreter_device, ope
 from realizar.backends.cuda.device_errors import device_errors  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.inspection.launch_times import time_launches  # noqa: E402
-from realizar.backends.cuda.kernel_sizes import decode_parts  # noqa: E402
+from realizar.backends.cuda.kernel_sizes import decode_parts, fixed_parts, part_keys  # noqa: E402
 from realizar.backends.cuda.launch import Launch  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.fp8_copies import FP8Copy  # noqa: E402
@@ -123,13 +123,14 @@ def one_matmul_takes_all_types_side_by_side(_runner: GPURunner) -> None:
 
 
 def contexts_are_cut_alike_for_every_batch(runner: GPURunner) -> None:
-    """Without `fixed`, contexts of few rows are cut into more parts, so that all processors work."""
+    """At fixed places where bits may not depend on the batch; else those of few rows are cut into more parts."""
     attention = runner.spec.layers[0].mixer
     card = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 132, 1)
-    for fixed in (True, False):
-        parts = [decode_parts(attention, rows, 4096, card, fixed) for rows in (1, 2, 8, 64, 256)]
-        assert parts == sorted(parts, reverse=True)
-        assert (len(set(parts)) == 1) == fixed
+    parts = [decode_parts(attention, rows, 4096, card) for rows in (1, 2, 8, 64, 256)]
+    assert parts == sorted(parts, reverse=True)
+    assert len(set(parts)) > 1
+    assert [part_keys(context) for context in (100, 4096, 16384, 131072)] == [512, 512, 512, 4096]
+    assert [fixed_parts(context) for context in (100, 4096, 16384, 131072)] == [1, 8, 32, 32]
 
 
 def logits_of_a_model_of_many_parts(runner: GPURunner) -> None:
@@ -148,7 +149,7 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
         for rows in (1, tuning.int8_tokens):
             assert isinstance(tuning.few_tokens(rows, 4096, 4096, form).tiles, MatvecTiles)
         for rows in (8, 64, 2048):
-            assert isinstance(tuning.many_tokens(rows, 4096, 4096, form, fixed=False).tiles, tiles)
+            assert isinstance(tuning.many_tokens(rows, 4096, 4096, form).tiles, tiles)
 
 
 def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:

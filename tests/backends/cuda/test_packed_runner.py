@@ -80,14 +80,19 @@ def test_gate_and_up_by_turns_and_their_activation_alone(monkeypatch: pytest.Mon
         (dataclasses.replace(SMALL, parts=("ungated",)), CONFIG),
         (dataclasses.replace(SMALL, feed_forward_size=96), CONFIG),
         (dataclasses.replace(SMALL, feed_forward_size=64), CONFIG),  # activations where the input is
-        (SMALL, dataclasses.replace(CONFIG, batch_invariant=True)),
     ],
-    ids=["biases", "no gate", "part of a strip", "as wide as the input", "batch-invariant"],
+    ids=["biases", "no gate", "part of a strip", "as wide as the input"],
 )
 def test_what_does_not_end_with_it(recipe: Recipe, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = run(recipe, True, config, monkeypatch)
     assert launched
     assert not any("silu" in name for name in launched)
+
+
+def test_fixed_order_has_an_epilogue_for_every_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = run(SMALL, True, dataclasses.replace(CONFIG, batch_invariant=True), monkeypatch)
+    gated = {name.rpartition("tokens")[2] for name in launched if "_silu_tokens" in name}
+    assert gated == {name.rpartition("tokens")[2] for name in launched} == {"8", "16", "32"}
 
 
 ADDING = {

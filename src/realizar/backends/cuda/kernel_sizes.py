@@ -14,7 +14,7 @@ from realizar.models.spec import Attention, ModelSpec
 KEYS = 64  # keys of a block of attention
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
-FIXED_PARTS = 8  # where a token's result may not depend on the batch
+_LEAST_PART, _FIXED_PARTS = 512, 32  # keys of a part at fixed places; parts of the longest context, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,31 @@ def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
     return max(1, queries // group)
 
 
-def decode_parts(attention: Attention, decodes: int, context_length: int, device: DeviceProfile, fixed: bool) -> int:
+def chunk_queries(attention: Attention, tokens: int, compute: torch.dtype) -> tuple[int, int]:
+    """Queries of a tile of `tokens` tokens of `attend_chunk`, padded, and its warps."""
+    group = attention.num_heads // attention.num_kv_heads
+    return max(16, triton.next_power_of_2(tokens * group)), 4 if compute == torch.float32 else 8
+
+
+def decode_queries(attention: Attention, tokens: int, compute: torch.dtype) -> tuple[int, int]:
+    """Queries and warps of `attend_parts`: half those of `attend_chunk` where its warps still have 16 queries each."""
+    queries, warps = chunk_queries(attention, tokens, compute)
+    return (queries // 2, warps // 2) if queries == 16 * warps and queries == 128 else (queries, warps)
+
+
+def part_keys(context_length: int) -> int:
+    """Keys of a part of a context that is cut at fixed places: a power of two, by the longest context alone."""
+    return max(_LEAST_PART, int(triton.next_power_of_2(-(-context_length // _FIXED_PARTS))))
+
+
+def fixed_parts(context_length: int) -> int:
+    """Parts that a context may lie in where it is cut at fixed places."""
+    return -(-context_length // part_keys(context_length))
+
+
+def decode_parts(attention: Attention, decodes: int, context_length: int, device: DeviceProfile) -> int:
     """Parts that a context is cut into: enough programs for all processors, a power of two."""
     most = max(1, min(MAX_PARTS, triton.next_power_of_2(-(-context_length // KEYS))))
-    if fixed:
-        return min(most, FIXED_PARTS)
     wanted = -(-4 * device.processors // (decodes * attention.num_kv_heads))
     return min(most, triton.next_power_of_2(wanted))
 
@@ -88,9 +108,11 @@ def decode_parts(attention: Attention, decodes: int, context_length: int, device
 def attention_parts(
     spec: ModelSpec, row_counts: list[int], context_length: int, device: DeviceProfile, fixed: bool
 ) -> int:
-    """Decodes times parts of their contexts, at most."""
+    """Decodes times parts of their contexts, at most; `fixed` where contexts are cut at fixed places."""
+    if fixed:
+        return max(row_counts) * fixed_parts(context_length)
     return max(
-        rows * decode_parts(attention, rows, context_length, device, fixed)
+        rows * decode_parts(attention, rows, context_length, device)
         for _, attention in spec.attentions()
         for rows in row_counts
     )

@@ -134,7 +134,7 @@ def load_model(
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, context, device.torch_device)
     sampler = _make_sampler(spec, config, device)
-    merger = Merger(program, weights, device, kernels)
+    merger = Merger(program, weights, device, kernels, config.batch_invariant)
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
     matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
     copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
@@ -142,7 +142,7 @@ def load_model(
     space.size_partials(matmuls.partial_floats)
     reserved = reserved_bytes(config.max_running, spec.vocab_size, context, device.memory_bytes)
     kv = KVMemory(spec, config, device, reserved)
-    attention = AttentionBinder(weights, space, kv, ropes, device, context, fixed_splits=config.batch_invariant)
+    attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
     binder = Binder(spec, weights, space, attention, merger)
     graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
     decodes = _decode_shapes(space, attention, context)

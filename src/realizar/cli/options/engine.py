@@ -29,7 +29,7 @@ class BackendOptions:
 
     Attributes:
         device: device to run on: cpu, cuda, or cuda:1 for the second GPU; auto is a GPU that can run it, else the CPU.
-        batch_invariant: on a GPU, the same quantised matmuls and decodes in every batch; a CPU always gives same bits.
+        batch_invariant: on a GPU, the same bits of logits in every batch and chunk, as a CPU always gives; slower.
         fp8_copies: on a GPU, use FP8 from 128 tokens a step on: about 3.7 % error a matmul, and a byte more a weight.
         threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
         no_graphs: on a GPU, launch every kernel by itself instead of capturing steps as graphs.

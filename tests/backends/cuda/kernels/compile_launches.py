@@ -113,6 +113,9 @@ def run_backend(recipes: list[str], formats: int) -> None:
             made.step([(first, 20)])
             made.step([(first, 1), (second, 20)])
             made.step([(first, 1), (second, 1)])
+            if activation_format is None:
+                fixed = GPURunner(*random_model(recipe), dataclasses.replace(config, batch_invariant=True))
+                fixed.step([(fixed.request(0, ids), 1), (fixed.request(1, ids, first=8), 20)])
     integers = torch.zeros(4, dtype=torch.int32)
     fetch[(1,)](integers, integers, 4, BLOCK=1024)  # of real GPUs alone
 

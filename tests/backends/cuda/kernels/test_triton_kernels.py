@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends.cuda.kernels.activate import activate, convert  # noqa: E402
 from realizar.backends.cuda.kernels.attend import attend_chunk  # noqa: E402
+from realizar.backends.cuda.kernels.attend_parts import attend_parts  # noqa: E402
 from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa: E402
 from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
@@ -205,8 +206,9 @@ def test_largest_logits() -> None:
     assert last.tolist() == [7, 299, 0, 70, 7, int(values[4].argmax())]
 
 
-def test_a_chunk_sees_its_window() -> None:
-    """Attention of a chunk after a prefix over shuffled blocks, with a window, a cap and sinks."""
+@pytest.mark.parametrize("part", [0, 32, 64])
+def test_a_chunk_sees_its_window(part: int) -> None:
+    """Attention of a chunk after a prefix over shuffled blocks, with a window, a cap and sinks; also by parts."""
     rng = np.random.default_rng(8)
     heads, size, length, chunk, window, cap = 2, 32, 75, 11, 9, 4.0
     keys, values = (rng.standard_normal((6, 1, 16, size)).astype(np.float32) for _ in range(2))
@@ -223,7 +225,7 @@ def test_a_chunk_sees_its_window() -> None:
         out, ints(0, 0, -1), ints(8, 0, 0), ints(0), ints(chunk), ints(length), torch.from_numpy(table), ints(5), 0.3,
         cap, heads * size, heads * size, TABLE_ROWS=1, CACHE_GROUP=0, HEADS=heads, KV_HEADS=1, HEAD=size,
         PADDED_HEAD=size, BLOCK_SIZE=16, WINDOW=window, SOFT_CAP=True, SINKS=True, INT8=False,
-        COMPUTE=__import__("triton").language.float32, KEYS=16, QUERIES=16, TOKENS=8, DEPENDENT=False,
+        COMPUTE=__import__("triton").language.float32, KEYS=16, QUERIES=16, TOKENS=8, PART=part, DEPENDENT=False,
     )  # fmt: skip
     flat = [part[table, 0].reshape(-1, size)[:length].astype(np.float64) for part in (keys, values)]
     for token in range(chunk):
@@ -235,3 +237,36 @@ def test_a_chunk_sees_its_window() -> None:
             weights = np.exp(np.append(scores, sinks[head]))
             expected = weights[:-1] @ flat[1][seen] / weights.sum()
             np.testing.assert_allclose(out[token, head * size : (head + 1) * size], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3, 8])
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_token_sees_all_parts_of_its_context(window: int, programs: int) -> None:
+    """A decode, one without a row, and one of a short context, by programs fewer and more than parts; with sinks."""
+    rng = np.random.default_rng(9)
+    heads, kv_heads, size, lengths, part = 6, 2, 32, {0: 139, 2: 11}, 32
+    keys, values = (rng.standard_normal((20, kv_heads, 16, size)).astype(np.float32) for _ in range(2))
+    tables = rng.permutation(20)[:18].astype(np.int32).reshape(2, 9)
+    query = rng.standard_normal((3, heads * size)).astype(np.float32)
+    sinks = rng.standard_normal(heads).astype(np.float32)
+    out, none = torch.full((3, heads * size), float("nan")), torch.zeros(1)
+    partial, state = torch.full((3 * 5 * heads * size,), float("nan")), torch.full((3 * 5 * heads * 2,), float("nan"))
+    arrivals = torch.zeros(3 * kv_heads, dtype=torch.int32)
+    decodes = [[0, 2, 139, 138], [-1, -1, -1, -1], [1, 0, 11, 10]]
+    attend_parts[(3, kv_heads, programs)](
+        torch.from_numpy(query), torch.from_numpy(keys), torch.from_numpy(values), none, none, torch.from_numpy(sinks),
+        out, partial, state, arrivals, torch.tensor(decodes, dtype=torch.int32), torch.from_numpy(tables),
+        torch.tensor([9], dtype=torch.int32), 0.3, 1.0, heads * size, heads * size, TABLE_ROWS=2, CACHE_GROUP=0,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD=size, PADDED_HEAD=size, BLOCK_SIZE=16, WINDOW=window, SOFT_CAP=False,
+        SINKS=True, INT8=False, COMPUTE=__import__("triton").language.float32, KEYS=16, QUERIES=16, SHARED=4,
+        PART=part, PARTS=5, DEPENDENT=False,
+    )  # fmt: skip
+    assert not arrivals.any()
+    assert torch.isnan(out[1]).all()
+    for row, (token, length) in enumerate({2: lengths[0], 0: lengths[2]}.items()):
+        seen = slice(max(0, length - window) if window else 0, length)
+        for head in range(heads):
+            k, v = (part[tables[row], head // 3].reshape(-1, size)[seen].astype(np.float64) for part in (keys, values))
+            own = slice(head * size, (head + 1) * size)
+            weights = np.exp(np.append(k @ query[token, own].astype(np.float64) * 0.3, sinks[head]))
+            np.testing.assert_allclose(out[token, own], weights[:-1] @ v / weights.sum(), atol=1e-5)

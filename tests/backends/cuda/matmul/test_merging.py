@@ -33,8 +33,10 @@ def test_a_block_that_declines_fusion_gets_no_epilogue(monkeypatch: pytest.Monke
     program = declined(build_program(spec))
     made: list[tuple[Any, bool]] = []
 
-    def record(_matrices: Any, _bias: Any, _device: Any, _matmuls: Any, activation: Any, adds_residual: bool) -> None:
-        made.append((activation, adds_residual))
+    def record(
+        _matrices: Any, _bias: Any, _device: Any, _matmuls: Any, activation: Any, adds: bool, _fixed: bool
+    ) -> None:
+        made.append((activation, adds))
 
     monkeypatch.setattr(merging, "MergedLinear", record)
     monkeypatch.setattr(merging, "PackedMatrix", object)

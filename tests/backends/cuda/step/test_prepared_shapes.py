@@ -73,7 +73,7 @@ def test_decodes_beside_chunks(
     linear = Linear("weight", 64, 64)
     attention = Attention(heads, kv_heads, 64, 0.125, linear, linear, linear, linear)
     kv = SimpleNamespace(dtype="bf16", block_size=32)
-    binder = DecodeBinder(Arguments(), SimpleNamespace(), kv, device, 1024, fixed_splits=False)  # type: ignore[arg-type]
+    binder = DecodeBinder(Arguments(), SimpleNamespace(), kv, device, 1024)  # type: ignore[arg-type]
     binder.bind(BoundDecode(SimpleNamespace(attention=attention), None, None))  # type: ignore[arg-type]
     mixed = mixed_shapes(sizes)
     binder.prepare(mixed)

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import fragment_format
+from realizar.backends.cuda.matmul.fixed_order import fixed_tiling, is_gated
 from realizar.backends.cuda.matmul.tuning_table import (
     DeviceTuning,
     Line,
@@ -44,8 +45,8 @@ def test_choices_fit(name: str) -> None:
     for form, (out_features, cols), tokens in itertools.product(
         set(FORMS.values()), SHAPES, (1, 2, 8, 9, 64, 65, 300, 2048)
     ):
-        for fixed in (False, True):
-            choice = tuning.many_tokens(tokens, out_features, cols, form, fixed)
+        for choose in (DeviceTuning.many_tokens, fixed_tiling):
+            choice = choose(tuning, tokens, out_features, cols, form)
             tiles = choice.tiles
             assert isinstance(tiles, WgmmaTiles if tuning.wgmma else MmaSyncTiles)
             assert tiles.tokens == tuning.block_tokens(tokens)
@@ -133,12 +134,22 @@ def test_activation_epilogues_keep_measured_tiles() -> None:
 
 def test_fixed_splits_depend_on_the_shape_alone() -> None:
     for tuning, form, (out_features, cols) in itertools.product(DEVICES.values(), set(FORMS.values()), SHAPES):
-        choices = [
-            tuning.many_tokens(tokens, out_features, cols, form, fixed=True) for tokens in (1, 8, 33, 64, 128, 999)
-        ]
+        choices = [fixed_tiling(tuning, tokens, out_features, cols, form) for tokens in (1, 8, 33, 64, 128, 999)]
         assert len({choice.splits for choice in choices}) == 1
         steps = {choice.tiles.step for choice in choices if isinstance(choice.tiles, WgmmaTiles)}
-        assert steps <= {1}  # splits begin at multiples of a step
+        assert steps <= {1} or all(form.chunks(cols) % (choices[0].splits * step) == 0 for step in steps)
+
+
+def test_fixed_order_fills_a_card_with_few_tokens_and_with_many() -> None:
+    tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
+    for (out_features, cols), parts in {(4096, 4096): 4, (6144, 4096): 2, (4096, 14336): 4, (28672, 4096): 1}.items():
+        for tokens in (1, 8, 32, 64, 128, 256, 2048):
+            choice = fixed_tiling(tuning, tokens, out_features, cols, form)
+            x, y, z = choice.tiles.grid(out_features, choice.splits, -(-tokens // choice.tiles.tokens))
+            assert choice.splits == parts
+            assert x * y * z >= 0.7 * tuning.processors
+    assert is_gated(tuning, 28672, 4096, form)
+    assert not is_gated(tuning, 2048, 4096, form)
 
 
 def test_tables_hold_for_their_shapes() -> None:
@@ -157,7 +168,7 @@ def test_a_line_serves_its_own_shape_unchanged() -> None:
         choice = (
             tuning.few_tokens(line.tokens, line.out_features, line.cols, form)
             if isinstance(line.tiles, MatvecTiles)
-            else tuning.many_tokens(line.tokens, line.out_features, line.cols, form, fixed=False)
+            else tuning.many_tokens(line.tokens, line.out_features, line.cols, form)
         )
         assert (choice.tiles, choice.splits) == (line.tiles, line.splits)
 
@@ -175,9 +186,9 @@ def test_a_nearby_shape_gets_as_many_blocks() -> None:
     line = Line(8, 4096, 4096, WgmmaTiles(8, 2, 1, 6, 2, 1), 8, 0.01)
     tuning = DeviceTuning(wgmma=True, processors=132, shared_bytes=227 * 1024, lines=(line,))
     form = FORMS[GGMLType.Q4_K]
-    assert tuning.many_tokens(8, 2048, 8192, form, fixed=False).splits == 12  # sixteen, but no more than twelve
-    assert tuning.many_tokens(8, 8192, 4096, form, fixed=False).splits == 4
-    assert tuning.many_tokens(8, 131072, 4096, form, fixed=False).splits == 1
+    assert tuning.many_tokens(8, 2048, 8192, form).splits == 12  # sixteen, but no more than twelve
+    assert tuning.many_tokens(8, 8192, 4096, form).splits == 4
+    assert tuning.many_tokens(8, 131072, 4096, form).splits == 1
 
 
 def test_the_cheapest_line_counts_what_its_consumer_reads() -> None:

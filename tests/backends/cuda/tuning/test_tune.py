@@ -109,7 +109,7 @@ def test_a_table_written_is_what_the_tuning_chooses(tmp_path: Path, monkeypatch:
         assert path == own_table(card.name)
         found = load_tuning(card.name, card.capability, card.processors, 227 * 1024)
         case = tokens, SHAPE.out_features, SHAPE.cols, form
-        choice = found.few_tokens(*case) if tokens == 1 else found.many_tokens(*case, fixed=False)
+        choice = found.few_tokens(*case) if tokens == 1 else found.many_tokens(*case)
         assert isinstance(choice.tiles, kind)
         assert (choice.tiles, choice.splits) == (fast, splits)
     assert {line.tokens for line in found.lines} == {1, 8}  # the first table's line is there still

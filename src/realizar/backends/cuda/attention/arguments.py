@@ -33,12 +33,18 @@ def _is_summed(attention: Attention) -> bool:
 class AttentionArguments:
     """Finds a layer's arguments among weights, workspace, cache and rope tables.
 
+    Args:
+        converts: True if results are always converted by a kernel of their own.
+
     Attributes:
         none: stands for a tensor that a kernel does not read.
     """
 
-    def __init__(self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables) -> None:
+    def __init__(
+        self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, converts: bool = False
+    ) -> None:
         self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
+        self._converts = converts
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
     def rotated(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
@@ -92,6 +98,6 @@ class AttentionArguments:
         group = width // attention.num_kv_heads
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
-        if shape.tiles or len(formats) > 1 or not (whole if own else formats[0].kind == "f32"):
+        if self._converts or shape.tiles or len(formats) > 1 or not (whole if own else formats[0].kind == "f32"):
             return None
         return self._space.activations.get(formats[0], width)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-import torch
-import triton
-
 from realizar.backends.cuda.attention.arguments import AttentionArguments, columns
 from realizar.backends.cuda.attention.decode import BoundDecode, DecodeBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.parts import PartBinder
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import ROTATE_PARTS, padded_head, whole_width, width_in_blocks
+from realizar.backends.cuda.kernel_sizes import (
+    ROTATE_PARTS,
+    chunk_queries,
+    padded_head,
+    part_keys,
+    whole_width,
+    width_in_blocks,
+)
 from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.kernels.normalize import normalize_partials
@@ -31,16 +36,21 @@ class AttentionBinder:
     """Binds the operations between the QKV matmul and the output projection.
 
     Args:
-        fixed_splits: True if contexts are cut into the same number of parts for every batch.
+        batch_invariant: True if contexts are cut at fixed places, so that a token's bits depend on its own alone.
     """
 
     def __init__(
         self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, device: DeviceProfile,
-        context_length: int, fixed_splits: bool,
+        context_length: int, batch_invariant: bool,
     ) -> None:  # fmt: skip
         self._weights, self._space, self._kv = weights, workspace, kv
-        self._arguments = AttentionArguments(weights, workspace, kv, ropes)
-        self._decodes = DecodeBinder(self._arguments, workspace, kv, device, context_length, fixed_splits)
+        self._part = part_keys(context_length) if batch_invariant else 0
+        self._arguments = AttentionArguments(weights, workspace, kv, ropes, converts=batch_invariant)
+        self._decodes: PartBinder | DecodeBinder = (
+            PartBinder(self._arguments, workspace, kv, device, context_length)
+            if batch_invariant
+            else DecodeBinder(self._arguments, workspace, kv, device, context_length)
+        )
 
     def prepare(self, shapes: Iterable[StepShape]) -> None:
         """Compile the CUDA kernels that decodes of these steps need."""
@@ -98,13 +108,13 @@ class AttentionBinder:
         return run
 
     def _rotate(self, block: AttentionBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
-        """Start rope for steps with chunks; `attend_decode` applies its own."""
+        """Start rope for steps with chunks; `attend_decode` applies its own, `attend_parts` does not."""
         attention, space = block.attention, self._space
         slots = space.arrays.slots(self._kv.group_of(block.layer))
         caches, parts = self._arguments.cache(block.layer), attention.num_heads + 2 * attention.num_kv_heads
 
         def run(shape: StepShape) -> None:
-            if not shape.tiles:
+            if not shape.tiles and not self._part:
                 return
             rotated = attention, linear, shape
             pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
@@ -118,15 +128,15 @@ class AttentionBinder:
     def _attend_tiles(self, block: AttentionBlock, shape: StepShape) -> None:
         attention, space = block.attention, self._space
         arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
-        group = attention.num_heads // attention.num_kv_heads
+        queries, warps = chunk_queries(attention, tokens, space.query.dtype)
         attend_chunk[(shape.tiles, attention.num_kv_heads)](
             space.query, *self._arguments.cache(block.layer), self._arguments.sinks(attention), space.attended,
             arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
             arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
             space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
             HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
-            INT8=self._kv.dtype == "int8", QUERIES=max(16, triton.next_power_of_2(tokens * group)), TOKENS=tokens,
-            num_warps=4 if space.query.dtype == torch.float32 else 8, **self._arguments.shared(block),
+            INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, num_warps=warps,
+            **self._arguments.shared(block),
             **space.launching(shape.tokens),
         )  # fmt: skip
 

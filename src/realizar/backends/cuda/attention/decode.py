@@ -36,18 +36,14 @@ class BoundDecode:
 
 
 class DecodeBinder:
-    """Chooses and starts the kernel for the single tokens of a step, in each layer.
-
-    Args:
-        fixed_splits: True if contexts are cut into the same number of parts for every batch.
-    """
+    """Chooses and starts the kernel for the single tokens of a step, in each layer."""
 
     def __init__(
         self, arguments: AttentionArguments, workspace: Workspace, kv: KVMemory, device: DeviceProfile,
-        context_length: int, fixed_splits: bool,
+        context_length: int,
     ) -> None:  # fmt: skip
         self._arguments, self._space, self._kv = arguments, workspace, kv
-        self._device, self._context, self._fixed = device, context_length, fixed_splits
+        self._device, self._context = device, context_length
         self._native = DecodeAttention(device.torch_device) if device.has_cuda_kernels else None
         self._bound: list[BoundDecode] = []
 
@@ -84,13 +80,13 @@ class DecodeBinder:
 
     def is_long(self, decodes: int, context: int) -> bool:
         """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
-        if self._native is None or self._fixed or context <= _SHORT:
+        if self._native is None or context <= _SHORT:
             return False
         return any(self._are_few(decodes, decode.block.attention) for decode in self._bound)
 
     def _parts(self, attention: Attention, shape: StepShape) -> int:
         """Number of parts that every decode's context is cut into."""
-        return decode_parts(attention, shape.decodes, self._context, self._device, self._fixed)
+        return decode_parts(attention, shape.decodes, self._context, self._device)
 
     def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:
         """The CUDA kernel for the decodes of a step."""
@@ -109,7 +105,7 @@ class DecodeBinder:
     def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> AttendKernel:
         """Set warps per block and per multiprocessor: few blocks should end soon, many should fit at once."""
         blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
-        long, few = self._fixed or shape.long, self._are_few(shape.decodes, attention)
+        long, few = shape.long, self._are_few(shape.decodes, attention)
         if long or few:
             warps, resident = 8 if self._fits(replace(kernel, warps=8), 2 if long else 1) else 4, 16
         else:
@@ -153,7 +149,7 @@ class DecodeBinder:
         blocks = shape.decodes * attention.num_kv_heads
         room = kernel.resident // kernel.warps * self._device.processors
         parts = self._parts(attention, shape)
-        grid = shape.decodes, attention.num_kv_heads, parts if self._fixed else max(1, min(parts, room // blocks))
+        grid = shape.decodes, attention.num_kv_heads, max(1, min(parts, room // blocks))
         native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])
 
     def _start_triton(self, decode: BoundDecode, shape: StepShape) -> None:

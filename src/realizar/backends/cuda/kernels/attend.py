@@ -2,7 +2,7 @@
 
 Keys and values lie as [blocks, KV heads, block size, head size], int8 ones with float16 scales [..., head size / 32].
 Queries that share a KV head go through one tile. Key blocks start at fixed positions and a row's arithmetic does not
-depend on the other rows of its tile, so a query's bits depend on its own context and on the number of parts alone.
+depend on the other rows of its tile, so a query's bits depend on its own context and on its parts alone.
 """
 
 import triton
@@ -60,18 +60,69 @@ def cut_context(length, WINDOW: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.con
 
 
 @triton.jit
+def absorb_blocks(
+    q, keys, values, key_scales, value_scales, table, kv_head, position, start, first, last, top, total, sums, scale,
+    soft_cap, KV_HEADS: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Take the keys from `start` to `last`, of which those from `first` on are visible, into the running softmax.
+
+    q [queries, padded head size] at int `position` [queries]; `start` is a multiple of KEYS, `table` the row's blocks.
+    """
+    dims = tl.arange(0, PADDED_HEAD)
+    for i in tl.range(0, (last - start + KEYS - 1) // KEYS):
+        places = start + i * KEYS + tl.arange(0, KEYS)
+        live = (places < last) & (places >= first)
+        block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+        at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
+        k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
+        v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
+        seen = places[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (places[None, :] > position[:, None] - WINDOW)
+        top, total, sums = absorb(q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
+    return top, total, sums
+
+
+@triton.jit
+def join_part(top, total, sums, part_top, part_total, part_sums):
+    """Take a part of the context into the softmax of those before it: [queries], [queries], [queries, dims].
+
+    Fused multiply-adds are spelled out, so that every kernel which joins parts gives the same bits.
+    """
+    higher = tl.maximum(top, part_top)
+    reference = tl.where(higher == float("-inf"), 0.0, higher)
+    kept, added = tl.exp(top - reference), tl.exp(part_top - reference)
+    total = tl.fma(total, kept, part_total * added)
+    sums = tl.fma(sums, tl.broadcast_to(kept[:, None], sums.shape), part_sums * added[:, None])
+    return higher, total, sums
+
+
+@triton.jit
+def before_parts(sinks, head, own, SINKS: tl.constexpr, QUERIES: tl.constexpr, PADDED_HEAD: tl.constexpr):
+    """The softmax of some queries before the first part of their context: of their heads' sinks, or of nothing."""
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    if SINKS:
+        top = tl.load(sinks + head, mask=own, other=0.0)
+        total += 1.0
+    return top, total, tl.zeros([QUERIES, PADDED_HEAD], tl.float32)
+
+
+@triton.jit
 def attend_chunk(
     query, keys, values, key_scales, value_scales, sinks, out, tile_rows, tile_firsts, starts, counts, contexts,
     tables, table_stride, scale, soft_cap, query_stride, out_stride,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    QUERIES: tl.constexpr, TOKENS: tl.constexpr, DEPENDENT: tl.constexpr,
+    QUERIES: tl.constexpr, TOKENS: tl.constexpr, PART: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A tile of a row's tokens, each with all heads of one KV head. Grid: tiles, KV heads.
 
     A tile holds TOKENS tokens, TOKENS * group queries padded to QUERIES; `tile_rows` is -1 for a dead tile.
-    Writes float32 out [tokens, heads * head size].
+    Writes float32 out [tokens, heads * head size]. PART: keys of a part of the context, as in `attend_parts`; 0: the
+    context is one.
     """
     begin(DEPENDENT)
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -93,30 +144,32 @@ def attend_chunk(
         if WINDOW > 0:
             first = tl.maximum(earliest - WINDOW + 1, 0)
         low = first // KEYS * KEYS
-        blocks = (last - low + KEYS - 1) // KEYS
         tokens = (token + step).to(tl.int64)
         q = tl.load(query + tokens[:, None] * query_stride + head[:, None] * HEAD + dims[None, :], mask=inside, other=0)
         q = q.to(COMPUTE)
-        top = tl.full([QUERIES], float("-inf"), tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
-        sums = tl.zeros([QUERIES, PADDED_HEAD], tl.float32)
         table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
-        for i in tl.range(0, blocks):
-            places = low + i * KEYS + tl.arange(0, KEYS)
-            live = (places < last) & (places >= first)
-            block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-            at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
-            k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8, COMPUTE)
-            v = load_tile(values, value_scales, at, live, dims, HEAD, INT8, COMPUTE)
-            seen = places[None, :] <= position[:, None]
-            if WINDOW > 0:
-                seen = seen & (places[None, :] > position[:, None] - WINDOW)
-            top, total, sums = absorb(q, k, v, seen, top, total, sums, scale, soft_cap, SOFT_CAP, COMPUTE)
-        if SINKS:
-            sink = tl.load(sinks + head, mask=own, other=0.0)
-            higher = tl.maximum(top, sink)
-            kept = tl.exp(top - higher)
-            total = total * kept + tl.exp(sink - higher)
-            sums = sums * kept[:, None]
+        if PART > 0:
+            top, total, sums = before_parts(sinks, head, own, SINKS, QUERIES, PADDED_HEAD)
+            for i in tl.range(0, (last + PART - 1) // PART - first // PART):
+                begins = (first // PART + i) * PART
+                part_top, part_total, part_sums = absorb_blocks(
+                    q, keys, values, key_scales, value_scales, table, kv_head, position, tl.maximum(begins, low),
+                    first, tl.minimum(begins + PART, last), tl.full([QUERIES], float("-inf"), tl.float32),
+                    tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES, PADDED_HEAD], tl.float32), scale, soft_cap,
+                    KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8, COMPUTE, KEYS,
+                )  # fmt: skip
+                top, total, sums = join_part(top, total, sums, part_top, part_total, part_sums)
+        else:
+            top, total, sums = before_parts(sinks, head, own, False, QUERIES, PADDED_HEAD)
+            top, total, sums = absorb_blocks(
+                q, keys, values, key_scales, value_scales, table, kv_head, position, low, first, last, top, total,
+                sums, scale, soft_cap, KV_HEADS, HEAD, PADDED_HEAD, BLOCK_SIZE, WINDOW, SOFT_CAP, INT8, COMPUTE, KEYS,
+            )  # fmt: skip
+            if SINKS:
+                sink = tl.load(sinks + head, mask=own, other=0.0)
+                higher = tl.maximum(top, sink)
+                kept = tl.exp(top - higher)
+                total = total * kept + tl.exp(sink - higher)
+                sums = sums * kept[:, None]
         result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(out + tokens[:, None] * out_stride + head[:, None] * HEAD + dims[None, :], result, mask=inside)

@@ -7,6 +7,7 @@ sums of 2 x 14336 columns as float32 with their way through memory.
 
 from __future__ import annotations
 
+from realizar.backends.cuda.matmul.fixed_order import is_gated
 from realizar.backends.cuda.matmul.quantized import (
     MATRIX_SIZES,
     SHAPE_SIZES,
@@ -26,10 +27,12 @@ def route_gated(
 ) -> MatmulConfig | None:
     """A matmul with the gated epilogue, for `tokens` tokens; None where it has none.
 
-    With `batch_invariant` it never has one, since not every number of tokens could.
+    With `batch_invariant` it has one for every number of tokens or for none.
     """
     activation_format = matmuls.activation_format(tokens)
-    if not matrix.interleaved or matmuls.batch_invariant:
+    if not matrix.interleaved:
+        return None
+    if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
         return None
     choose = matmuls.tuning.gated_few if activation_format.kind == "int8" else matmuls.tuning.gated
     tiles = choose(tokens, matrix.out_features, matrix.in_features, matrix.format)

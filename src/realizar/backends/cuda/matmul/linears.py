@@ -9,7 +9,8 @@ import torch
 import triton
 
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import matmul_type
+from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, matmul_type
+from realizar.backends.cuda.kernels.float_matmul import multiply_floats
 from realizar.backends.cuda.kernels.plain_matmul import multiply
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
@@ -36,7 +37,7 @@ _FLOAT_FORMATS = {
     torch.float16: InputFormat("f16"),
     torch.bfloat16: InputFormat("bf16"),
 }
-_OUT_FEATURES, _COLUMNS = 64, 64  # a tile of the plain matmul
+_OUT_FEATURES, _COLUMNS, _MOST_TOKENS = 64, 64, 64  # a tile of the matmuls of unpacked matrices
 _MAX_SPLITS = 8
 
 Buffers = Callable[[InputFormat], ActivationBuffer]
@@ -60,6 +61,7 @@ class MergedLinear:
         matmuls: of packed matrices; None where there are none.
         activation: of the feed-forward whose gate and up these are, where the consumer of its result is packed.
         adds_residual: whether its sums go to the residual stream, through no norm.
+        batch_invariant: whether a token's sums have one order, whatever the number of tokens.
 
     Attributes:
         copy: of all matrices, in FP8, for steps of many tokens; None where there is none.
@@ -68,9 +70,10 @@ class MergedLinear:
     def __init__(
         self, matrices: Sequence[Matrix], bias: torch.Tensor | None, device: DeviceProfile,
         matmuls: MatmulKernels | None, activation: GatedActivation | None = None, adds_residual: bool = False,
+        batch_invariant: bool = False,
     ) -> None:  # fmt: skip
         self._device, self._matmuls, self.bias = device, matmuls, bias
-        self._activation, self._adds_residual = activation, adds_residual
+        self._activation, self._adds_residual, self._fixed = activation, adds_residual, batch_invariant
         self._routes: dict[int, list[MatmulConfig]] = {}
         self.copy: FP8Copy | None = None
         self.segments: list[Segment] = []
@@ -101,7 +104,7 @@ class MergedLinear:
             return routes[0][1].splits
         if any(isinstance(segment.matrix, torch.Tensor) for segment in self.segments):
             return 1
-        tiles = -(-self.width // _OUT_FEATURES) * -(-tokens // _token_tile(tokens))
+        tiles = -(-self.width // _OUT_FEATURES) * (1 if self._fixed else -(-tokens // _token_tile(tokens)))
         blocks = self.cols // _COLUMNS
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
@@ -178,7 +181,10 @@ class MergedLinear:
                 _, config = next(configs)
                 self._matmuls.launch(matrix, as_activations(source), partials, tokens, config, column=segment.column)
             elif isinstance(matrix, PlainMatrix):
-                _multiply_plain(matrix, source, partials, tokens, segment.column, splits, self._device)
+                tile = _MOST_TOKENS if self._fixed else _token_tile(tokens)
+                _multiply_plain(matrix, source, partials, tokens, segment.column, splits, tile, self._device)
+            elif self._fixed:
+                _multiply_in_order(matrix, source, partials[0, :tokens, segment.column :])
             else:
                 _multiply_floats(matrix, source, partials, tokens, segment.column)
 
@@ -254,7 +260,7 @@ def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int])
 
 
 def _token_tile(tokens: int) -> int:
-    return min(64, max(16, int(triton.next_power_of_2(tokens))))
+    return min(_MOST_TOKENS, max(16, int(triton.next_power_of_2(tokens))))
 
 
 def as_activations(source: ActivationBuffer, norm: FoldedNorm | None = None) -> Int8Activations | HalfActivations:
@@ -266,15 +272,25 @@ def as_activations(source: ActivationBuffer, norm: FoldedNorm | None = None) -> 
 
 def _multiply_plain(
     matrix: PlainMatrix, source: ActivationBuffer, partials: torch.Tensor, tokens: int, column: int, splits: int,
-    device: DeviceProfile,
+    tile: int, device: DeviceProfile,
 ) -> None:  # fmt: skip
-    tile = _token_tile(tokens)
     grid = (-(-matrix.out_features // _OUT_FEATURES), -(-tokens // tile), splits)
     _, stride, _ = partials.stride()
     multiply[grid](
         source.values, source.cols, source.scales, partials[:, :, column:], partials.stride(0), stride,
         matrix.out_features, matrix.in_features, tokens, **matrix.arrays, **matrix.constants, SPLITS=splits,
         COMPUTE=matmul_type(device), TOKENS=tile, OUT_FEATURES=_OUT_FEATURES, COLUMNS=_COLUMNS,
+    )  # fmt: skip
+
+
+def _multiply_in_order(matrix: torch.Tensor, source: ActivationBuffer, out: torch.Tensor) -> None:
+    """out [tokens, >= out_features] = source @ matrix.T, each token's products in one order."""
+    (out_features, cols), tokens = matrix.shape, len(out)
+    grid = -(-out_features // _OUT_FEATURES), -(-tokens // _MOST_TOKENS)
+    multiply_floats[grid](
+        source.values, source.cols, source.scales, matrix, out, out.stride(0), out_features, cols, tokens,
+        COMPUTE=TRITON_TYPES[source.values.dtype] if source.values.is_cuda else TRITON_TYPES[torch.float32],
+        TOKENS=_MOST_TOKENS, OUT_FEATURES=_OUT_FEATURES, COLUMNS=_COLUMNS,
     )  # fmt: skip
 
 

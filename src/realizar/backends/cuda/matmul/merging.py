@@ -15,12 +15,14 @@ from realizar.models.spec import Linear
 
 
 class Merger:
-    """Makes the merged matmuls of a program, each once."""
+    """Makes the merged matmuls of a program, each once; `batch_invariant` as in `MergedLinear`."""
 
     def __init__(
-        self, program: Program, weights: Weights, device: DeviceProfile, matmuls: MatmulKernels | None
-    ) -> None:
+        self, program: Program, weights: Weights, device: DeviceProfile, matmuls: MatmulKernels | None,
+        batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
         self._weights, self._device, self._matmuls = weights, device, matmuls
+        self._batch_invariant = batch_invariant
         adds_residual = (block.join for block in program.blocks)
         self._residual_adds: set[Group] = {
             (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
@@ -34,7 +36,7 @@ class Merger:
             bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
             adds_residual = key in self._residual_adds
             self._made[key] = MergedLinear(
-                matrices, bias, self._device, self._matmuls, self._activation(key), adds_residual
+                matrices, bias, self._device, self._matmuls, self._activation(key), adds_residual, self._batch_invariant
             )
         return self._made[key]
 

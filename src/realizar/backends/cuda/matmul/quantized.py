@@ -36,6 +36,7 @@ import torch
 
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.matmul.fixed_order import fixed_tiling
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Tiling, load_tuning
 from realizar.backends.cuda.native.compiler import architecture, compile_source, compile_sources
@@ -136,7 +137,7 @@ class MatmulKernels:
 
         Args:
             device: a CUDA device.
-            batch_invariant: take one route and fixed splits, so that a token's matmul is the same in every batch.
+            batch_invariant: add a token's products in one order in every batch: see `fixed_order`.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -181,7 +182,8 @@ class MatmulKernels:
         """Choose tiles and splits for a matrix's format and columns, and `out_features`."""
         if activation_format.kind == "int8":
             return self.tuning.few_tokens(tokens, out_features, matrix.in_features, matrix.format)
-        return self.tuning.many_tokens(tokens, out_features, matrix.in_features, matrix.format, self.batch_invariant)
+        choose = fixed_tiling if self.batch_invariant else DeviceTuning.many_tokens
+        return choose(self.tuning, tokens, out_features, matrix.in_features, matrix.format)
 
     def runs_epilogue(self, matrix: PackedMatrix, config: MatmulConfig) -> bool:
         """True if a config has an epilogue, and its kernel was not refused."""
@@ -213,12 +215,18 @@ class MatmulKernels:
             self._kernels[key] = self._load(*key)
 
     def _load(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None) -> tuple[Kernel, Tiles]:
-        """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less."""
+        """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less.
+
+        Raises:
+            KernelError: it can't be compiled or loaded, and nothing replaces it, as nothing may in fixed order.
+        """
         try:
             source = matmul_source(weight_formats, tiles, epilogue)
             shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
             return Kernel(compile_source(source, self.arch), source.name, shared), tiles
         except KernelError as error:
+            if self.batch_invariant:
+                raise
             if epilogue is not None:
                 _LOG.warning("%s; its epilogue runs as a separate kernel", error)
                 self.refused.add((weight_formats, tiles, epilogue))

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from realizar.backends.cuda.layouts.fragments import BLOCK, TILE, FragmentFormat
+from realizar.backends.cuda.layouts.fragments import TILE, FragmentFormat
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.hub.folders import user_data
 
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 _KINDS: dict[str, type[Tiles]] = {"matvec": MatvecTiles, "wgmma": WgmmaTiles, "mma_sync": MmaSyncTiles}
 _TABLES = {"H200": "h200.json", "H100": "h200.json", "GH200": "h200.json"}
-_BLOCK_TOKENS = (8, 16, 32, 64, 128)
+BLOCK_TOKENS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
@@ -114,7 +114,7 @@ class DeviceTuning:
 
     def block_tokens(self, tokens: int) -> int:
         """Rows of a block of `half` activations."""
-        return next((size for size in _BLOCK_TOKENS if tokens <= size), _BLOCK_TOKENS[-1])
+        return next((size for size in BLOCK_TOKENS if tokens <= size), BLOCK_TOKENS[-1])
 
     def dependent(self, tokens: int) -> bool:
         """True if programmatic dependent launch pays."""
@@ -145,12 +145,10 @@ class DeviceTuning:
         """True if the mat-vec's tiles fill the device without splits, which the residual-add epilogue needs."""
         return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
-    def many_tokens(
-        self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat, fixed: bool
-    ) -> Tiling:
-        """The tensor-core kernels' tiling; `fixed` makes splits and their borders depend on the shape alone."""
-        strips, chunks, block_tokens = -(-out_features // BLOCK), weight_format.chunks(cols), self.block_tokens(tokens)
-        line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"}) if not fixed else None
+    def many_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
+        """The tensor-core kernels' tiling."""
+        chunks, block_tokens = weight_format.chunks(cols), self.block_tokens(tokens)
+        line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"})
         if line is not None:
             return self._fitted(
                 replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols
@@ -162,8 +160,8 @@ class DeviceTuning:
         else:
             tiles = WgmmaTiles(block_tokens, 1, 2, 4, 1, 1)
         blocks = tiles.grid(out_features, 1, -(-tokens // block_tokens))[0] * -(-tokens // block_tokens)
-        splits = min(4, max(1, 128 // strips)) if fixed else self.processors // blocks
-        return Tiling(self.shrunk(tiles, [weight_format]), max(1, min(splits, chunks // 8)))
+        splits = max(1, min(self.processors // blocks, chunks // 8))
+        return Tiling(self.shrunk(tiles, [weight_format]), splits)
 
     def gated_few(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> MatvecTiles | None:
         """Tiles of a mat-vec with the gated epilogue: one of gate and one of up, with all columns, in a block.

@@ -1,0 +1,52 @@
+"""Tiles of matmuls whose sums have one order, whatever the number of tokens: for `batch_invariant`. torch-free.
+
+A matrix's columns are cut into parts by its shape alone, and every tile multiplies a part's columns in ascending order
+into one accumulator. The consumer adds the parts in ascending order. So tiles may follow the number of tokens, and a
+token's sums have the same bits in all of them, as long as one kind of instruction multiplies: wgmma's columns of tokens
+do not see each other, nor do those of mma.sync, but the two round differently.
+"""
+
+from __future__ import annotations
+
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
+from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, DeviceTuning, Tiling
+from realizar.backends.cuda.native.sources import MmaSyncTiles, WgmmaTiles
+
+_MOST_PARTS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a part
+_FILLED = 1.4  # strips times parts that a multiprocessor should have with few tokens
+_LEAST_FILLED = 0.85  # blocks of a multiprocessor from which on a tile counts as large enough
+_TILES = (2, 2), (2, 1), (1, 1)  # strips and warpgroups of a block, largest first
+_FEW = {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)}  # stages, step and blocks, by tokens of a block
+_RINGS = {
+    64: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
+    128: {(2, 2): (4, 1, 1), (2, 1): (3, 2, 1), (1, 1): (3, 2, 1)},
+}
+
+
+def fixed_parts(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
+    """Parts of a matrix's columns: enough that few tokens occupy the device, few enough for many."""
+    wanted = max(1, round(_FILLED * tuning.processors / -(-out_features // BLOCK)))
+    return max(1, min(1 << (wanted - 1).bit_length(), _MOST_PARTS, chunks // _LEAST_CHUNKS))
+
+
+def fixed_tiling(
+    tuning: DeviceTuning, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat
+) -> Tiling:
+    """The tiles of a step of `tokens`, and the parts, which depend on the shape alone."""
+    chunks, block_tokens = weight_format.chunks(cols), tuning.block_tokens(tokens)
+    parts = fixed_parts(tuning, out_features, chunks)
+    if not tuning.wgmma:
+        return Tiling(tuning.shrunk(MmaSyncTiles(block_tokens, 2, 4, 1), [weight_format]), parts)
+    launched = -(-tokens // block_tokens) * parts
+    least = _LEAST_FILLED * tuning.processors
+    sizes = (size for size in _TILES if -(-out_features // (BLOCK * size[0] * size[1])) * launched >= least)
+    strips, groups = next(sizes, _TILES[-1])
+    stages, step, blocks = _RINGS.get(block_tokens, _FEW)[strips, groups]
+    while step > 1 and chunks % (parts * step):  # a stage lies in one part
+        step //= 2
+    return Tiling(tuning.shrunk(WgmmaTiles(block_tokens, strips, groups, stages, step, blocks), [weight_format]), parts)
+
+
+def is_gated(tuning: DeviceTuning, out_features: int, cols: int, weight_format: FragmentFormat) -> bool:
+    """True if a step of every number of tokens has a matmul with the gated epilogue."""
+    return all(tuning.gated(tokens, out_features, cols, weight_format) is not None for tokens in BLOCK_TOKENS)
