@@ -20,6 +20,7 @@ from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import Workspace, reserve_workspace
+from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -62,13 +63,7 @@ class LoadedModel:
 
     @property
     def capacity(self) -> Capacity:
-        config, weight_bytes = self.config, self.weights.size_bytes
-        return Capacity(
-            block_size=config.block_size, num_blocks=self.kv.num_blocks, max_rows=config.max_running,
-            max_step_tokens=config.max_step_tokens, context_length=config.context_length, weight_bytes=weight_bytes,
-            weight_bytes_per_token=weight_bytes, kv_cache_bytes=self.kv.size_bytes, kv_cache_dtype=self.kv.dtype,
-            load_s=self.load_s,
-        )  # fmt: skip
+        return loaded_capacity(self.config, self.kv, self.weights.size_bytes, self.load_s)
 
     def close(self) -> None:
         """End the threads."""

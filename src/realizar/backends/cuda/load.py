@@ -28,6 +28,7 @@ from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -70,13 +71,7 @@ class LoadedModel:
 
     @property
     def capacity(self) -> Capacity:
-        config, weight_bytes = self.config, self.weights.size_bytes
-        return Capacity(
-            block_size=config.block_size, num_blocks=self.kv.num_blocks, max_rows=config.max_running,
-            max_step_tokens=config.max_step_tokens, context_length=config.context_length,
-            weight_bytes=weight_bytes + self.copy_bytes, weight_bytes_per_token=weight_bytes,
-            kv_cache_bytes=self.kv.size_bytes, kv_cache_dtype=self.kv.dtype, load_s=self.load_s,
-        )  # fmt: skip
+        return loaded_capacity(self.config, self.kv, self.weights.size_bytes, self.load_s, self.copy_bytes)
 
     def close(self) -> None:
         """Free the graphs, whose memory is not that of tensors."""

@@ -1,0 +1,36 @@
+"""`loaded_capacity`: the capacity of a backend with a model in it, made alike for both. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from realizar.backends.base import Capacity
+from realizar.backends.resolved_config import ResolvedConfig
+
+
+class LoadedCache(Protocol):
+    """The KV cache of a backend: blocks per cache group, bytes, and the name of its element type."""
+
+    num_blocks: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+def loaded_capacity(
+    config: ResolvedConfig, kv: LoadedCache, weight_bytes: int, load_s: float, copy_bytes: int = 0
+) -> Capacity:
+    """The capacity of a backend that was loaded with a configuration.
+
+    Args:
+        weight_bytes: of packed weights, all of which a step reads. copy_bytes: of others, which some steps read in
+            their place.
+        load_s: seconds that loading took.
+    """
+    return Capacity(
+        block_size=config.block_size, num_blocks=kv.num_blocks, max_rows=config.max_running,
+        max_step_tokens=config.max_step_tokens, context_length=config.context_length,
+        weight_bytes=weight_bytes + copy_bytes, weight_bytes_per_token=weight_bytes, kv_cache_bytes=kv.size_bytes,
+        kv_cache_dtype=kv.dtype, load_s=load_s,
+    )  # fmt: skip
