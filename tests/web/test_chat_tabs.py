@@ -8,13 +8,31 @@ from scripted_api import ScriptedApi, held
 from web.page_driver import ask, finished, new_chat, said, stored, wait_for
 
 
-def test_two_tabs_that_speak_at_once(echo: ScriptedApi, page: Any) -> None:
+def second_tab(page: Any, url: str) -> Any:
+    other = page.context.new_page()
+    other.goto(url)
+    return other
+
+
+def two_tabs_of_a_chat(echo: ScriptedApi, page: Any) -> Any:
+    """The other tab of a chat that `page` began with `start`."""
     page.goto(echo.url)
     ask(page, "start")
     finished(page)
-    other = page.context.new_page()
-    other.goto(page.url)
+    other = second_tab(page, page.url)
     wait_for(other, ["start", "re start #1"])
+    return other
+
+
+def erase(tab: Any, title: str) -> None:
+    """Erase a chat that the tab lists as deleted; no other is."""
+    tab.click("#deleted summary")
+    tab.click(f"[aria-label='Erase “{title}” for good']")
+    tab.wait_for_selector("#deleted", state="hidden")
+
+
+def test_two_tabs_that_speak_at_once(echo: ScriptedApi, page: Any) -> None:
+    other = two_tabs_of_a_chat(echo, page)
     for tab in (page, other):  # neither hears of the other before it speaks itself
         tab.evaluate("BroadcastChannel.prototype.postMessage = () => {}")
     for tab, text in ((page, "left"), (other, "right")):
@@ -35,12 +53,7 @@ def test_two_tabs_that_speak_at_once(echo: ScriptedApi, page: Any) -> None:
 
 
 def test_tabs_hear_of_each_other(echo: ScriptedApi, page: Any) -> None:
-    page.goto(echo.url)
-    ask(page, "start")
-    finished(page)
-    other = page.context.new_page()
-    other.goto(page.url)
-    wait_for(other, ["start", "re start #1"])
+    other = two_tabs_of_a_chat(echo, page)
     ask(page, "more")
     wait_for(other, ["start", "re start #1", "more", "re more #2"])
     new_chat(page)
@@ -62,8 +75,7 @@ def test_a_chat_deleted_in_another_tab(echo: ScriptedApi, page: Any) -> None:
     page.goto(echo.url)
     ask(page, "one")
     finished(page)
-    other = page.context.new_page()
-    other.goto(echo.url)
+    other = second_tab(page, echo.url)
     other.click("#open-chats")
     other.click(".delete-chat")
     page.wait_for_selector("#notices:has-text('deleted in another tab')")
@@ -71,9 +83,7 @@ def test_a_chat_deleted_in_another_tab(echo: ScriptedApi, page: Any) -> None:
     page.click("#notices .quiet")
     other.wait_for_selector(".delete-chat")
     other.click(".delete-chat")
-    other.click("#deleted summary")
-    other.click("[aria-label='Erase “one” for good']")
-    other.wait_for_selector("#deleted", state="hidden")
+    erase(other, "one")
     ask(page, "two")
     finished(page, 2)
     page.reload()
@@ -86,14 +96,11 @@ def test_an_erased_chat_does_not_come_back_by_itself(echo: ScriptedApi, page: An
     page.goto(echo.url)
     ask(page, "one")
     page.wait_for_selector(".assistant .body:has-text('on and on')")
-    other = page.context.new_page()
-    other.goto(echo.url)
+    other = second_tab(page, echo.url)
     other.click("#open-chats")
     other.click(".delete-chat")
     page.wait_for_selector("#notices:has-text('deleted in another tab')")
-    other.click("#deleted summary")
-    other.click("[aria-label='Erase “one” for good']")
-    other.wait_for_selector("#deleted", state="hidden")
+    erase(other, "one")
     page.click("#stop")
     finished(page)
     page.reload()
@@ -104,8 +111,7 @@ def test_an_erased_chat_does_not_come_back_by_itself(echo: ScriptedApi, page: An
 
 def test_two_tabs_keep_each_others_settings(echo: ScriptedApi, page: Any) -> None:
     page.goto(echo.url)
-    other = page.context.new_page()
-    other.goto(echo.url)
+    other = second_tab(page, echo.url)
     page.click("#open-settings")
     page.fill("#system", "Be brief.")
     other.wait_for_function("() => document.getElementById('system').value === 'Be brief.'")
