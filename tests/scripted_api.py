@@ -18,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from waits import HANG_S
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -107,7 +109,7 @@ class ScriptedApi:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join(10)
+        self._thread.join(HANG_S)
 
     def _refusal(self, request: Request) -> Response | None:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":

@@ -19,6 +19,7 @@ from realizar.bench.serve_workload import Lengths, Workload, plan_requests
 from realizar.cli.main import app, run_app
 from realizar.errors import HubError, InvalidRequestError
 from scripted_api import Delta, Script, ScriptedApi, held, words
+from waits import HANG_S
 
 DELTAS = 11
 
@@ -154,7 +155,7 @@ def test_servers_in_turn(api: ScriptedApi) -> None:
         targets = [
             Target(name, url, "m", extra={"ignore_eos": True}) for name, url in (("a", api.url), ("b", other.url))
         ]
-        runs = compare_servers(targets, work(), rounds=2, warmup=1, timeout_s=60, log=reported.append)
+        runs = compare_servers(targets, work(), rounds=2, warmup=1, timeout_s=HANG_S, log=reported.append)
         asked = [sorted(body["prompt"] for body in server.requests[-16:]) for server in (api, other)]
     assert [len(run.good) for run in runs] == [16, 16]
     assert asked[0] == asked[1]
@@ -168,7 +169,7 @@ def test_servers_in_turn(api: ScriptedApi) -> None:
 def test_a_server_that_refuses_the_first_request(api: ScriptedApi) -> None:
     api.script = lambda body: Script(status=404, error="no such model")
     with pytest.raises(InvalidRequestError, match="no such model"):
-        compare_servers([Target("a", api.url, "m")], work(), rounds=1, warmup=0, timeout_s=60, log=str)
+        compare_servers([Target("a", api.url, "m")], work(), rounds=1, warmup=0, timeout_s=HANG_S, log=str)
 
 
 def test_first_model(api: ScriptedApi) -> None:

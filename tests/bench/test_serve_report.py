@@ -24,6 +24,7 @@ from realizar.bench.serve_workload import Lengths, Workload, plan_requests
 from realizar.cli.main import app, run_app
 from realizar.errors import CapacityError, HubError, InvalidRequestError
 from scripted_api import Script, ScriptedApi, words
+from waits import HANG_S
 
 
 def answered(due_s: float, deltas_s: list[float], **changes: Any) -> Answered:
@@ -213,7 +214,7 @@ def test_a_started_server_is_ended(tmp_path: Path) -> None:
         "        self.end_headers()\n"
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[-1])), Handler).serve_forever()\n",
     )
-    with llama_server(stand_in, tmp_path / "m.gguf", ServerSize(4, 256, threads=2, start_timeout_s=120)) as url:
+    with llama_server(stand_in, tmp_path / "m.gguf", ServerSize(4, 256, threads=2, start_timeout_s=HANG_S)) as url:
         pid, arguments = json.loads(started.read_text())
         os.kill(pid, 0)
         assert url.endswith(arguments[-1])
@@ -224,7 +225,7 @@ def test_a_started_server_is_ended(tmp_path: Path) -> None:
 
 def test_a_server_that_does_not_start(tmp_path: Path) -> None:
     ends = program(tmp_path / "llama-server", "import sys\nprint('first')\nsys.exit('cannot map the file')\n")
-    size = ServerSize(1, 256, start_timeout_s=120)
+    size = ServerSize(1, 256, start_timeout_s=HANG_S)
     with pytest.raises(CapacityError, match="status 1: cannot map the file"), llama_server(ends, tmp_path, size):
         pass
     with pytest.raises(HubError, match="not found"), llama_server(tmp_path / "none", tmp_path, size):

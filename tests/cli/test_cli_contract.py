@@ -17,6 +17,7 @@ from cyclopts import App
 
 from realizar.cli.main import app, run_app
 from realizar.errors import HubError
+from waits import HANG_S
 
 COMMANDS = tuple(name for name in app if not name.startswith("-"))
 
@@ -36,7 +37,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         "sys.exit(f'{status} {heavy}' if status or heavy else 0)"
     )
     command = [sys.executable, "-c", code, *arguments, "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert result.returncode == 0, result.stderr
     assert "Usage: realizar" in result.stdout
 
@@ -144,7 +145,7 @@ def test_a_wrong_option_of_serve_is_refused_before_the_server_is_imported() -> N
         "status = run_app(app, ['serve', 'smollm2:135m', '--max-running', '0']);"
         'sys.exit(f\'{status} {set(sys.modules) & {"starlette", "uvicorn", "numpy"}}\')'
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert result.stderr.splitlines() == ["realizar: max_running must be at least 1, not 0", "1 set()"]
 
 
@@ -204,7 +205,7 @@ def test_a_closed_pipe_ends_it_quietly(weights_only: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "realizar", "inspect", str(weights_only)]
-    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=600, check=False)
+    result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=HANG_S, check=False)
     os.close(write_end)
     assert (result.returncode, result.stderr) == (141, b"")
 
@@ -224,7 +225,7 @@ def test_list_names_the_two_small_models(realizar: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault(vocabulary_only: Path, closed: str) -> None:
     command = f'exec "{sys.executable}" -m realizar tokenize "{vocabulary_only}" he {closed}'
-    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=600, check=False)
+    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == ("" if ">&-" in closed.split() else "256\n")
 

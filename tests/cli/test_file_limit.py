@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from waits import HANG_S
+
 SCRIPT = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
@@ -21,6 +23,6 @@ print(fit_connections({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 )
 def test_connections_fit_under_the_limit(soft: int, hard: int, wanted: int, expected: str) -> None:
     script = SCRIPT.format(soft=soft, hard=hard, wanted=wanted)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert expected in done.stdout + done.stderr
     assert (done.returncode == 0) == (hard > 64)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from waits import HANG_S
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORIES: dict[str, dict[str, bytes]] = {
     "user/quants": {
@@ -115,7 +117,7 @@ def realizar(tmp_path: Path, endpoint: Endpoint, *arguments: str, **variables: s
         capture_output=True,
         text=True,
         env=environment | variables,
-        timeout=600,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from waits import HANG_S
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 _RUN_ALL = """
 import contextlib, io, json, runpy, sys
@@ -33,7 +35,7 @@ def ends_of(*scripts: Path) -> dict[str, str]:
     """The error of each script that was run for its help, by name; an empty text is success."""
     code = f"import sys; sys.path.insert(0, {str(SCRIPTS)!r})\n{_RUN_ALL}"
     command = [sys.executable, "-c", code, *map(str, scripts)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
     return {Path(script).name: end for script, end in json.loads(done.stdout.splitlines()[-1]).items()}
 
 

@@ -12,6 +12,7 @@ import pytest
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
 from server.server_thread import CONTEXT, RunningServer, ServerThread
+from waits import HANG_S
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +34,5 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def http(server: RunningServer) -> Iterator[httpx.Client]:
     """A plain client."""
-    with httpx.Client(base_url=server.url, timeout=120) as client:
+    with httpx.Client(base_url=server.url, timeout=HANG_S) as client:
         yield client

@@ -25,6 +25,7 @@ from realizar.server.http.listen import uvicorn_config
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.stop_checker import StopChecker
+from waits import HANG_S
 
 CONTEXT = 1024
 NAME = "org/smollm2"
@@ -51,11 +52,11 @@ class RunningServer:
             self.free.set()
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=HANG_S, **options)
 
     def wait(self, work: Any) -> Any:
         """The result of a coroutine that runs on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_S)
 
 
 class ServerThread:
@@ -73,14 +74,14 @@ class ServerThread:
 
     def start(self) -> RunningServer:
         self._thread.start()
-        assert self._started.wait(600)
+        assert self._started.wait(HANG_S)
         assert self.running is not None
         return self.running
 
     def stop(self) -> None:
         assert self._server is not None
         self._server.should_exit = True
-        self._thread.join(120)
+        self._thread.join(HANG_S)
         self._socket.close()
         assert not self._thread.is_alive()
 
@@ -115,7 +116,7 @@ class ServerThread:
         await engine.close()
 
 
-def exchange(server: RunningServer, sent: bytes, wait_s: float = 60.0) -> bytes:
+def exchange(server: RunningServer, sent: bytes, wait_s: float = HANG_S) -> bytes:
     """All that a server answers to some bytes until it closes the connection; sent whole before anything is read."""
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=wait_s) as connection:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from schemathesis.generation import GenerationMode  # noqa: E402
 
 from realizar.server.openapi import describe  # noqa: E402
+from waits import HANG_S  # noqa: E402
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models/{name}")
 NAMED = {"model": "org/smollm2"}
@@ -43,7 +44,7 @@ def drive(server: RunningServer, path: str, mode: GenerationMode, examples: int)
                 body = {**body, **NAMED}
             if path in ("/v1/chat/completions", "/v1/completions"):
                 body = {**body, "max_tokens": 2} if mode is GenerationMode.POSITIVE else body
-        with httpx.Client(base_url=server.url, timeout=60) as client:  # some may generate all that fits
+        with httpx.Client(base_url=server.url, timeout=HANG_S) as client:  # some may generate all that fits
             if "{" in path:
                 name = (case.path_parameters or {}).get("name", "x")
                 response = client.get(f"/v1/models/{name}")

@@ -16,6 +16,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
+from waits import HANG_S
 
 VOCAB_SIZE = len(TOKENS) + 7
 GRAMMAR_TOKENS = GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
@@ -34,7 +35,7 @@ def make_service(limits: WorkerLimits | None = None) -> GrammarService:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline_s, "waited in vain"
         time.sleep(0.005)

@@ -36,6 +36,7 @@ from realizar.structured.workers.service import GrammarService
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
 from structured.grammar_walks import allowed_ids
+from waits import HANG_S
 
 END = 94
 TOKENS = [bytes((0x20 + index,)) for index in range(END)] + [b"<end>", b"<control>"]
@@ -302,14 +303,14 @@ class _SlowService:
         class Service(GrammarService):
             def _running_server(self) -> ServerHandle:
                 slow.asked.set()
-                assert slow.go_on.wait(60)
+                assert slow.go_on.wait(HANG_S)
                 return super()._running_server()
 
         return Service(GRAMMAR_TOKENS)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline_s, "waited in vain"
         time.sleep(0.002)
@@ -324,7 +325,7 @@ def test_compiling_holds_up_nobody_else() -> None:
     names = [("good", GRAMMARS["choice"][0]), ("left", GRAMMARS["regex"][0]), ("bad", StructuredOutput("regex", "["))]
     for name, structured in names:
         loop.post(Add(structured_request(name, [1], SamplingParams(structured=structured))))
-    assert slow.asked.wait(60)
+    assert slow.asked.wait(HANG_S)
     loop.post(Add(Request("plain", (1, 2), SamplingParams(temperature=0), 10)))
     wait_for(lambda: "plain" in finished(events))
     assert "good" not in finished(events)
@@ -332,7 +333,7 @@ def test_compiling_holds_up_nobody_else() -> None:
     slow.go_on.set()
     wait_for(lambda: "good" in finished(events) and any(isinstance(event, Refused) for event in events))
     loop.post(Shutdown())
-    thread.join(60)
+    thread.join(HANG_S)
     assert isinstance(events[0], Ready)
     accepted = [event.request_id for event in events if isinstance(event, Accepted)]
     assert accepted == ["plain", "good"]
@@ -360,7 +361,7 @@ def test_a_request_waits_in_the_line_of_its_client() -> None:
         loop.post(Add(replace(request, client=client)))
     wait_for(lambda: finished(events) == {"somebody", "nobody"})
     loop.post(Shutdown())
-    thread.join(20)
+    thread.join(HANG_S)
     assert lines == ["somebody", ""]
 
 

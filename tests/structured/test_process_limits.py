@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from waits import HANG_S
+
 SCRIPT = """
 import resource
 hard = 1 << 33
@@ -24,5 +26,5 @@ print(said)
 
 
 def test_hard_limits_are_kept() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.stdout == "[True, True, True]\n", done.stderr

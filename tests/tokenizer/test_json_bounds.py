@@ -18,6 +18,7 @@ import pytest
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, InvalidRequestError
 from realizar.tokenizer.load import load_tokenizer
+from waits import HANG_S
 
 GOOD: dict[str, Any] = {
     "version": "1.0",
@@ -158,7 +159,9 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int, 
     folder = tmp_path_factory.mktemp("hostile")
     for name, (change, _) in REFUSED.items():
         (folder / f"{name}.json").write_text(json.dumps({**copy.deepcopy(GOOD), **change}))
-    done = subprocess.run([sys.executable, "-c", READ_EACH, str(folder)], capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_EACH, str(folder)], capture_output=True, text=True, timeout=HANG_S
+    )
     assert done.returncode == 0, done.stderr
     return {name: (said, grown, size) for name, said, grown, size in map(json.loads, done.stdout.splitlines())}
 

@@ -13,6 +13,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.tokenizer import tokenizers_models
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.tokenizer import Tokenizer
+from waits import HANG_S
 
 WORDS = (" hello", " Grüße", " 42", " naïve", " 日本", " def")
 
@@ -47,7 +48,7 @@ def test_other_threads_run_meanwhile(tokenizer: Tokenizer, monkeypatch: pytest.M
     monkeypatch.setattr(tokenizers_models, "library_ids", noted)
     thread = threading.Thread(target=tokenizer.encode, args=(text,))
     thread.start()
-    assert encoding.wait(60)
+    assert encoding.wait(HANG_S)
     turns = 0
     while not ended.is_set():
         time.sleep(0.001)

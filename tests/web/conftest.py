@@ -10,6 +10,7 @@ import pytest
 
 from realizar.server.web import web_routes
 from scripted_api import ScriptedApi, words
+from waits import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def echo(api: ScriptedApi) -> ScriptedApi:
 def page(browser: Any) -> Iterator[Any]:
     """An empty page whose errors fail the test."""
     context = browser.new_context(viewport={"width": 1100, "height": 800})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(1000 * HANG_S)
     page = context.new_page()
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from waits import HANG_S
 
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+
+def until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end

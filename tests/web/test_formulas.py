@@ -10,6 +10,7 @@ import pytest
 
 from realizar.server.web import web_routes
 from scripted_api import ScriptedApi, words
+from waits import HANG_S
 from web.page_driver import ask, finished, until
 
 LOAD = """async () => {
@@ -159,7 +160,7 @@ def test_copies_have_their_backslashes(api: ScriptedApi, browser: Any) -> None:
     text = "Thus \\(\\frac{a}{b}\\) holds:\n\n\\[\nx = \\{1\\}\n\\]\n\nDone, $5."
     api.script = lambda body: words(text)
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(1000 * HANG_S)
     page = context.new_page()
     page.goto(api.url)
     ask(page, "Hi")

@@ -8,13 +8,14 @@ from typing import Any
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
 from server.server_thread import CONTEXT, ServerThread
+from waits import HANG_S
 
 
 def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:
     settings = ServerSettings(api_keys=("s3cret",))
     thread = ServerThread(smollm2_path, settings, EngineConfig(context_length=CONTEXT, max_running=4))
     server = thread.start()
-    page.set_default_timeout(300_000)
+    page.set_default_timeout(1000 * HANG_S)
     try:
         page.goto(server.url)
         page.fill("#key", "s3cret")

@@ -68,7 +68,6 @@ def busy_processes() -> Iterator[None]:
         other.wait()
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 def test_thousands_of_short_walks(threads: int) -> None:
     team, program = ThreadTeam(threads), Program(5)
@@ -79,7 +78,6 @@ def test_thousands_of_short_walks(threads: int) -> None:
     program.check(threads, 5 * walks)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("threads", [2, 4])
 def test_parking_between_walks(threads: int) -> None:
     """Pauses around the moment at which workers stop spinning, so that calls meet them parking."""
@@ -92,7 +90,6 @@ def test_parking_between_walks(threads: int) -> None:
     program.check(threads, 600)
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("threads", [2, 3])
 def test_progress_beside_busy_processes(threads: int, busy_processes: None) -> None:
     team, program = ThreadTeam(threads), Program(3)
@@ -102,7 +99,6 @@ def test_progress_beside_busy_processes(threads: int, busy_processes: None) -> N
     program.check(threads, 90)
 
 
-@pytest.mark.timeout(900)
 def test_walks_may_come_from_different_threads() -> None:
     """An engine may load on one thread and step on another."""
     team, program = ThreadTeam(2), Program(2)
@@ -114,7 +110,6 @@ def test_walks_may_come_from_different_threads() -> None:
     program.check(2, 40)
 
 
-@pytest.mark.timeout(900)
 def test_close_ends_the_workers_and_is_idempotent() -> None:
     before = threading.active_count()
     for parked in (False, True):
@@ -128,7 +123,6 @@ def test_close_ends_the_workers_and_is_idempotent() -> None:
         assert threading.active_count() == before
 
 
-@pytest.mark.timeout(900)
 def test_a_team_that_never_walked_closes() -> None:
     for threads in (1, 4):
         ThreadTeam(threads).close()

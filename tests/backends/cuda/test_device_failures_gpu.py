@@ -24,6 +24,7 @@ from realizar.errors import CapacityError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
+from waits import HANG_S  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 RECIPE = Recipe(64, 4, 1, hidden_size=256, feed_forward_size=512, weights="Q4_K", vocab_size=512)
@@ -134,7 +135,11 @@ print("closed")
 def test_a_poisoned_context_ends_the_engine_and_its_process_goes_on_to_its_end() -> None:
     paths = [str(Path(__file__).parents[2]), *sys.path]
     done = subprocess.run(
-        [sys.executable, "-c", POISONED.format(paths=paths)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", POISONED.format(paths=paths)],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     assert "dead: " in done.stdout, done.stderr[-2000:]
     assert "DeviceLostError" in done.stdout

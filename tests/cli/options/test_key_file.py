@@ -10,6 +10,7 @@ import pytest
 
 from realizar.cli.options.serve import read_keys
 from realizar.errors import RealizarError
+from waits import HANG_S
 
 
 def test_a_file_without_end() -> None:
@@ -23,4 +24,4 @@ def test_keys_from_a_pipe(tmp_path: Path) -> None:
     writer = threading.Thread(target=pipe.write_text, args=("# ours\nfirst\n\nsecond\n",))
     writer.start()
     assert read_keys(pipe) == ("first", "second")
-    writer.join(60)
+    writer.join(HANG_S)

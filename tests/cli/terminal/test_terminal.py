@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from realizar.cli.terminal.terminal import LineHistory, history_path, keys_unseen
+from waits import HANG_S
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def talk(tiny: Path, state: Path, keys: bytes) -> str:
             shown += os.read(keyboard, 4096)
         except OSError:  # the other end is closed
             break
-    assert process.wait(60) == 0, shown
+    assert process.wait(HANG_S) == 0, shown
     os.close(keyboard)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode("utf-8", "replace"))
 

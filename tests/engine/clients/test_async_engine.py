@@ -30,10 +30,10 @@ from realizar.errors import (
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
-HANG_S = 60.0
 
 
 class GatedBackend(ScriptedBackend):

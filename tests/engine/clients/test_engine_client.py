@@ -17,6 +17,7 @@ from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestE
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, expected_tokens, history_states, logprobs_of, make_spec
+from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -154,9 +155,9 @@ def test_a_waiting_thread_raises_when_the_engine_closes() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert started.wait(60)
+    assert started.wait(HANG_S)
     client.close()
-    thread.join(60)
+    thread.join(HANG_S)
     assert [str(error) for error in caught] == ["the engine was closed"]
     assert isinstance(caught[0], EngineDeadError)
 
@@ -174,7 +175,7 @@ def test_threads_share_one_engine() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
     assert texts == {index: spelled(expected_tokens([index], (None,), GREEDY, 30)) for index in range(8)}
 
 

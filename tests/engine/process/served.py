@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 
 from engine.process import held_serve
+from waits import HANG_S
 
-HANG_S = 60.0
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
@@ -45,7 +45,7 @@ class Served:
         with self.process.stderr as stderr:
             self.lines.extend(stderr)
 
-    def wait_line(self, pattern: str, timeout_s: float = 600) -> re.Match[str]:
+    def wait_line(self, pattern: str, timeout_s: float = HANG_S) -> re.Match[str]:
         """The first line that matches."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
@@ -113,7 +113,7 @@ class Stream:
         self.status = 0
         self.finish: str | None = None
         self.error: str | None = None
-        self._client = httpx.Client(timeout=120)
+        self._client = httpx.Client(timeout=HANG_S)
         self._thread = threading.Thread(target=self._read, args=(f"{url}/v1/completions", {**LONG, **fields}))
         self._thread.start()
 

@@ -27,8 +27,7 @@ from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequ
 from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens
 from tiny_model import write_tiny_model
-
-pytestmark = pytest.mark.timeout(300)
+from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
@@ -52,7 +51,7 @@ async def running(
     )
     await engine.start()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             await engine.wait_ready()
         yield engine
     finally:
@@ -60,7 +59,7 @@ async def running(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
@@ -69,7 +68,7 @@ async def kills(engine: AsyncEngine, restarts: int) -> None:
     """The poison is open, the engine dies, and another one comes."""
     with pytest.raises(EngineDeadError, match="SIGKILL"):
         await (await engine.generate(POISON, GREEDY)).result()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         await engine.wait_ready()
     assert engine.num_restarts == restarts
 
@@ -137,7 +136,7 @@ def test_a_client_that_disconnects_before_the_death_is_suspected_too(tmp_path: P
                 assert engine.num_open == 0
                 held.unlink()
                 await until(lambda count=death: engine.num_restarts == count)  # type: ignore[misc]
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(HANG_S):
                     await engine.wait_ready()
             with pytest.raises(InvalidRequestError, match="engine stopped each time"):
                 await engine.generate(POISON, GREEDY)
@@ -150,12 +149,12 @@ def test_deaths_while_nothing_is_open_end_the_server() -> None:
     async def main() -> None:
         async with running() as engine:
             for _ in range(2):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(HANG_S):
                     await engine.wait_ready()
                 os.kill(engine.info.pid, signal.SIGKILL)
                 await until(lambda: engine.state != "ready")
             with pytest.raises(EngineDeadError, match="died 2 times in a row"):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(HANG_S):
                     await engine.wait_ready()
 
     run(main())
@@ -172,7 +171,7 @@ def test_a_stopped_engine_differs_from_a_slow_one() -> None:
             stream = await engine.generate([1, 2], LONG)
             os.kill(engine.info.pid, signal.SIGSTOP)
             with pytest.raises(EngineDeadError, match="process is stopped"):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(HANG_S):
                     await stream.result()
             await engine.wait_ready()
             await answers(engine, [1, 2])
@@ -210,7 +209,7 @@ def test_the_api_outlives_its_models_file(model: Path, seen: bool) -> None:
             if not seen:
                 await until(lambda: engine.num_restarts > 3)  # above the limit of crashes
             model.write_bytes(good)  # noqa: ASYNC240
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HANG_S):
                 await engine.wait_ready()
             assert engine.fault is None
             await answers(engine, [1, 2])
@@ -230,7 +229,7 @@ def test_a_death_of_the_file_is_no_requests_fault(model: Path) -> None:
             with pytest.raises(EngineDeadError):
                 await stream.result()
             assert len(engine._requests.suspects) == 0
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HANG_S):
                 await engine.wait_ready()
             stream = await engine.generate([1, 2], LONG)
             os.kill(engine.info.pid, signal.SIGKILL)

@@ -31,6 +31,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import RequestFailure, StepDeltas
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
+from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -56,16 +57,16 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
     try:
         for number in range(2):
             loop.post(Add(Request(str(number), (number, 5), GREEDY, 1)))
-            assert audited.acquire(timeout=60)
+            assert audited.acquire(timeout=HANG_S)
             for ticket in range(3):
                 loop.post(AskStats(ticket))
-                assert answered.acquire(timeout=60)
+                assert answered.acquire(timeout=HANG_S)
             assert not audited.acquire(blocking=False)
             assert ("block audit found a fault" in caplog.text) is (number > 0)
             core._cache._groups[0].pool._free.pop()
     finally:
         loop.post(Shutdown())
-        thread.join(60)
+        thread.join(HANG_S)
 
 
 def test_what_is_loaded_is_kept_from_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:

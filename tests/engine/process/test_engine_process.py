@@ -34,12 +34,10 @@ from realizar.errors import (
 )
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from scripted_backend import expected_tokens
-
-pytestmark = pytest.mark.timeout(300)
+from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
-HANG_S = 60.0
 
 
 def run(main: Coroutine[Any, Any, None], factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:

@@ -40,9 +40,8 @@ from realizar.engine.process.transport import FrameReader, encode_frame
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens
+from waits import HANG_S
 
-pytestmark = pytest.mark.timeout(300)
-HANG_S = 60.0
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 
 

@@ -37,8 +37,6 @@ from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
 from tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from realizar.server.generation.work import LARGE_BYTES, Stop, WorkCancelledError, WorkPool
+from waits import HANG_S
 
 
 def with_pool(main: Callable[[WorkPool], Coroutine[Any, Any, None]]) -> None:
@@ -24,7 +25,7 @@ class Held:
 
     def __call__(self, stop: Stop) -> str:
         self.began.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(HANG_S)
         stop.check()
         return "done"
 

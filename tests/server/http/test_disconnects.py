@@ -15,6 +15,7 @@ from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 from server.server_thread import RunningServer
+from waits import HANG_S
 
 MODEL = "org/smollm2"
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
@@ -25,7 +26,7 @@ BODIES = {
 
 
 def wait_until_idle(server: RunningServer) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + HANG_S
     while (stats := server.wait(server.engine.stats())).num_running or stats.num_waiting:
         assert time.monotonic() < until_s, stats
         time.sleep(0.02)
@@ -49,7 +50,7 @@ def test_blocks_are_free_while_others_run(server: RunningServer, path: str, stre
 
 
 def test_a_consumer_that_stops_early(server: RunningServer) -> None:
-    with server.held_steps(), httpx.Client(base_url=server.url, timeout=60) as client:
+    with server.held_steps(), httpx.Client(base_url=server.url, timeout=HANG_S) as client:
         body = {**BODIES["/v1/chat/completions"], "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_lines())
@@ -99,13 +100,13 @@ def test_disconnect_before_the_first_token(path: str, body: dict[str, Any]) -> N
             "http_version": "1.1",
         }
         running = asyncio.ensure_future(app(cast("Any", scope), cast("Any", receive), cast("Any", send)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             while engine.num_asked < num_asked or (body.get("stream") and not pings()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert not running.done()
         assert engine.num_closed == 0
         left.set()
-        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(running, HANG_S)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())

@@ -28,6 +28,7 @@ from realizar.server.metrics import Metrics
 from realizar.server.tokenizer_routes import MAX_BYTES
 from server.http.http_door import SETTINGS, Door, at_the_door
 from server.scripted_engine import ByteTokenizer, ScriptedChoice
+from waits import HANG_S
 
 HEAD = "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{}\r\n"
 
@@ -229,7 +230,7 @@ def test_a_disconnect_frees_the_text() -> None:
             if len(text) > 60_000:
                 seen.append(len(text))
                 held.set()
-                assert hold.wait(60)
+                assert hold.wait(HANG_S)
             return cast("list[int]", encode(text, *args, **options))
 
         tokenizer._encode = slow

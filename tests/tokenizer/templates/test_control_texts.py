@@ -22,7 +22,6 @@ def hide(value: Any, *texts: str) -> tuple[Any, Any]:
     return (value, {}) if hidden is None else (hidden.value, hidden.restore)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("text", ["a", "xax", "aaa", "<a>"])
 def test_a_control_token_of_one_character(text: str) -> None:
     """No mark behind its first character can break it."""

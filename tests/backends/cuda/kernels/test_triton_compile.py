@@ -33,6 +33,5 @@ def test_kernels_of_one_model() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 def test_kernels_of_all_models() -> None:
     assert compile_for("80", "90", "100").count("kernels") == 3

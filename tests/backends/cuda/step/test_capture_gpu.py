@@ -34,6 +34,7 @@ from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import new_core  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
+from waits import HANG_S  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -218,14 +219,14 @@ def test_the_server_serves(options: tuple[str, ...], tmp_path: Path) -> None:
                 break
         assert lines[-1].startswith("ready: "), "".join(lines)
         url = lines[-1].split()[1]
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=HANG_S) as client:
             for count in (1, 2, 4):
                 answer = client.post(f"{url}/v1/completions", json={**ASKED, "n": count}).json()
                 assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * count
                 assert len({choice["text"] for choice in answer["choices"]}) == 1
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(HANG_S)
         process.stderr.close()
     warned = [line for line in lines if "without a graph" in line]
     assert len(warned) == (0 if options else 1)
