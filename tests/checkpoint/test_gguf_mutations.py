@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint.refusals import MAX_RSS, MAX_SECONDS
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
@@ -35,8 +35,6 @@ TENSORS = [
     NewTensor("output_norm.weight", GGMLType.F32, (64,), np.ones(64, np.float32)),
     NewTensor("cube", GGMLType.F16, (2, 3, 4, 5), np.ones(120, np.float16)),
 ]
-MAX_SECONDS = 60.0  # against a loop as long as a count in the file says
-MAX_RSS = (64 << 20) // (1 if sys.platform == "darwin" else 1024)  # ru_maxrss counts bytes there, KiB here
 SPECIAL = (b"\x00" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"\x01\x00\x00\x00", b"\t\x00\x00\x00")
 
 

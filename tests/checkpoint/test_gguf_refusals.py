@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import struct
-import sys
-import time
-import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from checkpoint.refusals import refused
 from realizar.checkpoint.gguf import read_gguf
-from realizar.checkpoint.open import open_checkpoint
-from realizar.errors import CheckpointError
-
-MAX_SECONDS = 60.0  # against a loop as long as a count in the file says
-MAX_BYTES = 64 << 20
-MAX_RSS = MAX_BYTES // (1 if sys.platform == "darwin" else 1024)  # ru_maxrss counts bytes there, KiB here
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 HEADER = 24  # magic, version, two counts
@@ -291,26 +281,6 @@ CASES: dict[str, tuple[bytes, str, str]] = {
 }
 
 
-def refused(path: Path, open_file: Callable[[Path], object]) -> str:
-    """The message, after checking that saying it took little time and memory."""
-    peak_before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    with pytest.raises(CheckpointError) as refusal:
-        open_file(path)
-    assert time.process_time() - started < MAX_SECONDS
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < MAX_RSS
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError):
-            open_file(path)
-        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
-    finally:
-        tracemalloc.stop()
-    message = str(refusal.value)
-    assert "\n" not in message
-    assert len(message) < 600
-    return message
-
-
 def test_the_builder_makes_valid_files(tmp_path: Path) -> None:
     path = tmp_path / "good.gguf"
     path.write_bytes(build([pair("a", U8, b"\7"), alignment_of(64)], [ROW], data=GOOD_DATA, alignment=64))
@@ -329,7 +299,7 @@ def test_refused(tmp_path: Path, case: str) -> None:
     assert place in message, message
     assert re.search(reason, message), message
     path = path.rename(tmp_path / "bad")
-    assert refused(path, open_checkpoint).startswith(f"{path}: ")
+    assert refused(path).startswith(f"{path}: ")
 
 
 SPARSE_BYTES = 8 << 30

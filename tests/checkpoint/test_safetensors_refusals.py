@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
-import sys
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from checkpoint.refusals import MAX_SECONDS, refused
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CheckpointError
-
-MAX_SECONDS = 60.0  # against a loop as long as a count in the file says
-MAX_BYTES = 64 << 20
-MAX_RSS = MAX_BYTES // (1 if sys.platform == "darwin" else 1024)  # ru_maxrss counts bytes there, KiB here
 
 
 def entry(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8)) -> dict[str, Any]:
@@ -96,24 +90,6 @@ CASES: dict[str, tuple[bytes, str, str]] = {
     "empty name": (build({"": entry()}), "tensor ''", "the name is empty"),
     "surrogate name": (build({"\ud800": entry()}), "tensor '\\ud800'", "not valid text"),
 }
-
-
-def refused(path: Path) -> str:
-    """The message, after checking that saying it took little time and memory."""
-    peak_before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    with pytest.raises(CheckpointError) as refusal:
-        open_checkpoint(path)
-    assert time.process_time() - started < MAX_SECONDS
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < MAX_RSS
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError):
-            open_checkpoint(path)
-        assert tracemalloc.get_traced_memory()[1] < MAX_BYTES
-    finally:
-        tracemalloc.stop()
-    assert len(str(refusal.value)) < 600
-    return str(refusal.value)
 
 
 @pytest.mark.parametrize("case", CASES)
