@@ -37,6 +37,12 @@ NAMES = {
     "_users": ("kv_cache/", "reference count"),
     "Decoder": ("models/", "SpecBuilder"),
     "Settings": ("models/", "HyperParameters"),
+    "form": ("backends/cuda/matmul/", "weight_format, activation_format or input_format"),
+    "forms": ("backends/cuda/matmul/", "weight_formats or input_formats"),
+    "Form": ("backends/cuda/matmul/", "InputFormat"),
+    "Choice": ("backends/cuda/matmul/", "Tiling"),
+    "rows_between": ("quantization/", "slice_out_features"),
+    "columns_between": ("quantization/", "slice_columns"),
 }
 # Words of other programs' vocabularies: a folder or file, the word, and its meaning there.
 ALLOWED = {

@@ -25,16 +25,16 @@ pytestmark = [
 ]
 CPU = torch.device("cpu")
 ROWS, COLS, BLOCK, PARTS, EPS = 7, 700, 256, 8, 1e-6
-FORMS = [InputFormat("int8"), InputFormat("half", 8)]
+FORMATS = [InputFormat("int8"), InputFormat("half", 8)]
 HALF_ROUNDING, INT8_ROUNDING = 3e-4, 8e-3  # of a row of normal values
 
 
-def ids(form: InputFormat) -> str:
-    return form.kind
+def ids(input_format: InputFormat) -> str:
+    return input_format.kind
 
 
-def poisoned(form: InputFormat) -> ActivationBuffer:
-    buffer = ActivationBuffers(ROWS, CPU).get(form, COLS)
+def poisoned(input_format: InputFormat) -> ActivationBuffer:
+    buffer = ActivationBuffers(ROWS, CPU).get(input_format, COLS)
     for tensor in (buffer.values, buffer.scales, buffer.codes, buffer.terms):
         tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
     return buffer
@@ -49,16 +49,16 @@ def activations(buffer: ActivationBuffer, norm: FoldedNorm | None) -> Activation
 class Chain:
     """A residual stream and the norms between its matmuls, as the backend starts them."""
 
-    def __init__(self, hidden: np.ndarray, weight: np.ndarray, form: InputFormat) -> None:
+    def __init__(self, hidden: np.ndarray, weight: np.ndarray, input_format: InputFormat) -> None:
         self.hidden, self.weight = torch.from_numpy(hidden.copy()), torch.from_numpy(weight)
-        self.form, self.none = form, torch.zeros(1)
+        self.format, self.none = input_format, torch.zeros(1)
         self.square_sums = torch.full((2, ROWS, PARTS), float("nan"))
         self.square_sums[:, :, 3:] = 0.0  # no block writes there
         self.written = 0
 
     def start(self) -> np.ndarray:
         """The norm of the stream as it is, a row at once: float64."""
-        buffer, none = poisoned(self.form), self.none
+        buffer, none = poisoned(self.format), self.none
         self.square_sums[0] = float("nan")
         normalize[(ROWS,)](
             none, 0, 0, none, none, none, 0.0, 0.0, self.hidden, COLS, none, self.weight, none, EPS,
@@ -70,7 +70,7 @@ class Chain:
 
     def add(self, parts: np.ndarray, bias: np.ndarray, scale: float) -> np.ndarray:
         """Add splits of a matmul, leave the norm scale to the consumer, and return what it makes of it: float64."""
-        buffer, partials = poisoned(self.form), torch.from_numpy(parts)
+        buffer, partials = poisoned(self.format), torch.from_numpy(parts)
         before, square_sums = self.square_sums[self.written], self.square_sums[1 - self.written]
         self.written = 1 - self.written
         normalize_block[(ROWS, -(-COLS // BLOCK))](
@@ -90,14 +90,14 @@ def errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=ids)
-def test_streams_of_any_size_that_grow_and_shrink(form: InputFormat) -> None:
+@pytest.mark.parametrize("input_format", FORMATS, ids=ids)
+def test_streams_of_any_size_that_grow_and_shrink(input_format: InputFormat) -> None:
     """Rows of 1e-4 to 1e6, over norms between which they grow a hundredfold, shrink fiftyfold, and stay."""
     rng = np.random.default_rng(1)
     sizes = np.array([1e-4, 1e-3, 1e-2, 1.0, 30.0, 1e5, 1e6])[:, None]
     weight = (1.0 + 0.3 * rng.standard_normal(COLS)).astype(np.float32)
     start = (sizes * rng.standard_normal((ROWS, COLS))).astype(np.float32)
-    chain, limit = Chain(start, weight, form), HALF_ROUNDING if form.kind == "half" else INT8_ROUNDING
+    chain, limit = Chain(start, weight, input_format), HALF_ROUNDING if input_format.kind == "half" else INT8_ROUNDING
     assert errors(chain.start(), normed(start, weight)).max() < limit
     for growth in (1.0, 100.0, 0.02, 1.0):
         parts = rng.standard_normal((3, ROWS, COLS)).astype(np.float32) * sizes.astype(np.float32)

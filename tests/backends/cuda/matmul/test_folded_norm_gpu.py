@@ -46,8 +46,10 @@ class Model:
         """The same by kernels, in buffers full of NaN."""
         tokens, cols = start.shape
         config = replace(self.matmuls.route(tokens, self.matrix), dependent=dependent)
-        form, cut, parts = config.format, norm_blocks(cols), norm_square_parts(cols)
-        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(InputFormat(form.kind, form.block_tokens), cols)
+        activation_format, cut, parts = config.format, norm_blocks(cols), norm_square_parts(cols)
+        buffer = ActivationBuffers(tokens, torch.device("cuda")).get(
+            InputFormat(activation_format.kind, activation_format.block_tokens), cols
+        )
         for tensor in (buffer.values, buffer.scales, buffer.terms):
             tensor.fill_(torch.nan)
         hidden, none = start.clone(), torch.zeros(1, device="cuda")
@@ -68,7 +70,7 @@ class Model:
             norm = FoldedNorm(after, cols, EPS)
             x = (
                 Int8Activations(buffer.codes, buffer.terms, norm)
-                if form.kind == "int8"
+                if activation_format.kind == "int8"
                 else HalfActivations(buffer.values, buffer.scales, norm)
             )
             self.matmuls.launch(self.matrix, x, partials, tokens, config)

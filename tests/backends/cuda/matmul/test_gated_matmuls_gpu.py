@@ -61,8 +61,8 @@ def tiles_for(tokens: int) -> list[WgmmaTiles]:
 
 
 def configs(tokens: int, activation: GatedActivation) -> list[MatmulConfig]:
-    form = ActivationFormat("half", tiles_for(tokens)[0].tokens)
-    return [MatmulConfig(tiles, form, 1, tokens % 2 == 0, activation) for tiles in tiles_for(tokens)]
+    activation_format = ActivationFormat("half", tiles_for(tokens)[0].tokens)
+    return [MatmulConfig(tiles, activation_format, 1, tokens % 2 == 0, activation) for tiles in tiles_for(tokens)]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -162,8 +162,12 @@ def test_plain_launches_of_interleaved_matrices(matmuls: MatmulKernels) -> None:
     for tokens in (1, 2, 16, 130):
         x = torch.randn(tokens, COLS, device="cuda")
         config = replace(matmuls.route(tokens, matrix), splits=2)
-        form = config.format
-        activations = matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
+        activation_format = config.format
+        activations = (
+            matmuls.to_int8(x)
+            if activation_format.kind == "int8"
+            else matmuls.to_half(x, activation_format.block_tokens)
+        )
         partials = torch.full((2, tokens, 2 * WIDTH), torch.nan, device="cuda")
         matmuls.launch(matrix, activations, partials, tokens, config)
         both = partials.double().sum(0).reshape(tokens, -1, 2, 64)

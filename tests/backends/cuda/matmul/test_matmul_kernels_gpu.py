@@ -63,13 +63,17 @@ def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
         found.append((MatvecTiles(tokens, 4, 2, 1 + tokens % 2, 1), ActivationFormat("int8", 1)))
     if matmuls.capability == (9, 0):
         found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 3, 1 + tokens // 8 % 2, 1), half))
-    for tiles, form in found:
+    for tiles, activation_format in found:
         for splits in (1, 3):
-            yield MatmulConfig(tiles, form, splits, dependent=tokens % 2 == 0 and matmuls.capability >= (9, 0))
+            yield MatmulConfig(
+                tiles, activation_format, splits, dependent=tokens % 2 == 0 and matmuls.capability >= (9, 0)
+            )
 
 
-def written(matmuls: MatmulKernels, x: torch.Tensor, form: ActivationFormat) -> Activations:
-    return matmuls.to_int8(x) if form.kind == "int8" else matmuls.to_half(x, form.block_tokens)
+def written(matmuls: MatmulKernels, x: torch.Tensor, activation_format: ActivationFormat) -> Activations:
+    return (
+        matmuls.to_int8(x) if activation_format.kind == "int8" else matmuls.to_half(x, activation_format.block_tokens)
+    )
 
 
 def random_norm(tokens: int, parts: int) -> FoldedNorm:

@@ -96,8 +96,18 @@ def half(blocks: int, block_tokens: int, cols: int) -> HalfActivations:
 def test_few_tokens_take_integers_and_more_take_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     matmuls = matmuls_on(monkeypatch)
     kinds = {tokens: matmuls.activation_format(tokens) for tokens in (1, 2, 3, 8, 9, 64, 65, 129, 4096)}
-    assert [form.kind for form in kinds.values()] == ["int8", "int8", *["half"] * 7]
-    assert [form.block_tokens for form in kinds.values()] == [1, 1, 8, 8, 16, 64, 128, 128, 128]
+    assert [activation_format.kind for activation_format in kinds.values()] == ["int8", "int8", *["half"] * 7]
+    assert [activation_format.block_tokens for activation_format in kinds.values()] == [
+        1,
+        1,
+        8,
+        8,
+        16,
+        64,
+        128,
+        128,
+        128,
+    ]
     assert kinds[129].padded_tokens(129) == 256
     assert matmuls_on(monkeypatch, invariant=True).activation_format(1).kind == "half"
 
