@@ -75,7 +75,7 @@ def write_grouped_model(
 ) -> dict[str, NDArray[np.float64]]:
     """Write a Llama whose layers' matrices are stored so; until the test ends, the method is known.
 
-    In the order `bytes`, queries, keys and values are one matrix, and so are gate and up.
+    In the order `words`, queries, keys and values are one matrix, and so are gate and up.
 
     Args:
         changes: tensors to add or replace, with `__` for a dot; None removes one.
@@ -118,7 +118,7 @@ def _shapes(order: str) -> dict[str, tuple[int, int]]:
     """Matrices of a layer."""
     queries = HEADS * HEAD
     ends = {"self_attn.o_proj": (HIDDEN, queries), "mlp.down_proj": (HIDDEN, WIDTH)}
-    if order == "bytes":
+    if order == "words":
         return {"self_attn.qkv_proj": (queries + 2 * HEAD, HIDDEN), "mlp.gate_up_proj": (2 * WIDTH, HIDDEN), **ends}
     attention = {"self_attn.q_proj": queries, "self_attn.k_proj": HEAD, "self_attn.v_proj": HEAD}
     inputs = {**attention, "mlp.gate_proj": WIDTH, "mlp.up_proj": WIDTH}

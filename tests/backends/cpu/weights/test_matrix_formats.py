@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.cpu_runs import Runner
-from backends.grouped_format import HIDDEN, VOCABULARY, write_config, write_grouped_model
+from backends.grouped_format import HIDDEN, VOCABULARY, WIDTH, write_config, write_grouped_model
 from realizar.backends.cpu.plan import plan_memory
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -20,7 +20,7 @@ from reference_tensors import load_tensors
 from resolving import resolved
 
 CONFIG = EngineConfig(threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=4 << 20, context_length=64)
-UP = "model.layers.1.mlp.up_proj"
+DOWN = "model.layers.1.mlp.down_proj"
 
 
 @pytest.mark.parametrize("order", ["words", "bytes"])
@@ -51,15 +51,15 @@ def check(folder: Path) -> None:
 
 
 def test_strict_loading_of_all_tensors_of_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking, odd = {f"{UP}.scales": None}, {f"{UP}.g_idx": np.zeros(HIDDEN, np.int32)}
-    narrow = {f"{UP}.qweight": np.zeros((HIDDEN, 8), np.int32)}
-    narrow |= {f"{UP}.{name}": np.zeros((2, 64), np.float16) for name in ("scales", "minima")}
-    wrong_type = {f"{UP}.qweight": np.zeros((HIDDEN, 32), np.uint8)}
+    lacking, odd = {f"{DOWN}.scales": None}, {f"{DOWN}.g_idx": np.zeros(HIDDEN, np.int32)}
+    narrow = {f"{DOWN}.qweight": np.zeros((WIDTH, 8), np.int32)}
+    narrow |= {f"{DOWN}.{name}": np.zeros((4, 64), np.float16) for name in ("scales", "minima")}
+    wrong_type = {f"{DOWN}.qweight": np.zeros((WIDTH, 16), np.uint8)}
     for changes, message in (
-        (lacking, rf"tensor '{UP}\.scales': missing {UP}\.scales$"),
-        (odd, rf"tensor '{UP}\.g_idx': unexpected {UP}\.g_idx$"),
-        (narrow, rf"tensor '{UP}\.weight': misshaped {UP}\.weight \(64, 128\) in place of \(256, 128\)$"),
-        (wrong_type, rf"model\.safetensors: tensor '{UP}\.qweight': codes of type U8$"),
+        (lacking, rf"tensor '{DOWN}\.scales': missing {DOWN}\.scales$"),
+        (odd, rf"tensor '{DOWN}\.g_idx': unexpected {DOWN}\.g_idx$"),
+        (narrow, rf"tensor '{DOWN}\.weight': misshaped {DOWN}\.weight \(64, 256\) in place of \(128, 256\)$"),
+        (wrong_type, rf"model\.safetensors: tensor '{DOWN}\.qweight': codes of type U8$"),
     ):
         write_grouped_model(tmp_path, "words", monkeypatch, **changes)
         with pytest.raises(CheckpointError, match=message):
