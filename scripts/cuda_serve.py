@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,27 @@ from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 
 _VOCABULARY = Path(__file__).parent.parent / "tests" / "data" / "tokenizers" / "llama-bpe.gguf.xz"
+_VOCABULARY_SIZE = 128256
+_TEMPLATE = """{{ bos_token }}{% if tools %}Tools: {{ tools | tojson }}
+{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 _REALIZAR = [sys.executable, "-c", "from realizar.cli.main import main; main()"]
 _READY_S = 300
 
 
-def write_model(shape_name: str, path: Path, folder: Path) -> None:
-    """A random Q4_K_M model with the vocabulary of Llama 3; matrices of one shape and type have the same bytes."""
-    shape = generate.SHAPES[shape_name]
+def write_model(shape_name: str, path: Path, folder: Path, file_type: generate.FileType = "q4_k_m") -> None:
+    """A random model with the vocabulary of Llama 3 and a template; matrices of one shape and type have the same bytes.
+
+    Args:
+        shape_name: a key of `SHAPES`; one with a vocabulary of another size gets that of Llama 3.
+    """
+    shape = replace(generate.SHAPES[shape_name], vocab_size=_VOCABULARY_SIZE)
     plain = folder / "vocabulary.gguf"
     plain.write_bytes(lzma.decompress(_VOCABULARY.read_bytes()))
     vocabulary = {k: v for k, v in open_checkpoint(plain).metadata.items() if k.startswith("tokenizer.")}
-    metadata: dict[str, Any] = {**generate._metadata(shape, shape_name, "q4_k_m"), **vocabulary}
-    tensors = list(generate._tensors(shape, "q4_k_m", 0))
+    vocabulary.setdefault("tokenizer.chat_template", _TEMPLATE)
+    metadata: dict[str, Any] = {**generate._metadata(shape, shape_name, file_type), **vocabulary}
+    tensors = list(generate._tensors(shape, file_type, 0))
     first = {(tensor.ggml_type, tuple(tensor.shape)): tensor for tensor in reversed(tensors)}
 
     @cache
@@ -53,17 +63,14 @@ def write_model(shape_name: str, path: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(path: Path, arguments: argparse.Namespace, cache_folder: Path) -> Iterator[float]:
-    """A server of the model; seconds until it was ready."""
-    command = [
-        *_REALIZAR, "serve", str(path), "--device", arguments.device, "--port", str(arguments.port), "--max-running",
-        str(arguments.streams), "--context-length", "1024", "--log-level", "warning",
-    ]  # fmt: skip
+def served(path: Path, port: int, options: Sequence[str], cache_folder: Path) -> Iterator[float]:
+    """A server of the model; seconds until it was ready. Args: options: of `realizar serve`."""
+    command = [*_REALIZAR, "serve", str(path), "--port", str(port), "--log-level", "warning", *options]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache_folder), "TRITON_CACHE_DIR": str(cache_folder / "triton")}
     started = time.monotonic()
     process = subprocess.Popen(command, env=environment)
     try:
-        while not is_ready(arguments.port):
+        while not is_ready(port):
             if process.poll() is not None or time.monotonic() - started > _READY_S:
                 raise SystemExit("the server did not become ready")
             time.sleep(0.05)
@@ -102,9 +109,10 @@ def main() -> int:
         path = folder / "model.gguf"
         write_model(arguments.shape, path, folder)
         print(f"{path.stat().st_size / 1e9:.2f} GB written", flush=True)
-        with served(path, arguments, folder / "cache") as seconds:
+        options = ["--device", arguments.device, "--max-running", str(arguments.streams), "--context-length", "1024"]
+        with served(path, arguments.port, options, folder / "cache") as seconds:
             print(f"start to ready, nothing compiled: {seconds:.1f} s", flush=True)
-        with served(path, arguments, folder / "cache") as seconds:
+        with served(path, arguments.port, options, folder / "cache") as seconds:
             print(f"start to ready, all compiled: {seconds:.1f} s", flush=True)
             for streams in sorted({1, arguments.streams}):
                 load(arguments, streams)

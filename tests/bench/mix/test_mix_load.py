@@ -159,6 +159,16 @@ def test_kinds_in_turn(api: ScriptedApi) -> None:
     assert float(rows[1][3]) == pytest.approx(float(rows[1][1]) / float(rows[0][1]), rel=0.1, abs=0.01)
 
 
+def test_the_mix_beside_its_kinds(api: ScriptedApi) -> None:
+    (result,) = load(api, alone=("greedy", "mix"), num_requests=40)
+    text = as_markdown([result])
+    assert set(result.runs) == {"greedy", "mix"}
+    assert len(api.requests) == 16 + 80, "each kind is tried once"
+    assert text.count("| mix |") == 1
+    assert text.count("| greedy |") == 2
+    assert "| all | 40 |" in text
+
+
 def test_several_generators_send_the_same(api: ScriptedApi) -> None:
     load(api, num_requests=20)
     alone = prompts(api)

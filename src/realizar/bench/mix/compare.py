@@ -80,17 +80,19 @@ def compare_mixes(
     """Put the same load on every server, `rounds` times.
 
     Args:
-        alone: kinds that are sent one after the other, each alone; without any, the mix of `work`.
+        alone: kinds that are sent one after the other, each alone, with `mix` for all of them mixed; without any, the
+            mix of `work`.
         log: callback for progress messages.
 
     Raises:
         InvalidRequestError: a server takes none of the kinds, or does not answer.
     """
-    kinds = list(dict.fromkeys(alone)) or list(work.weights)
+    labels = list(dict.fromkeys(alone)) or [MIX]
+    kinds = list(dict.fromkeys(kind for label in labels for kind in (work.weights if label == MIX else (label,))))
     results = [_tried(server, work, kinds, timeout_s, log) for server in servers]
     before = [read_state(result.server.target) for result in results]
     for number in range(rounds):
-        for label in alone or (MIX,):
+        for label in labels:
             for result in results:
                 _run_once(result, work, label, number, generators, timeout_s, log)
     for result, state in zip(results, before, strict=True):

@@ -30,10 +30,10 @@ def as_record(results: Sequence[MixResult], load: Mapping[str, Any]) -> dict[str
 def _one_server(result: MixResult) -> str:
     server = result.server
     lines = [f"{server.target.name} ({server.dialect.name}'s names of fields)", ""]
+    if set(result.runs) != {MIX}:
+        lines += _turns_table(result.runs)
     if MIX in result.runs:
-        lines += _kinds_table(figures_by_kind(result.runs[MIX]))
-    if alone := {label: runs for label, runs in result.runs.items() if label != MIX}:
-        lines += _turns_table(alone)
+        lines += ["", *_kinds_table(figures_by_kind(result.runs[MIX]))]
     return "\n".join([*lines, *_notes(result)])
 
 

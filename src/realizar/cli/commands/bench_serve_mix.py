@@ -24,6 +24,7 @@ def make_mix_work(load: LoadOptions, options: MixOptions) -> MixWork:
     Raises:
         InvalidRequestError: a value is out of range, a kind is not known, or options exclude each other.
     """
+    from realizar.bench.mix.compare import MIX
     from realizar.bench.mix.kinds import find_kind, parse_weights
     from realizar.bench.mix.lengths import TRACE_ANSWERS, TRACE_PROMPTS
     from realizar.bench.mix.requests import MixWork
@@ -31,7 +32,8 @@ def make_mix_work(load: LoadOptions, options: MixOptions) -> MixWork:
 
     options.check()
     for name in options.kind:
-        find_kind(name, "kind")
+        if name != MIX:
+            find_kind(name, "kind")
     words, tokens = load.prompt_words, load.output_tokens
     return MixWork(
         weights=parse_weights(options.mix_weights, "mix-weights"),

@@ -19,7 +19,7 @@ class MixOptions:
     Attributes:
         mix: send kinds of requests mixed, of lengths as in a published trace, unless lengths are given.
         mix_weights: weights of kinds: greedy=2 json-schema=1; other kinds are then not sent.
-        kind: send these kinds in turn, each alone.
+        kind: send these kinds in turn, each alone; mix stands for all of them mixed.
         seconds: time of a mix, or of each kind; default as many requests as --requests says.
         leave: share of clients that leave before their answer is complete; default 0.25, or 0 with --kind.
         generators: processes that send the requests; default one for each four cores.

@@ -1,0 +1,204 @@
+"""Real requests on a GPU: kinds in turn beside greedy ones, then many clients of mixed kinds, on a generated model.
+
+    python scripts/cuda_mix.py --seconds 10 --mixed-seconds 60 --out /tmp/mix
+    python scripts/cuda_mix.py --seconds 4 --kinds greedy,temperature,dry,json-schema --mixed-seconds 0
+
+A server of a model with random weights is loaded by processes of its own. First each kind alone, 64 requests in flight
+of 64 words and 256 tokens, the kinds in turn and several rounds; the table has the medians, their ratios to greedy and
+what is aimed for. Then 160 clients of all kinds, 1 to 6,000 words in and 1 to 400 tokens out; 45 % leave early. The run
+takes about kinds x rounds x seconds and the mixed seconds, and a minute for the model and the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cuda_serve import served, write_model
+
+from realizar.bench import generate
+from realizar.bench.mix.compare import MIX, MixResult, MixTarget, compare_mixes, find_server
+from realizar.bench.mix.figures import figures_by_kind, output_rate
+from realizar.bench.mix.generators import Generators, default_generators
+from realizar.bench.mix.kinds import find_kind
+from realizar.bench.mix.report import BUSY, as_markdown, as_record
+from realizar.bench.mix.requests import MixWork
+from realizar.bench.serve_client import Target
+from realizar.bench.serve_compare import first_model
+from realizar.bench.serve_workload import Lengths
+
+_KINDS = (
+    "greedy,temperature,top-k-top-p-min-p,top-p,temperature-top-p,typical,mirostat,penalties,bias,logprobs,dry,regex,"
+    "json-schema,mix"
+)
+# Shares of the greedy rate that are aimed for on an H200; the others 0.9. Greedy itself: tokens/s by shape.
+_SHARES = {"dry": 0.8, "regex": 0.75, "json-schema": 0.75, "tools": 0.75, MIX: 0.8}
+_SHARE = 0.9
+_GREEDY = {"llama-1b": 45_000}
+_CONTEXT = 10_240
+_GAPS = 20.0
+
+
+def kinds_in_turn(server: MixTarget, arguments: argparse.Namespace, generators: Generators) -> MixResult:
+    work = MixWork(
+        seconds=arguments.seconds, concurrency=arguments.in_flight, seed=arguments.seed,
+        prompt_words=Lengths(arguments.words, arguments.words),
+        output_tokens=Lengths(arguments.tokens, arguments.tokens),
+    )  # fmt: skip
+    return _run(server, work, generators, arguments, arguments.kinds.split(","), arguments.rounds)
+
+
+def mixed_clients(server: MixTarget, arguments: argparse.Namespace, generators: Generators) -> MixResult:
+    work = MixWork(
+        seconds=arguments.mixed_seconds, concurrency=arguments.clients, seed=arguments.seed + 1000,
+        prompt_words=Lengths.parse(arguments.mixed_words, "mixed-words"),
+        output_tokens=Lengths.parse(arguments.mixed_tokens, "mixed-tokens"), leave_share=arguments.leave,
+    )  # fmt: skip
+    return _run(server, work, generators, arguments, (), 1)
+
+
+def _run(
+    server: MixTarget, work: MixWork, generators: Generators, arguments: argparse.Namespace,
+    kinds: Sequence[str], rounds: int,
+) -> MixResult:  # fmt: skip
+    def log(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    (result,) = compare_mixes([server], work, generators, alone=kinds, rounds=rounds, timeout_s=300, log=log)
+    print(as_markdown([result]), flush=True)
+    if arguments.out is not None:
+        record = as_record([result], {**asdict(work), "rounds": rounds, "options": vars(arguments)})
+        name = "kinds.json" if kinds else "mixed.json"
+        (arguments.out / name).write_text(json.dumps(record, default=str), encoding="utf-8")
+    return result
+
+
+def aims(result: MixResult, shape: str) -> list[str]:
+    """Lines that say for each kind what it reached of what is aimed for."""
+    medians = {label: statistics.median(map(output_rate, runs)) for label, runs in result.runs.items()}
+    greedy, lines = medians.get("greedy"), []
+    for label, rate in medians.items():
+        if label == "greedy":
+            aim = _GREEDY.get(shape)
+            reached = "" if aim is None else f", {'reached' if rate >= aim else 'MISSED'}: {aim:,}"
+            lines.append(f"{label:>20} {rate:9,.0f} tokens/s{reached}")
+        elif greedy:
+            share, aim_share = rate / greedy, _SHARES.get(label, _SHARE)
+            word = "reached" if share >= aim_share else "MISSED"
+            lines.append(f"{label:>20} {rate:9,.0f} tokens/s, {share:.2f} of greedy, {word}: {aim_share}")
+    return lines
+
+
+def mixed_lines(result: MixResult) -> list[str]:
+    """Lines with the totals of the mixed clients."""
+    every = figures_by_kind(result.runs[MIX])[-1]
+    rates = f"{every.prompt_tokens_per_s:,.0f} prompt and {every.output_tokens_per_s:,.0f} generated tokens/s"
+    counts = f"{every.num_requests} requests, {every.num_failed} failed, {every.num_left} left early"
+    lines = [f"mixed clients: {rates}; {counts}"]
+    if (gaps := every.multiples) is not None:
+        word = "reached" if gaps.p99_9 < _GAPS else "MISSED"
+        lines.append(f"99.9 % of gaps under {gaps.p99_9:.1f} of their stream's median, {word}: {_GAPS:g}")
+    if (state := result.state) is not None:
+        lines.append(f"left afterwards: {'nothing' if state.is_empty else dict(state.gauges)}")
+    return lines
+
+
+def busy_lines(*results: MixResult) -> list[str]:
+    """A line for each load whose generator was busy enough to be the bound."""
+    return [
+        f"THE GENERATOR WAS BUSY, {run.busy[0]:.0%} of a core, in {label}: its rate may be the generator's"
+        for result in results
+        for label, runs in result.runs.items()
+        for run in runs
+        if run.busy[0] > BUSY
+    ]
+
+
+def describe_machine() -> str:
+    """The GPU and its driver, where there is one."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return "no nvidia-smi here"
+    command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama-1b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--type", default="q4_k_m", choices=("q4_k_m", "q8_0", "bf16", "f16"))
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each kind and round; 0 leaves the kinds out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", default=_KINDS, help="with commas between; mix is all kinds by their weights")
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--words", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--mixed-seconds", type=float, default=60.0, help="of the mixed clients; 0 leaves them out")
+    parser.add_argument("--clients", type=int, default=160)
+    parser.add_argument("--mixed-words", default="1-6000")
+    parser.add_argument("--mixed-tokens", default="1-400")
+    parser.add_argument("--leave", type=float, default=0.45)
+    parser.add_argument("--generators", type=int, default=default_generators())
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--serve", default="", help="further options of realizar serve, in one text")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=8793)
+    parser.add_argument("--keep", type=Path, help="folder that keeps the model and compiled kernels for the next run")
+    parser.add_argument("--out", type=Path, help="folder for all figures as JSON")
+    arguments = parser.parse_args()
+    for kind in arguments.kinds.split(","):
+        if kind != MIX:
+            find_kind(kind, "kinds")
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+def measure(arguments: argparse.Namespace) -> list[str]:
+    """Load the server that runs at the port; the summary's lines."""
+    url = f"http://127.0.0.1:{arguments.port}"
+    server = find_server(Target(arguments.shape, url, first_model(url, None)), None)
+    results: list[MixResult] = []
+    lines: list[str] = []
+    with Generators(arguments.generators) as generators:
+        if arguments.seconds:
+            results.append(kinds_in_turn(server, arguments, generators))
+            lines += aims(results[-1], arguments.shape)
+        if arguments.mixed_seconds:
+            results.append(mixed_clients(server, arguments, generators))
+            lines += mixed_lines(results[-1])
+    return [*lines, *busy_lines(*results)]
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    context = min(_CONTEXT, generate.SHAPES[arguments.shape].context_length)
+    options = ["--device", arguments.device, "--context-length", str(context), *arguments.serve.split()]
+    print(describe_machine(), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = arguments.keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{arguments.shape}-{arguments.type}.gguf"
+        if not path.is_file():
+            partial = path.with_suffix(".partial")
+            write_model(arguments.shape, partial, folder, arguments.type)
+            partial.replace(path)
+            print(f"{path.stat().st_size / 1e9:.2f} GB written", flush=True)
+        with served(path, arguments.port, options, folder / "cache") as seconds:
+            print(f"ready after {seconds:.1f} s", flush=True)
+            lines = measure(arguments)
+    print("\n".join(["", *lines]))
+    if arguments.out is not None:
+        (arguments.out / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
