@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from realizar.engine.core.metrics import EngineStats
 from realizar.outputs import RequestOutput
+from realizar.server.token_gaps import TokenGaps
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -86,7 +87,10 @@ class Metrics:
             registry=self._registry,
         )
         self._to_first = self._histogram("time_to_first_token_seconds", _TO_FIRST_TOKEN_S, "Arrival to first token.")
-        self._between = self._histogram("inter_token_latency_seconds", _BETWEEN_TOKENS_S, "Between tokens.")
+        self._between = TokenGaps(
+            "realizar:inter_token_latency_seconds", "Between tokens.", _BETWEEN_TOKENS_S, model_name
+        )
+        self._registry.register(self._between)
         self._whole = self._histogram("e2e_request_latency_seconds", _OF_REQUESTS_S, "Arrival to last token.")
         self._queue = self._histogram("request_queue_time_seconds", _OF_REQUESTS_S, "Waiting for the first step.")
         self._prefill = self._histogram("request_prefill_time_seconds", _OF_REQUESTS_S, "First step to first token.")
@@ -105,8 +109,7 @@ class Metrics:
 
     def tokens_came(self, count: int, gap_s: float) -> None:
         """Count the tokens of a delta, and the time since the previous delta."""
-        for _ in range(count):
-            self._between.observe(gap_s / count)
+        self._between.add(count, gap_s / count)
 
     def stopped(self, num_choices: int, to_first_s: float, whole_s: float) -> None:
         """Count a request that was ended because its answers were complete; its waiting time is not known."""

@@ -45,13 +45,12 @@ class Admission:
                 return entered
 
 
-async def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[T]:
+def merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[T]:
     """Iterate the items of all streams as they arrive. The first error, or the consumer's end, ends all of them."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]()) as only:
-            async for item in only:
-                yield item
-        return
+    return streams[0]() if len(streams) == 1 else _merged(streams)
+
+
+async def _merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[T]:
     queue: asyncio.Queue[T | _End] = asyncio.Queue(maxsize=2 * len(streams))
 
     async def run(make: Callable[[], AsyncGenerator[T]]) -> None:

@@ -20,23 +20,47 @@ _PING = b": ping\n\n"
 _encoder = msgspec.json.Encoder()
 
 
-class EventStream(Response):
-    """Sends records as they arrive.
+def encode_event(record: Any) -> bytes:
+    """A record, encoded by msgspec, as an event."""
+    return b"data: " + _encoder.encode(record) + b"\n\n"
 
-    An error before the first record becomes an ordinary error answer. A later error becomes an object with a top-level
-    `error`, and the stream ends without `[DONE]`. `records` is closed when the client disconnects, or reads nothing for
+
+class EventTemplate:
+    """Encodes events that differ in one text alone, without making a record for each.
+
+    Args:
+        record: one of the events, with an empty text in `field`. Its other values are those of all events.
+        field: the name of the text's field. No other field of this name is an empty text.
+    """
+
+    def __init__(self, record: Any, field: str) -> None:
+        before, empty, after = encode_event(record).partition(b'"%s":""' % field.encode())
+        if not empty:
+            raise ValueError(f"the record has no empty text {field}")
+        self._before, self._after = before + empty[:-2], after
+
+    def encode(self, text: str) -> bytes:
+        """The event with this text; the same bytes as `encode_event` of its record."""
+        return self._before + _encoder.encode(text) + self._after
+
+
+class EventStream(Response):
+    """Sends events as they arrive.
+
+    An error before the first event becomes an ordinary error answer. A later error becomes an object with a top-level
+    `error`, and the stream ends without `[DONE]`. `events` is closed when the client disconnects, or reads nothing for
     too long.
 
     Args:
-        records: the records to send, encoded by msgspec; its `aclose` frees its resources.
-        ping_interval_s: seconds between comments while no record comes.
-        write_timeout_s: seconds for the client to read a record.
+        events: the events to send, one or more in each item; its `aclose` frees its resources.
+        ping_interval_s: seconds between comments while no event comes.
+        write_timeout_s: seconds for the client to read an event.
     """
 
-    def __init__(self, records: AsyncGenerator[Any], ping_interval_s: float, write_timeout_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], ping_interval_s: float, write_timeout_s: float) -> None:
         super().__init__(None, 200, HEADERS)
         del self.headers["content-length"]
-        self._records = records
+        self._events = events
         self._ping_interval_s, self._write_timeout_s = ping_interval_s, write_timeout_s
         self._writing_since_s: float | None = None
 
@@ -59,19 +83,19 @@ class EventStream(Response):
 
     async def _send_all(self, scope: Scope, receive: Receive) -> None:
         try:
-            async for record in self._records:
-                await self._write(b"data: " + _encoder.encode(record) + b"\n\n")
+            async for data in self._events:
+                await self._write(data)
             await self._write(_DONE, more=False)
         except Exception as error:  # noqa: BLE001 - the client gets every error, in the fitting form
             api_error = to_api_error(error)
             scope["state"]["error_code"] = api_error.code
             if self._started:
-                await self._write(b"data: " + _encoder.encode(api_error.body()) + b"\n\n", more=False)
+                await self._write(encode_event(api_error.body()), more=False)
             else:
                 self._started = True
                 await api_error.response()(scope, receive, self._send)
         finally:
-            await self._records.aclose()
+            await self._events.aclose()
 
     async def _ping(self) -> None:
         """Keep an idle connection open; returns when the client has stopped reading."""

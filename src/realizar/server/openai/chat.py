@@ -43,8 +43,8 @@ async def chat_completions(request: Request) -> Response:
     names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
     if record.stream:
         streamer = ChatStreamer(api, record, plan, run, names, request_id)
-        chunks = streamer.chunks(lambda **notes: note(request, **notes))
-        return EventStream(chunks, api.settings.ping_interval_s, api.settings.write_timeout_s)
+        events = streamer.events(lambda **notes: note(request, **notes))
+        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
     answer = await unless_disconnected(request.receive, _whole(api, record, plan, run, names, request_id))
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 
 from realizar.server.api import Api, now_s
+from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.logprobs import TokenNames, chat_logprobs
@@ -43,18 +44,42 @@ class ChatStreamer:
         self._with_reasoning = request.include_reasoning is not False
         self._request_id, self._created = request_id, now_s()
         self._started: set[int] = set()
+        self._only_texts = plan.top_logprobs is None and not self._every_usage
+        self._templates: dict[int, EventTemplate] = {}
 
-    async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
-        """Iterate all chunks. Args: note: adds figures to the request's line in the log."""
+    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
+        """Iterate all chunks, as events, those of a delta together.
+
+        Args:
+            note: adds figures to the request's line in the log.
+        """
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:
-                    for choice in self._choices(delta):
-                        yield self._chunk([choice], self._usage_so_far())
+                    data = self._only_text(delta)
+                    if data is None:
+                        chunks = (self._chunk([choice], self._usage_so_far()) for choice in self._choices(delta))
+                        data = b"".join(map(encode_event, chunks))
+                    if data:
+                        yield data
             if self._last_usage:
-                yield self._chunk([], self._run.usage)
+                yield encode_event(self._chunk([], self._run.usage))
         finally:
             note(**self._run.notes)
+
+    def _only_text(self, gained: AnswerDelta) -> bytes | None:
+        """The event of a delta that is one text, after the first of its choice; None for any other."""
+        if not self._only_texts or gained.finish_reason is not None or len(gained.parsed) != 1:
+            return None
+        part = gained.parsed[0]
+        if gained.index not in self._started or not isinstance(part, ContentDelta):
+            return None
+        template = self._templates.get(gained.index)
+        if template is None:
+            empty = ChatChunkChoice(gained.index, ChatDelta(content=""))
+            template = EventTemplate(self._chunk([empty], self._usage_so_far()), "content")
+            self._templates[gained.index] = template
+        return template.encode(part.text)
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:

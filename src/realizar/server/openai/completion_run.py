@@ -44,7 +44,7 @@ class CompletionPlan:
     structured_field: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
 class CompletionDelta:
     """The output that one choice gained; `echoed` marks the echo of the prompt."""
 
@@ -82,21 +82,20 @@ class CompletionRun:
         cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
 
-    async def deltas(self) -> AsyncGenerator[CompletionDelta]:
+    def deltas(self) -> AsyncGenerator[CompletionDelta]:
         """Iterate the deltas of all choices as they arrive. The deltas of one choice come in order, except that an echo
         with log-probabilities comes last unless the answer is streamed.
 
         Raises:
-            RealizarError: the engine refused a prompt, or stopped.
+            ApiError: the log-probabilities would take too much memory.
+            RealizarError: from the iteration; the engine refused a prompt, or stopped.
         """
         if (scored := self._plan.sampling.prompt_logprobs) is not None:
             self._lease.hold_logprobs(sum(len(prompt.token_ids) for prompt in self._plan.prompts), scored)
         if self._plan.logprobs is not None:
             self._lease.begin_logprobs()
         parts = [functools.partial(self._named_part, place) for place in range(len(self._plan.prompts))]
-        async with aclosing(merged(parts)) as deltas:
-            async for delta in deltas:
-                yield delta
+        return merged(parts)
 
     async def _named_part(self, place: int) -> AsyncGenerator[CompletionDelta]:
         where = f"prompt[{place}]" if len(self._plan.prompts) > 1 else "prompt"

@@ -18,7 +18,7 @@ from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
-from realizar.server.http.sse import EventStream
+from realizar.server.http.sse import EventStream, EventTemplate, encode_event
 from realizar.server.openai.completion_run import CompletionDelta, CompletionPlan, CompletionRun
 from realizar.server.openai.logprobs import CompletionLogprobsMaker, TokenNames, prompt_logprobs
 from realizar.server.openai.structured import find_structured
@@ -41,8 +41,8 @@ async def completions(request: Request) -> Response:
     run = CompletionRun(api, plan, request_id, lease_of(request))
     maker = _AnswerMaker(api, record, plan, run, request_id)
     if record.stream:
-        chunks = maker.chunks(lambda **notes: note(request, **notes))
-        return EventStream(chunks, api.settings.ping_interval_s, api.settings.write_timeout_s)
+        events = maker.events(lambda **notes: note(request, **notes))
+        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
     answer = await unless_disconnected(request.receive, maker.whole())
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -137,17 +137,30 @@ class _AnswerMaker:
         self._makers: dict[int, CompletionLogprobsMaker] = {}
         self._created = now_s()
 
-    async def chunks(self, note: Callable[..., None]) -> AsyncGenerator[Answer]:
-        """Iterate all chunks. Args: note: adds figures to the request's line in the log."""
+    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
+        """Iterate all chunks, as events. Args: note: adds figures to the request's line in the log."""
+        only_texts = _only_texts(self._plan, self._every_usage)
+        templates: dict[int, EventTemplate] = {}
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:
-                    if delta.text or delta.token_ids or delta.finish_reason is not None:
-                        yield self._answer([self._choice(delta)], self._usage_so_far())
+                    if delta.finish_reason is None and only_texts:
+                        if delta.text or delta.token_ids:
+                            template = templates.get(delta.index)
+                            if template is None:
+                                template = templates[delta.index] = self._template(delta.index)
+                            yield template.encode(delta.text)
+                    elif delta.text or delta.token_ids or delta.finish_reason is not None:
+                        yield encode_event(self._answer([self._choice(delta)], self._usage_so_far()))
             if self._last_usage:
-                yield self._answer([], self._run.usage)
+                yield encode_event(self._answer([], self._run.usage))
         finally:
             note(**self._run.notes)
+
+    def _template(self, index: int) -> EventTemplate:
+        """The chunks of a choice that differ in their text alone."""
+        empty = self._choice(CompletionDelta(index, "", (), ()))
+        return EventTemplate(self._answer([empty], self._usage_so_far()), "text")
 
     async def whole(self) -> Answer:
         """The whole answer."""
@@ -197,6 +210,11 @@ class _AnswerMaker:
             choices=choices,
             usage=usage,
         )
+
+
+def _only_texts(plan: CompletionPlan, every_usage: bool) -> bool:
+    """True if the chunks of a choice, but for its last, differ in their text alone."""
+    return plan.logprobs is None and not every_usage
 
 
 def _extend(whole: CompletionLogprobs, more: CompletionLogprobs) -> None:
