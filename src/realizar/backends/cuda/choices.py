@@ -1,41 +1,43 @@
-"""`ChoiceMaker`: the choices of a step, all rows and drafts at once. torch."""
+"""`ChoiceMaker`: the `StepSampler` in torch and float64, for devices without CUDA kernels; the kernels' reference."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 
 import torch
 
-from realizar.backends.cuda.device_errors import translate
+from realizar.backends.cuda.device_errors import row_error, translate
+from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs
 from realizar.backends.cuda.sampling.positions import Positions
 from realizar.backends.cuda.sampling.sampler import Chosen, DeviceSampler
 from realizar.backends.cuda.step import CUDAStep
+from realizar.backends.cuda.step_sampler import RowLogprobs
 from realizar.backends.cuda.verify import StepDrafts
 from realizar.backends.cuda.workspace import Workspace
+from realizar.batch import OpenedRow
 from realizar.outputs import RowError
 
-_LOG = logging.getLogger(__name__)
 _FAILED = -1  # in place of the choice of a row that raised
 
 
 class ChoiceMaker:
-    """Makes the choices of the step that ran last, and takes them into its rows' state.
-
-    Attributes:
-        errors: of rows that failed on the host, by their index in the step.
-    """
+    """A `StepSampler` on any device."""
 
     def __init__(self, workspace: Workspace, sampler: DeviceSampler) -> None:
         self._space, self._sampler = workspace, sampler
         self.errors: dict[int, RowError] = {}
 
-    def make(self, step: CUDAStep) -> torch.Tensor:
-        """int32 [rows that choose, 1 + drafts], NOT_REACHED after a draft that was not chosen; below 0 is an error.
+    def open(self, opened: OpenedRow) -> None:
+        self._sampler.open(opened)
 
-        Largest logits are found already; whatever finds others overwrites the choices in `Workspace.choices`.
-        """
+    def close(self, row: int) -> None:
+        self._sampler.close(row)
+
+    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        return self._sampler.take_in(row, token_ids)
+
+    def make(self, step: CUDAStep) -> torch.Tensor:
         self.errors = {}
         wanted, arrays = step.wanted, self._space.arrays
         choices = self._space.choices[: wanted.num_choices]
@@ -57,12 +59,29 @@ class ChoiceMaker:
         self._space.last[numbers] = last.clamp(min=0)
         return table
 
-    def note(self, error: Exception, index: int, where: str) -> None:
-        """Take an error for that of one row, unless it is the device's."""
-        if translate(error) is not None:
-            raise error
-        _LOG.error("%s of a row failed", where, exc_info=error)
-        self.errors[index] = RowError.of(error, where)
+    def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
+        """In groups, as memory is reserved for a group's intermediate values."""
+        asked: list[LogprobsAsked] = []
+        places: list[int] = []
+        wanted, rows = step.wanted, step.forward_input.rows
+        start = part.start if self._sampler.wants_logprobs else max(part.start, wanted.num_choices)
+        for index in range(start, part.stop):
+            row = rows[wanted.rows[index]]
+            if index >= wanted.num_choices:
+                query = row.logprob_queries[wanted.places[index]]
+                asked.append(LogprobsAsked(query.target, query.top_n))
+                places.append(index)
+            elif (top_n := self._sampler.sampling_of(row.row).logprobs) is not None:
+                asked.append(LogprobsAsked(None, top_n))
+                places.append(index)
+        found: list[RowLogprobs] = []
+        at_once = self._sampler.rows_at_once
+        for first in range(0, len(places), at_once):
+            group = places[first : first + at_once]
+            these = torch.tensor(group, device=self._space.logits.device) - part.start
+            logits, choices = self._space.logits[these], self._space.choices[these].long()
+            found.append((group, start_logprobs(logits, asked[first : first + at_once], choices)))
+        return found
 
     def _sampled(self, step: CUDAStep) -> list[int]:
         """Choices that are not the largest logit, by their index; the others are counted."""
@@ -108,7 +127,7 @@ class ChoiceMaker:
             try:
                 made.append((indices, self._chosen(step, indices, drafts)))
             except Exception as error:  # noqa: BLE001 - one row's parameters are not the others' trouble
-                self.note(error, row_index, "sampling")
+                self.errors[row_index] = row_error(error, "sampling")
         return made
 
     def _chosen(self, step: CUDAStep, indices: Sequence[int], drafts: StepDrafts | None) -> Chosen:

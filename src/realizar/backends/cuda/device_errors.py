@@ -7,6 +7,7 @@ where torch gives one, and else by its text, which is that of `cudaGetErrorStrin
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import torch
 from triton.errors import TritonError
 
 from realizar.errors import CapacityError, DeviceLostError, KernelError, RealizarError
+from realizar.outputs import RowError
+
+_LOG = logging.getLogger(__name__)
 
 _MEMORY_CODES = frozenset({2})
 _MEMORY_TEXTS = (
@@ -121,6 +125,14 @@ def translate(error: Exception) -> RealizarError | None:
     if code in _REFUSED_CODES or _has(text, _REFUSED_TEXTS):
         return KernelError(f"the GPU refuses a launch: {_first_line(error)}")
     return DeviceLostError(f"the GPU's context is lost: {_first_line(error)}")
+
+
+def row_error(error: Exception, where: str) -> RowError:
+    """An error of `where` as that of one row; it is raised again if it is the device's."""
+    if translate(error) is not None:
+        raise error
+    _LOG.error("%s of a row failed", where, exc_info=error)
+    return RowError.of(error, where)
 
 
 def _of_driver(error: KernelError) -> RealizarError | None:

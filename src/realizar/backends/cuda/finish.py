@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import torch
 
-from realizar.backends.cuda.choices import ChoiceMaker
+from realizar.backends.cuda.device_errors import row_error
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch
-from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
-from realizar.backends.cuda.sampling.sampler import DeviceSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import CUDAStep, PendingResult
 from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.step_sampler import RowLogprobs, StepSampler
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import ScheduledRow
-
-_LOG = logging.getLogger(__name__)
-_FAILED = -1  # in place of the choice of a row that raised
+from realizar.outputs import RowError
+from realizar.request import Pooling
 
 
 class StepFinisher:
@@ -29,12 +26,9 @@ class StepFinisher:
         pool: launches that write final hidden states of the selected tokens to `Workspace.pooled`.
     """
 
-    def __init__(
-        self, workspace: Workspace, graphs: GraphRunner, pool: Sequence[Launch], sampler: DeviceSampler
-    ) -> None:
+    def __init__(self, workspace: Workspace, graphs: GraphRunner, pool: Sequence[Launch], sampler: StepSampler) -> None:
         self._space, self._graphs, self._pool, self._sampler = workspace, graphs, pool, sampler
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
-        self._choices = ChoiceMaker(workspace, sampler)
 
     def close(self, row: int) -> None:
         """Forget a row's mean."""
@@ -43,25 +37,21 @@ class StepFinisher:
     def finish(self, step: CUDAStep) -> PendingResult:
         """Start everything that the step's rows want: choices, log-probabilities, means. Copies are not awaited."""
         most, wanted = self._space.arrays.sizes.selected, step.wanted
-        chosen = self._choices.make(step)
+        chosen = self._sampler.make(step)
+        errors = dict(self._sampler.errors)
         result = chosen.to("cpu", non_blocking=True, copy=True)  # before anything else is chosen among
-        logprobs: list[tuple[Sequence[int], PendingLogprobs]] = []
+        logprobs: list[RowLogprobs] = []
         for first in range(0, len(wanted.tokens), most):
             part = range(first, min(first + most, len(wanted.tokens)))
             if first:
                 self.logits(wanted.tokens[first : part.stop])
-            asked = part.stop > wanted.num_choices or self._sampler.wants_logprobs
-            logprobs += self._start_logprobs(step, part) if asked else []
-        pooled = {
-            index: vector.to("cpu", non_blocking=True)
-            for index, row in enumerate(step.forward_input.rows)
-            if (vector := self._pooled_or_error(index, row, step.forward_input.query_starts[index])) is not None
-        }
+            logprobs += self._sampler.start_logprobs(step, part)
+        pooled = self._pool_rows(step, errors)
         done = None
         if chosen.is_cuda:
             done = torch.cuda.Event()
             done.record()
-        return PendingResult(result, logprobs, pooled, self._choices.errors, done)
+        return PendingResult(result, logprobs, pooled, errors, done)
 
     def warm(self) -> None:
         """Compile what pooled rows start, for every number of them."""
@@ -80,42 +70,24 @@ class StepFinisher:
         arrays["selected"][: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int32))
         arrays["selected_rows"].fill_(-1)
 
-    def _pooled_or_error(self, index: int, row: ScheduledRow, start: int) -> torch.Tensor | None:
-        try:
-            return self._pooled(row, start)
-        except Exception as error:  # noqa: BLE001 - nor are its numbers
-            self._choices.note(error, index, "pooling")
-            return None
+    def _pool_rows(self, step: CUDAStep, errors: dict[int, RowError]) -> dict[int, torch.Tensor]:
+        """The pooled vectors on their way to the host, by their row's index; what one raises joins `errors`."""
+        pooled = {}
+        for index, row in enumerate(step.forward_input.rows):
+            if row.pooling is None or not row.num_tokens:
+                continue
+            try:
+                vector = self._pooled(row, row.pooling, step.forward_input.query_starts[index])
+            except Exception as error:  # noqa: BLE001 - nor are its numbers
+                errors[index] = row_error(error, "pooling")
+            else:
+                pooled[index] = vector.to("cpu", non_blocking=True)
+        return pooled
 
-    def _start_logprobs(self, step: CUDAStep, part: range) -> list[tuple[Sequence[int], PendingLogprobs]]:
-        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now, in groups."""
-        asked: list[LogprobsAsked] = []
-        places: list[int] = []
-        wanted, rows = step.wanted, step.forward_input.rows
-        for index in part:
-            row = rows[wanted.rows[index]]
-            if index >= wanted.num_choices:
-                query = row.logprob_queries[wanted.places[index]]
-                asked.append(LogprobsAsked(query.target, query.top_n))
-                places.append(index)
-            elif (top_n := self._sampler.sampling_of(row.row).logprobs) is not None:
-                asked.append(LogprobsAsked(None, top_n))
-                places.append(index)
-        found: list[tuple[Sequence[int], PendingLogprobs]] = []
-        at_once = self._sampler.rows_at_once
-        for first in range(0, len(places), at_once):
-            group = places[first : first + at_once]
-            these = torch.tensor(group, device=self._space.logits.device) - part.start
-            logits, choices = self._space.logits[these], self._space.choices[these].long()
-            found.append((group, start_logprobs(logits, asked[first : first + at_once], choices)))
-        return found
-
-    def _pooled(self, row: ScheduledRow, start: int) -> torch.Tensor | None:
+    def _pooled(self, row: ScheduledRow, pooling: Pooling, start: int) -> torch.Tensor:
         """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""
-        if row.pooling is None or not row.num_tokens:
-            return None
         end = start + row.num_tokens
-        if row.pooling == "last":
+        if pooling == "last":
             return self._hidden(range(end - 1, end))[0].clone()
         total, count = self._means.get(row.row, (None, 0)) if row.num_computed_tokens else (None, 0)
         if count != row.num_computed_tokens:

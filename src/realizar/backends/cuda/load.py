@@ -13,6 +13,7 @@ from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
+from realizar.backends.cuda.choices import ChoiceMaker
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
@@ -22,16 +23,21 @@ from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.plan import plan_memory
+from realizar.backends.cuda.sampling import native_buffers
+from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
 from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
+from realizar.backends.cuda.step_sampler import StepSampler
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import KernelError
 from realizar.models.spec import Linear, ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +69,7 @@ class LoadedModel:
     copy_bytes: int
     space: Workspace
     kv: KVMemory
-    sampler: DeviceSampler
+    sampler: StepSampler
     attention: AttentionBinder
     graphs: GraphRunner
     finisher: StepFinisher
@@ -128,14 +134,13 @@ def load_model(
     kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, context, device.torch_device)
-    sampler = _make_sampler(spec, config, device)
+    sampler, reserved = _make_sampler(spec, config, device, space)
     merger = Merger(program, weights, device, kernels, config.batch_invariant)
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
     matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
     copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
     _compile(matmuls, progress)
     space.size_partials(matmuls.partial_floats)
-    reserved = reserved_bytes(config.max_running, spec.vocab_size, context, device.memory_bytes)
     kv = KVMemory(spec, config, device, reserved)
     attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
     binder = Binder(spec, weights, space, attention, merger)
@@ -170,10 +175,22 @@ def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfi
     return Workspace(spec, sizes, device, compute, parts)
 
 
-def _make_sampler(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> DeviceSampler:
-    rows, vocab = config.max_running, spec.vocab_size
+def _make_sampler(
+    spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, space: Workspace
+) -> tuple[StepSampler, int]:
+    """The sampler, and the bytes that it takes only when a row needs them."""
+    rows, vocab, context = config.max_running, spec.vocab_size, config.context_length
+    if device.has_cuda_kernels:
+        try:
+            kernels = SamplingKernels(device.torch_device)
+        except KernelError as error:
+            _LOG.warning("%s; torch samples instead, and slowly", error)
+        else:
+            reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
+            return NativeChoiceMaker(space, context, kernels), reserved
     scratch = scratch_bytes(rows, vocab, device.memory_bytes)
-    return DeviceSampler(rows, vocab, config.context_length, device.torch_device, scratch)
+    sampler = DeviceSampler(rows, vocab, context, device.torch_device, scratch)
+    return ChoiceMaker(space, sampler), reserved_bytes(rows, vocab, context, device.memory_bytes)
 
 
 def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:

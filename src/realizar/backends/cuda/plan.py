@@ -17,7 +17,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
-from realizar.backends.cuda.sampling.sampler import reserved_bytes
+from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
@@ -62,8 +62,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
     workspace = Workspace(spec, sizes, device, compute, parts).size_bytes
     copies = _copy_bytes(program, layouts) if config.fp8_copies else 0
-    reserved = reserved_bytes(config.max_running, spec.vocab_size, config.context_length, free)
-    reserved += _estimated_bytes(spec, sizes)
+    reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes)
     limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace - reserved, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
     caches = {
@@ -86,6 +85,13 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         copy_bytes=copies,
         reserved_bytes=reserved,
     )
+
+
+def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -> int:
+    """Bytes of the sampling kernels, on cards from Ampere on."""
+    vocab = spec.vocab_size
+    fixed = native_buffers.fixed_bytes(sizes.selected, vocab)
+    return fixed + native_buffers.reserved_bytes(sizes.selected, config.max_running, vocab, config.context_length)
 
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:

@@ -15,6 +15,7 @@ from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
+from realizar.backends.cuda.native.sampling_source import sampling_source
 from realizar.backends.cuda.native.sources import (
     GatedActivation,
     MatvecTiles,
@@ -151,6 +152,18 @@ def test_helpers_compile() -> None:
     assert b"to_int8" in cubins[0]
     assert b"to_half" in cubins[0]
     assert all(b"pack_blocks" in cubin and b"scale_tops" in cubin for cubin in cubins[1:])
+
+
+SAMPLING_KERNELS = (
+    "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left", "survey_ids",
+    "cut_ids", "report_logprobs", "pick_ids", "settle_rows", "extend_repetitions",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_the_sampler_compiles(arch: str) -> None:
+    cubin = compile_source(sampling_source(), arch)
+    assert all(name.encode() in cubin for name in SAMPLING_KERNELS)
 
 
 def test_the_second_time_comes_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:

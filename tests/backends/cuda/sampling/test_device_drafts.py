@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,15 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from backends.cuda.sampling.test_device_sampler import CPU, ROWS, VOCAB, logits_of  # noqa: E402
+from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
+from backends.cuda.sampling.test_device_sampler import ROWS, VOCAB, logits_of  # noqa: E402
 from realizar.backends.cpu.sampling.sampler import RowSampler  # noqa: E402
-from realizar.backends.cuda.choices import ChoiceMaker  # noqa: E402
-from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, DeviceSampler  # noqa: E402
-from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens  # noqa: E402
 from realizar.backends.cuda.verify import NOT_REACHED, StepDrafts  # noqa: E402
-from realizar.batch import ScheduledRow  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
-from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
+from step_inputs import opened_row, scheduled_row  # noqa: E402
 
 MOST = 4
+NATIVE = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]  # the CUDA kernels
 MORE: list[dict[str, Any]] = [
     {"temperature": 0, "min_tokens": 6, "stop_token_ids": tuple(range(0, 300, 3))},
     {"temperature": 0, "stop_token_ids": tuple(range(0, 300, 3))},
@@ -34,29 +31,12 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
-class Device:
-    """Rows whose logits a test names, sampled as a step's are."""
-
-    def __init__(self, samplings: list[SamplingParams], histories: list[list[int]], at_once: int) -> None:
-        self.sampler = DeviceSampler(len(samplings), VOCAB, 128, CPU, at_once * SCRATCH_BYTES_PER_ID * VOCAB)
-        for row, (sampling, history) in enumerate(zip(samplings, histories, strict=True)):
-            self.sampler.open(opened_row(row, sampling, history, 6, row % 3))
-        self.space: Any = SimpleNamespace(last=torch.zeros(len(samplings), dtype=torch.int32), arrays={})
-        self.maker = ChoiceMaker(self.space, self.sampler)
-
-    def step(self, rows: list[ScheduledRow], logits: np.ndarray, masks: dict[int, Any]) -> list[tuple[int, ...]]:
-        """The outputs of rows, given the logits of their choices one after another."""
-        given = step_input(rows, (), ())
-        self.space.logits = torch.from_numpy(logits)
-        self.space.choices = torch.from_numpy(logits.argmax(axis=1).astype(np.int32))  # as the head's kernel does
-        self.space.arrays["ids"] = torch.from_numpy(given.token_ids)
-
-        def finish(step: CUDAStep) -> PendingResult:
-            return PendingResult(self.maker.make(step), [], {}, self.maker.errors, None)
-
-        step = CUDAStep(given, wanted_tokens(given), finish, self.sampler.take_in, CPU)
-        step.set_masks(masks)
-        return [output.token_ids for output in step.result().rows]
+def opened_steps(samplings: list[SamplingParams], histories: list[list[int]], at_once: int | None) -> SampledSteps:
+    """Rows of one step each with drafts, sampled by torch, or by the CUDA kernels where `at_once` is None."""
+    steps = SampledSteps(len(samplings), VOCAB, at_once, MOST + 1)
+    for row, (sampling, history) in enumerate(zip(samplings, histories, strict=True)):
+        steps.open(row, sampling, history, choice=row % 3)
+    return steps
 
 
 def foreseen(sampler: RowSampler, logits: np.ndarray, position: int, masks: Any) -> tuple[list[int], list[RowSampler]]:
@@ -82,14 +62,14 @@ def random_masks(rng: np.random.Generator, count: int) -> Any:
     return rng.integers(0, 1 << 32, (count, -(-VOCAB // 32)), dtype=np.uint32) | np.uint32(1 << 7)
 
 
-@pytest.mark.parametrize("at_once", [100, 3])
+@pytest.mark.parametrize("at_once", [100, 3, pytest.param(None, marks=NATIVE)])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_choices_with_drafts_are_those_without(at_once: int, seed: int) -> None:
+def test_choices_with_drafts_are_those_without(at_once: int | None, seed: int) -> None:
     """Every kind of sampling, some rows masked, some without drafts; all rows in one group, or groups that cut rows."""
     rng = np.random.default_rng(seed)
     samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate([*ROWS, *MORE])]
     histories = [rng.integers(0, 12, 9).tolist() for _ in samplings]
-    device = Device(samplings, histories, at_once)
+    device = opened_steps(samplings, histories, at_once)
     cpu = [
         RowSampler(opened_row(row, sampling, histories[row], 6, row % 3), VOCAB)
         for row, sampling in enumerate(samplings)
@@ -113,7 +93,7 @@ def test_choices_with_drafts_are_those_without(at_once: int, seed: int) -> None:
             states.append(after)
             rows.append(scheduled_row(row, histories[row][-1:], known - 1, True, drafts=drafts))
             values.append(logits)
-        found = device.step(rows, np.concatenate(values), masks)
+        found = [output.token_ids for output in device.step(rows, np.concatenate(values), masks)]
         for scheduled, got, expected, after in zip(rows, found, wanted, states, strict=True):
             row = scheduled.row
             assert got == expected, f"{samplings[row]}, drafts {scheduled.draft_ids}"
@@ -142,28 +122,35 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_no_more_logits_are_gathered_than_are_sampled_at_once() -> None:
+def test_no_more_logits_are_gathered_than_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is reserved for a group's logits, and not for those of all rows and their drafts."""
     at_once, rng = 3, np.random.default_rng(6)
     samplings = [SamplingParams(temperature=1.0, seed=row) for row in range(5)]
-    device = Device(samplings, [list(range(9))] * len(samplings), at_once)
+    device = opened_steps(samplings, [list(range(9))] * len(samplings), at_once)
     rows = [scheduled_row(row, (8,), 8, True, drafts=(3, 4, 5, 6)) for row in range(len(samplings))]
     logits = logits_of(rng, len(rows) * 5)
-    with Largest() as largest:
-        outputs = device.step(rows, logits, {})
-    assert all(outputs)
+    make, largest = device.maker.make, Largest()
+
+    def measured(step: Any) -> Any:
+        with largest:
+            return make(step)
+
+    monkeypatch.setattr(device.maker, "make", measured)
+    assert all(output.token_ids for output in device.step(rows, logits))
     assert largest.most == at_once * VOCAB
 
 
-def test_nothing_is_wanted_after_the_end() -> None:
+@pytest.mark.parametrize("at_once", [10, pytest.param(None, marks=NATIVE)])
+def test_nothing_is_wanted_after_the_end(at_once: int | None) -> None:
     """A draft ends the output where its grammar is complete: the masks after it allow nothing, and are not read."""
     sampling = SamplingParams(temperature=0, stop_token_ids=(5,), structured=StructuredOutput("regex", "a"))
-    device = Device([sampling], [list(range(9))], 10)
+    device = opened_steps([sampling], [list(range(9))], at_once)
     masks = np.zeros((3, -(-VOCAB // 32)), np.uint32)
     masks[0, 0] = 1 << 5
     logits = logits_of(np.random.default_rng(1), 3)
     logits[:, 5] = 1.0
-    assert device.step([scheduled_row(0, (8,), 8, True, drafts=(5, 3))], logits, {0: masks}) == [(5,)]
+    (output,) = device.step([scheduled_row(0, (8,), 8, True, drafts=(5, 3))], logits, {0: masks})
+    assert output.token_ids == (5,)
 
 
 def test_verify_beside_a_loop() -> None:

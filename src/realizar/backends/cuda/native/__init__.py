@@ -1,4 +1,4 @@
-"""CUDA C++: the matmuls with quantised weights and the attention of single tokens, compiled by NVRTC at first use.
+"""CUDA C++: matmuls with quantised weights, attention of single tokens and sampling, compiled by NVRTC at first use.
 
 A kernel's text is put together from .cu files behind a list of macros. Read in this order:
 
@@ -10,6 +10,10 @@ A kernel's text is put together from .cu files behind a list of macros. Read in 
 5. `attend.cu`, with `attend_heads.cu` and `attend_results.cu`. `bulk.cu`: copies by Hopper's copy engine.
 6. `activations.cu` and `repack.cu`: activations and raw weight blocks to the kernels' formats. `raw_layouts.py` lists
    the layouts whose blocks `repack.cu` reads.
+
+7. The sampler, put together by `sampling_source.py`: `sampling_rows.cu` (rows, choices, integer weights),
+   `sampling_adjust.cu` (mask, bias, penalties, DRY), `sampling_weigh.cu` (passes of many blocks), `sampling_select.cu`
+   and `sampling_cut.cu` (truncations and lists of log-probabilities), `sampling_pick.cu` (the draw, the rows' state).
 
 `compiler.py` and `nvrtc.py` compile and keep cubins on disk; `launcher.py` loads and starts them.
 """

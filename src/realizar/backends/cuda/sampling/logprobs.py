@@ -23,24 +23,21 @@ class PendingLogprobs:
     """Results on their way to the host.
 
     Attributes:
-        ids, ranks: int64 [rows]. values: float64 [rows].
-        top_ids: int64 [rows, most]. top_values: float64 [rows, most].
+        top_n: of each row, how many of the most probable ids are wanted.
+        lines: float64 [rows, 3 + 2 * most]: id, rank, log-probability, the most probable ids, theirs.
     """
 
-    asked: tuple[LogprobsAsked, ...]
-    ids: torch.Tensor
-    ranks: torch.Tensor
-    values: torch.Tensor
-    top_ids: torch.Tensor
-    top_values: torch.Tensor
+    top_n: Sequence[int]
+    lines: torch.Tensor
 
     def read(self) -> list[TokenLogprobs]:
-        """The log-probabilities of each row. The copies must be done."""
-        columns = (t.tolist() for t in (self.ids, self.values, self.ranks, self.top_ids, self.top_values))
-        return [
-            TokenLogprobs(token_id, value, rank, tuple(zip(top_ids[: asked.top_n], tops[: asked.top_n], strict=True)))
-            for asked, token_id, value, rank, top_ids, tops in zip(self.asked, *columns, strict=True)
-        ]
+        """The log-probabilities of each row. The copy must be done."""
+        most = (self.lines.shape[1] - 3) // 2
+        found = []
+        for count, (token_id, rank, value, *top) in zip(self.top_n, self.lines.tolist(), strict=True):
+            listed = zip(map(int, top[:count]), top[most : most + count], strict=True)
+            found.append(TokenLogprobs(int(token_id), value, int(rank), tuple(listed)))
+        return found
 
 
 def start_logprobs(logits: torch.Tensor, asked: Sequence[LogprobsAsked], chosen: torch.Tensor) -> PendingLogprobs:
@@ -61,8 +58,9 @@ def start_logprobs(logits: torch.Tensor, asked: Sequence[LogprobsAsked], chosen:
     most = min(vocab, max((a.top_n for a in asked), default=0))
     top_ids = largest_ordered(logits, most)
     top_values = logits.gather(1, top_ids).double() - normaliser[:, None]
-    results = ids, ranks, value[:, 0].double() - normaliser, top_ids, top_values
-    return PendingLogprobs(tuple(asked), *(result.to("cpu", non_blocking=True) for result in results))
+    columns = ids[:, None], ranks[:, None], value.double() - normaliser[:, None], top_ids, top_values
+    lines = torch.cat([column.double() for column in columns], dim=1)
+    return PendingLogprobs([min(each.top_n, most) for each in asked], lines.to("cpu", non_blocking=True))
 
 
 def largest_ordered(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,0 +1,193 @@
+// Truncations of a row, by one block: each sees what the ones before it left. All but typical end at a place in the
+// order of logits; XTC begins at one.
+
+INLINE u64 product_of(double share, u64 mass) {
+  const double x = ceil(share * (double)mass);
+  return x < 1.0 ? 1 : (u64)x;
+}
+
+// The last place whose logit is no less than top - distance * temperature.
+INLINE u64 floor_of(const View& v, double distance, double temperature) {
+  return place_of(key_of(__double2float_ru((double)v.top - distance * temperature)), -1);
+}
+
+// Bins of the ids that `cut` leaves, from one block.
+template <class Order> INLINE void fill_bins(const View& v, const Cut& cut, const Order& order, Room& s) {
+  __syncthreads();
+  for (int b = threadIdx.x; b < BINS; b += THREADS) s.mass[b] = s.number[b] = 0;
+  __syncthreads();
+  each(v, [&](float x, int id) {
+    const float away = distance_of(v.top, x, v.inverse);
+    const u64 weight = weight_of(away);
+    if (!weight || !stays(cut, x, away, id)) return;
+    const int b = bin_of(order.distance(x, away));
+    atomicAdd(s.mass + b, weight);
+    atomicAdd(s.number + b, 1u);
+  });
+  accumulate(s);
+}
+
+// Weight of all ids up to `cut.high`, by the bins in the order of logits.
+INLINE u64 mass_left(const View& v, const Cut& cut, Room& s) {
+  if (cut.high == ~0ull) return s.mass[BINS - 1];
+  const int bin = bin_of(fminf(distance_of(v.top, logit_of(cut.high >> 32), v.inverse), FARTHEST));
+  u64 sum = 0;
+  each(v, [&](float x, int id) {
+    const float away = distance_of(v.top, x, v.inverse);
+    if (away < FARTHEST && bin_of(away) == bin && stays(cut, x, away, id)) sum += weight_of(away);
+  });
+  return (bin ? s.mass[bin - 1] : 0) + block_sum(sum, s.parts);
+}
+
+// Locally typical: ids by how far their surprise is from the mean one, which is the entropy less a constant.
+INLINE void keep_typical(const View& v, Cut& cut, double share, Room& s) {
+  u64 mass = 0, moment = 0;
+  each(v, [&](float x, int id) {
+    const float away = distance_of(v.top, x, v.inverse);
+    if (!(away < FARTHEST) || !stays(cut, x, away, id)) return;
+    mass += weight_of(away);
+    moment += (u64)(expf(-away) * away * 1099511627776.f);
+  });
+  mass = block_sum(mass, s.parts), moment = block_sum(moment, s.parts);
+  cut.mean = (float)((double)moment / (double)mass);
+  const BySurprise order{cut.mean};
+  fill_bins(v, cut, order, s);
+  if (reach<false>(v, cut, order, product_of(share, mass), s)) cut.typical = s.found;
+}
+
+// The first place, in the order of logits, that `cut` leaves; the last one for LAST. ~0 or 0 where there is none.
+template <bool LAST> INLINE u64 end_of(const View& v, const Cut& cut, Room& s) {
+  u64 found = ~0ull;
+  each(v, [&](float x, int id) {
+    const float away = distance_of(v.top, x, v.inverse);
+    if (away < FARTHEST && stays(cut, x, away, id)) found = min(found, LAST ? ~place_of(x, id) : place_of(x, id));
+  });
+  found = block_min(found, s.parts);
+  return LAST ? ~found : found;
+}
+
+// Of the ids of probability `threshold` or more only the last stays.
+INLINE void exclude_top_choices(const View& v, Cut& cut, double threshold, double temperature, Room& s) {
+  const u64 mass = mass_left(v, cut, s);
+  const double distance = -log(threshold * ((double)mass / 1099511627776.0));
+  Cut likely = cut;
+  likely.high = min(cut.high, floor_of(v, distance, temperature));
+  const u64 last = end_of<true>(v, likely, s);
+  if (last) cut.low = last;
+}
+
+INLINE double standard_deviation(const Tables& t, const Choice& c) {
+  double sum = 0.0, squares = 0.0, count = 0.0;
+  for (int i = 0; i < t.tiles; i++) {
+    const double* m = t.moments + ((long)c.index * t.tiles + i) * 3;
+    sum += m[0], squares += m[1], count += m[2];
+  }
+  const double mean = sum / count;
+  return sqrt(fmax(squares / count - mean * mean, 0.0));
+}
+
+INLINE Cut mirostat_cut(const Tables& t, const Choice& c, const View& v, const Row& row) {
+  u64 mass = 0;
+  for (int i = threadIdx.x % 32; i < t.tiles; i += 32) mass += t.sums[(long)c.index * t.tiles + i];
+  mass = warp_sum(mass);
+  const double mu = c.place ? t.next_mu[c.index - 1] : t.mu[c.row];
+  const double distance = mu * 0.69314718055994531 - log((double)mass / 1099511627776.0);
+  return {0, max(distance < 0.0 ? 0 : floor_of(v, distance, row.temperature), v.best), ~0ull, 0.f};
+}
+
+INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& row, Room& s) {
+  Cut cut{0, ~0ull, ~0ull, 0.f};
+  const ByLogit order{false};
+  if (row.top_k > 0 && row.top_k < t.vocab && reach<true>(v, cut, order, row.top_k, s)) cut.high = s.found;
+  if (row.top_n_sigma > 0.0)
+    cut.high = max(min(cut.high, floor_of(v, row.top_n_sigma * standard_deviation(t, c), 1.0)), v.best);
+  u64 best = v.best;
+  if (row.typical_p < 1.0) {
+    keep_typical(v, cut, row.typical_p, s);
+    best = end_of<false>(v, cut, s);
+    if (row.top_p < 1.0 || row.xtc_probability > 0.0) fill_bins(v, cut, order, s);
+  }
+  if (row.top_p < 1.0) {
+    const u64 target = product_of(row.top_p, mass_left(v, cut, s));
+    if (reach<false>(v, cut, order, target, s)) cut.high = min(cut.high, s.found);
+  }
+  if (row.min_p > 0.0) {
+    const double nearest = (double)(distance_of(v.top, logit_of(best >> 32), v.inverse));
+    cut.high = max(min(cut.high, floor_of(v, nearest - log(row.min_p), row.temperature)), best);
+  }
+  if (row.xtc_probability > 0.0) {
+    const double number = uniform24(row.seed, row.choice, c.position, 1) / 16777216.0;
+    if (number < row.xtc_probability) exclude_top_choices(v, cut, row.xtc_threshold, row.temperature, s);
+  }
+  return cut;
+}
+
+// Grid: choices.
+extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tables, const Choice* choices, int place) {
+  extern __shared__ __align__(16) char memory[];
+  Room& s = *(Room*)memory;
+  const Choice c = choices[blockIdx.x];
+  if (!(c.flags & CUT) || (place >= 0 && c.place != place)) return;
+  const Tables& t = *tables;
+  const Row& row = t.rows[c.row];
+  const View v = view_of(t, c, row.temperature);
+  if (!finite(v.top)) return;
+  if (c.flags & HISTOGRAM) {
+    for (int b = threadIdx.x; b < BINS; b += THREADS) {
+      const long at = (long)c.index * BINS + b;
+      s.mass[b] = t.weights[at], s.number[b] = t.counts[at];
+      t.weights[at] = 0, t.counts[at] = 0;
+    }
+    accumulate(s);
+  }
+  const Cut cut = row.mirostat ? mirostat_cut(t, c, v, row) : truncate(t, c, v, row, s);
+  if (threadIdx.x == 0) t.cuts[c.index] = cut;
+}
+
+// Log-probability, rank and most probable ids: a line of `most` + 3 + `most` numbers: id, rank, value, ids, values.
+// Grid: queries.
+extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(const Tables* tables, const Query* queries, double* lines, int most) {
+  extern __shared__ __align__(16) char memory[];
+  Room& s = *(Room*)memory;
+  const Query q = queries[blockIdx.x];
+  const Tables& t = *tables;
+  const long tops = (long)q.slot * t.tiles;
+  const u64 best = best_of(t.tops + tops, t.top_ids + tops, t.tiles);
+  const View v{t.logits + (long)q.slot * t.vocab, t.vocab, logit_of(best >> 32), 1.f, best};
+  u64 sum = 0, rank = 1;
+  bool broken = !finite(v.top);
+  for (int i = 0; i < t.spans; i++) {
+    const long at = (long)blockIdx.x * t.spans + i;
+    broken |= t.query_sums[at] == UNUSABLE;
+    sum += t.query_sums[at], rank += t.query_ranks[at];
+  }
+  const int target = min(max(q.target < 0 ? t.choices[q.slot] : q.target, 0), t.vocab - 1);
+  const double normaliser = broken ? __longlong_as_double(0x7ff8000000000000ll) : (double)v.top + log((double)sum / 1099511627776.0);
+  double* line = lines + (long)blockIdx.x * (3 + 2 * most);
+  if (threadIdx.x == 0) line[0] = target, line[1] = (double)rank, line[2] = (double)v.x[target] - normaliser;
+  if (!q.top_n) return;
+  for (int b = threadIdx.x; b < BINS; b += THREADS) {
+    const long at = (long)blockIdx.x * BINS + b;
+    s.mass[b] = 0, s.number[b] = t.query_counts[at];
+    t.query_counts[at] = 0;
+  }
+  if (broken) return;
+  accumulate(s);
+  Cut cut{0, ~0ull, ~0ull, 0.f};
+  if (reach<true>(v, cut, ByLogit{true}, q.top_n, s)) cut.high = s.found;
+  __syncthreads();
+  if (threadIdx.x == 0) s.size = 0;
+  __syncthreads();
+  each(v, [&](float x, int id) {
+    if (place_of(x, id) > cut.high) return;
+    const int at = atomicAdd(&s.size, 1);
+    if (at < ROOM) s.list[at] = place_of(x, id);
+  });
+  __syncthreads();
+  const int count = min(s.size, q.top_n);
+  sort_list(s, min(s.size, ROOM));
+  for (int i = threadIdx.x; i < count; i += THREADS) {
+    line[3 + i] = (double)(u32)s.list[i];
+    line[3 + most + i] = (double)logit_of(s.list[i] >> 32) - normaliser;
+  }
+}

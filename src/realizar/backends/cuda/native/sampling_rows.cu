@@ -1,0 +1,162 @@
+// Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a block.
+// Defined by the loader: nothing. Mirrored by sampling/native_rows.py (Row) and native_choices.py (Tables, Choice).
+//
+// A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their
+// order: every split into blocks gives the same bits. Ids are ordered by (key, id): key grows as the logit falls.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INLINE __device__ __forceinline__
+#define TILE 4096        // logits whose largest finish_logits finds; the step of all sums
+#define SPAN 16384       // logits of a block of weigh_ids and survey_ids
+#define BINS 2048
+#define BINS_PER_NAT 73.f
+#define FARTHEST 700.f   // scaled distances from here on have no weight
+#define LARGEST 3.4028234663852886e38
+#define INF __int_as_float(0x7f800000)
+
+#define ADJUST 1         // flags of a choice
+#define DRAW 2
+#define CUT 4
+#define HISTOGRAM 8
+#define DEVIATION 16
+#define DRY 32
+#define UNUSABLE (~0ull) // in place of a sum with a logit that is not finite
+
+#define NOT_REACHED -2
+#define NONE_ALLOWED -3
+
+struct Row {
+  u64 seed;
+  const int* bias_ids;
+  const double* biases;
+  const int* end_ids;
+  const int* breakers;
+  u32* counts;
+  int* dry_tokens;
+  int* dry_lengths;
+  float* dry_values;
+  double temperature, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold, tau, eta;
+  double repetition, presence, frequency, dry_multiplier, dry_base;
+  int choice, top_k, num_biases, num_ends, num_breakers, min_tokens, mirostat;
+  int dry_allowed, dry_window, dry_start, dry_places, padding;
+};
+
+// One place at which a token is chosen.
+struct Choice { int index, row, place, position, num_output, mask, draft_token, flags; };
+// A row of a step with drafts.
+struct Drafted { int row, first, drafts, draft_token; };
+// Log-probabilities wanted of the logits `slot`; target -1: of the id chosen there.
+struct Query { int slot, target, top_n, padding; };
+// Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical.
+struct Cut { u64 low, high, typical; float mean; int padding; };
+
+struct Tables {
+  const float* logits; const float* tops; const int* top_ids;
+  float* adjusted; float* adjusted_tops; int* adjusted_ids;
+  const u32* masks; const int* token_ids; int* choices; int* last;
+  const Row* rows; double* mu; double* next_mu;
+  u64* sums; u64* weights; u32* counts; double* moments; Cut* cuts;
+  u64* query_sums; u32* query_ranks; u32* query_counts;
+  int vocab, tiles, words, spans;
+};
+
+INLINE bool finite(float x) { return fabsf(x) < INF; }
+INLINE u32 key_of(float x) { const u32 bits = __float_as_uint(x + 0.f); return bits >> 31 ? bits : ~bits & 0x7fffffffu; }
+INLINE float logit_of(u32 key) { return __uint_as_float(key >> 31 ? key : ~key & 0x7fffffffu); }
+INLINE u64 place_of(u32 key, int id) { return (u64)key << 32 | (u32)id; }
+INLINE u64 place_of(float x, int id) { return place_of(key_of(x), id); }
+INLINE int bin_of(float distance) { return min(BINS - 1, (int)(distance * BINS_PER_NAT)); }
+INLINE float inverse_of(double temperature) { return fminf((float)(1.0 / temperature), 1e30f); }
+
+// Never fused with what is around them: every kernel must get the same bits.
+INLINE float distance_of(float top, float x, float inverse) { return __fmul_rn(__fsub_rn(top, x), inverse); }
+INLINE float apart(float distance, float mean) { return fabsf(__fsub_rn(distance, mean)); }
+
+// exp(-distance) * 2^40, at least 1 for what may be chosen at all.
+INLINE u64 weight_of(float distance) {
+  if (!(distance < FARTHEST)) return 0;
+  const u32 bits = __float_as_uint(expf(-distance));
+  const int shift = 127 - (int)(bits >> 23);
+  const u64 weight = shift < 41 ? (u64)((bits & 0x7fffffu) | 0x800000u) << 17 >> shift : 0;
+  return weight ? weight : 1;
+}
+
+INLINE bool stays(const Cut& cut, float x, float distance, int id) {
+  const u64 place = place_of(x, id);
+  if (place < cut.low || place > cut.high) return false;
+  return cut.typical == ~0ull || place_of(__float_as_uint(apart(distance, cut.mean)), id) <= cut.typical;
+}
+
+INLINE float bounded(double value, float before) {
+  return finite(before) ? (float)fmin(fmax(value, -LARGEST), LARGEST) : before;
+}
+
+// Sums, minima and scans of a block of at most 1024 threads; `room` holds 33 numbers and is free again afterwards.
+INLINE u64 warp_sum(u64 x) { for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o); return x; }
+INLINE u64 warp_min(u64 x) { for (int o = 16; o; o >>= 1) x = min(x, __shfl_xor_sync(~0u, x, o)); return x; }
+
+INLINE u64 block_sum(u64 x, u64* room) {
+  x = warp_sum(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : 0;
+  return warp_sum(x);
+}
+INLINE u64 block_min(u64 x, u64* room) {
+  x = warp_min(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : ~0ull;
+  return warp_min(x);
+}
+// The sum of the threads before this one.
+INLINE u64 block_scan(u64 x, u64* room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  u64 through = x;
+  for (int o = 1; o < 32; o <<= 1) { const u64 other = __shfl_up_sync(~0u, through, o); if (lane >= o) through += other; }
+  __syncthreads();
+  if (lane == 31) room[warp] = through;
+  __syncthreads();
+  const u64 before = warp_sum(lane < warp ? room[lane] : 0);
+  return before + through - x;
+}
+
+// The logits that a choice is made among.
+struct View {
+  const float* x;
+  int vocab;
+  float top, inverse;
+  u64 best;  // place of the largest; UNUSABLE where logits are not finite
+};
+
+// The place of the largest logit, found in tiles; of a warp or of all warps of a block alike.
+INLINE u64 best_of(const float* tops, const int* ids, int tiles) {
+  u64 best = ~0ull;
+  for (int i = threadIdx.x % 32; i < tiles; i += 32) best = min(best, place_of(tops[i], ids[i]));
+  return warp_min(best);
+}
+INLINE View view_of(const Tables& t, const Choice& c, double temperature) {
+  const bool adjusted = c.flags & ADJUST;
+  const float* tops = (adjusted ? t.adjusted_tops : t.tops) + (long)c.index * t.tiles;
+  const int* ids = (adjusted ? t.adjusted_ids : t.top_ids) + (long)c.index * t.tiles;
+  const u64 best = best_of(tops, ids, t.tiles);
+  const float top = logit_of(best >> 32);
+  return {(adjusted ? t.adjusted : t.logits) + (long)c.index * t.vocab, t.vocab, top, inverse_of(temperature), best};
+}
+
+// Philox4x32-10, as backends/philox.py has it: draws 0 to 3 of a position, numbers of 24 bits.
+INLINE u32 uniform24(u64 seed, int choice, int position, int draw) {
+  u32 c0 = position, c1 = choice, c2 = draw >> 2, c3 = 0, k0 = (u32)seed, k1 = (u32)(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; round++) {
+    const u64 wide0 = (u64)0xD2511F53u * c0, wide1 = (u64)0xCD9E8D57u * c2;
+    const u32 n0 = (u32)(wide1 >> 32) ^ c1 ^ k0, n2 = (u32)(wide0 >> 32) ^ c3 ^ k1;
+    c1 = (u32)wide1, c3 = (u32)wide0, c0 = n0, c2 = n2;
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return (draw % 4 == 0 ? c0 : draw % 4 == 1 ? c1 : draw % 4 == 2 ? c2 : c3) >> 8;
+}

@@ -1,0 +1,102 @@
+"""`NativeBuffers`: memory of the sampling kernels beside that of a step, and its addresses for them. torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from realizar.backends.cuda.native.sampling_source import BINS, SPAN, TILE
+from realizar.backends.cuda.sampling.dry import table_places
+from realizar.backends.cuda.sampling.native_rows import NativeRows
+from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
+
+_CHOICE, _DRAFTED, _QUERY = 8, 4, 4  # integers of a record
+_MOST_DRY = 192 << 20
+_BIN_BYTES = (8 + 4 + 4) * BINS  # of a place whose logits are kept
+_TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
+_PLACE_BYTES = 40 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY)
+
+
+class NativeBuffers:
+    """Buffers for as many choices as a step has logits.
+
+    Adjusted logits and masks are made when they are first needed; the KV cache leaves them room.
+
+    Attributes:
+        choices, queries: int32 [selected, fields], records of a step. drafted: the same of rows, in a step with drafts.
+        draft_table: int32 [rows, 1 + drafts], room for the choices that stand.
+        tables: uint8, `Tables` of sampling_rows.cu.
+    """
+
+    def __init__(self, space: Workspace, rows: NativeRows) -> None:
+        device, sizes = space.logits.device, space.arrays.sizes
+        if LOGIT_BLOCK != TILE:
+            raise ValueError(f"tiles of {TILE} logits in the sampler, and of {LOGIT_BLOCK} in the head")
+        self._space, self._rows, self._device = space, rows, device
+        count, self.vocab = space.logits.shape
+        self.tiles, self.spans, self.words = (-(-self.vocab // size) for size in (TILE, SPAN, 32))
+
+        def zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        self.choices = zeros((count, _CHOICE), torch.int32)
+        self.queries = zeros((count, _QUERY), torch.int32)
+        self.drafted = zeros((sizes.rows, _DRAFTED), torch.int32)
+        self.draft_table = zeros((count,), torch.int32)
+        self._next_mu = zeros((count,), torch.float64)
+        self._sums = zeros((count, self.tiles), torch.int64)
+        self._weights = zeros((count, BINS), torch.int64)
+        self._counts, self._query_counts = (zeros((count, BINS), torch.int32) for _ in range(2))
+        self._moments = zeros((count, self.tiles, 3), torch.float64)
+        self._cuts = zeros((count, 4), torch.int64)
+        self._query_sums = zeros((count, self.spans), torch.int64)
+        self._query_ranks = zeros((count, self.spans), torch.int32)
+        self._adjusted = self._adjusted_tops = self._adjusted_ids = self._masks = zeros((0,), torch.int32)
+        self.tables = zeros((21 * 8 + 16,), torch.uint8)
+        self._write_tables()
+
+    def need_adjusted(self) -> None:
+        """Make room for the adjusted logits of a step."""
+        if not self._adjusted.numel():
+            count = self._space.logits.shape[0]
+            self._adjusted = torch.empty_like(self._space.logits)
+            self._adjusted_tops = torch.zeros((count, self.tiles), device=self._device)
+            self._adjusted_ids = torch.zeros((count, self.tiles), dtype=torch.int32, device=self._device)
+            self._write_tables()
+
+    def masks(self, count: int) -> torch.Tensor:
+        """Room for `count` masks, int32 [count, words]."""
+        if not self._masks.numel():
+            shape = self._space.logits.shape[0], self.words
+            self._masks = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._write_tables()
+        return self._masks[:count]
+
+    def _write_tables(self) -> None:
+        space = self._space
+        tensors = (
+            space.logits, space.block_tops, space.block_ids, self._adjusted, self._adjusted_tops, self._adjusted_ids,
+            self._masks, space.arrays["ids"], space.choices, space.last, self._rows.table, self._rows.mu, self._next_mu,
+            self._sums, self._weights, self._counts, self._moments, self._cuts, self._query_sums, self._query_ranks,
+            self._query_counts,
+        )  # fmt: skip
+        addresses = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
+        numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)
+        table = np.concatenate([addresses.view(np.uint8), numbers.view(np.uint8)])
+        self.tables.copy_(torch.from_numpy(table), non_blocking=True)
+
+
+def fixed_bytes(selected: int, vocab_size: int) -> int:
+    """Bytes that are made with a model for `selected` logits of a step."""
+    return selected * (_BIN_BYTES + _PLACE_BYTES + _TILE_BYTES * -(-vocab_size // TILE))
+
+
+def reserved_bytes(selected: int, max_rows: int, vocab_size: int, context_length: int) -> int:
+    """Bytes that the KV cache must leave: adjusted logits, masks, penalties' counts, and some of DRY's tables.
+
+    DRY's tables of all rows would be a gigabyte where contexts are long, and few rows have one. A row whose table does
+    not fit is refused.
+    """
+    adjusted = selected * (4 * vocab_size + vocab_size // 8 + 8 * -(-vocab_size // TILE) + 4)
+    dry = min(12 * max_rows * (table_places(context_length) + 1), _MOST_DRY)
+    return adjusted + 4 * max_rows * vocab_size + dry

@@ -1,0 +1,83 @@
+"""`SamplingKernels`: the sampler's kernels, compiled at load, and their launches. torch."""
+
+from __future__ import annotations
+
+import torch
+
+from realizar.backends.cuda.native.compiler import architecture, compile_source
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sampling_source import SELECT_BYTES, sampling_source
+from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
+
+_ALL = -1  # places of drafts
+
+
+class SamplingKernels:
+    """Starts kernels on torch's current stream.
+
+    Raises:
+        KernelError: they don't compile, or the device refuses them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        cubin = compile_source(sampling_source(), architecture(torch.cuda.get_device_capability(device)))
+        names = (
+            "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left",
+            "survey_ids", "settle_rows", "extend_repetitions",
+        )  # fmt: skip
+        shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
+        self._kernels = {name: Kernel(cubin, name, size) for name, size in shared.items()}
+        self._cubin = cubin
+
+    def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
+        """Write adjusted logits of the choices that need them; `repetitions` if DRY acts on any."""
+        tables, choices = buffers.tables, buffers.choices
+        self._run("adjust_logits", (buffers.tiles, count), 256, tables, choices)
+        if repetitions:
+            self._run("penalise_repetitions", (count, 1), 512, tables, choices, count)
+            self._run("find_tops", (buffers.tiles, count), 256, tables, choices)
+
+    def weigh(self, buffers: NativeBuffers, count: int) -> None:
+        """Sum weights and fill histograms."""
+        self._run("weigh_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, _ALL)
+
+    def cut(self, buffers: NativeBuffers, count: int, place: int | None) -> None:
+        """Truncate, and sum what is left; only choices after `place` drafts, if given."""
+        at = _ALL if place is None else place
+        self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.choices, at)
+        self._run("weigh_left", (buffers.tiles, count), 256, buffers.tables, buffers.choices, at)
+
+    def pick(self, buffers: NativeBuffers, count: int, place: int | None, *, drafted: bool) -> None:
+        """Choose. Rows take their choices in unless `settle` follows, as it must if `drafted`."""
+        at = _ALL if place is None else place
+        if "pick_ids" not in self._kernels:
+            self._kernels["pick_ids"] = Kernel(self._cubin, "pick_ids", 8 * buffers.tiles)
+        self._run("pick_ids", (count, 1), 256, buffers.tables, buffers.choices, at, int(drafted))
+
+    def settle(self, buffers: NativeBuffers, rows: int, most: int) -> None:
+        """Compare choices with drafts; rows take in those that stand."""
+        grid = -(-rows // 128), 1
+        self._run("settle_rows", grid, 128, buffers.tables, buffers.drafted, rows, buffers.draft_table, most)
+
+    def extend(self, buffers: NativeBuffers, count: int) -> None:
+        """Take the choices that stand into DRY's tables."""
+        self._run("extend_repetitions", (count, 1), 1024, buffers.tables, buffers.choices, count)
+
+    def count_history(self, counts: torch.Tensor, tokens: torch.Tensor, num_prompt_tokens: int) -> None:
+        """Add a history to a row's counts, int32 [vocab]."""
+        size = tokens.numel()
+        grid = -(-size // 256), 1
+        self._run("count_history", grid, 256, counts, tokens, num_prompt_tokens, size, counts.numel())
+
+    def logprobs(self, buffers: NativeBuffers, lines: torch.Tensor, most: int) -> None:
+        """Write log-probabilities of as many queries as `lines`, float64 [queries, 3 + 2 * most], has rows."""
+        count = lines.shape[0]
+        self._run("survey_ids", (buffers.spans, count), 512, buffers.tables, buffers.queries)
+        self._run("report_logprobs", (count, 1), 1024, buffers.tables, buffers.queries, lines, most)
+
+    def _run(self, name: str, grid: tuple[int, int], threads: int, *arguments: torch.Tensor | int) -> None:
+        sizes = "".join("p" if isinstance(each, torch.Tensor) else "i" for each in arguments)
+        values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+        stream = int(torch.cuda.current_stream(self._device).cuda_stream)
+        self._kernels[name].launch((*grid, 1), threads, values, sizes, stream, dependent=False)

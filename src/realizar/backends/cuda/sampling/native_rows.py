@@ -1,0 +1,201 @@
+"""`NativeRows`: the parameters of open rows as the sampling kernels read them, and what the host knows of each. torch.
+
+A row's parameters are one record in an array on the device, written when the row opens. Lists of a row (biases, end
+ids) and its tables (counts of ids, DRY's tokens and match lengths) are tensors of its own, which the record points to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends import philox
+from realizar.backends.cuda.sampling.dry import suffix_matches, table_places
+from realizar.batch import OpenedRow
+from realizar.errors import InvalidRequestError
+from realizar.sampling_params import SamplingParams
+
+ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a choice, as in sampling_rows.cu
+MIROSTAT = 64  # of rows alone: the kernels read the row
+_LARGEST_INT = (1 << 31) - 1
+
+_POINTERS = ("bias_ids", "biases", "end_ids", "breakers", "counts", "dry_tokens", "dry_lengths", "dry_values")
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "tau", "eta",
+    "repetition", "presence", "frequency", "dry_multiplier", "dry_base",
+)  # fmt: skip
+_INTEGERS = (
+    "choice", "top_k", "num_biases", "num_ends", "num_breakers", "min_tokens", "mirostat", "dry_allowed", "dry_window",
+    "dry_start", "dry_places", "padding",
+)  # fmt: skip
+ROW = np.dtype(
+    [(name, np.uint64) for name in ("seed", *_POINTERS)]
+    + [(name, np.float64) for name in _NUMBERS]
+    + [(name, np.int32) for name in _INTEGERS]
+)
+"""`Row` of sampling_rows.cu."""
+
+CountHistory = Callable[[torch.Tensor, torch.Tensor, int], None]
+"""Adds to a row's counts, int32 [vocab], the tokens of its history, int32, of which so many are prompt."""
+
+
+class NativeRows:
+    """Rows by their number.
+
+    Attributes:
+        table: uint8 [max_rows, bytes of a record], on the device. mu: float64 [max_rows], of mirostat.
+        kinds: uint32 [max_rows], flags that the row's parameters give each of its choices; 0 for a plain greedy row.
+        outputs: int64 [max_rows], tokens chosen so far, those not read back yet included, but for a row with drafts.
+        min_tokens: int64 [max_rows], 0 where no id would end the output.
+        logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, context_length: int, device: torch.device) -> None:
+        self._vocab_size, self._places, self._device = vocab_size, table_places(context_length), device
+        self.table = torch.zeros((max_rows, ROW.itemsize), dtype=torch.uint8, device=device)
+        self.mu = torch.zeros(max_rows, dtype=torch.float64, device=device)
+        self.kinds = np.zeros(max_rows, np.uint32)
+        self.outputs, self.min_tokens = np.zeros(max_rows, np.int64), np.zeros(max_rows, np.int64)
+        self.logprobs = np.full(max_rows, -1, np.int64)
+        self._samplings: dict[int, SamplingParams] = {}
+        self._held: dict[int, list[torch.Tensor]] = {}
+
+    def open(self, opened: OpenedRow, count_history: CountHistory) -> None:
+        """Start a row.
+
+        Raises:
+            InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
+        """
+        row, sampling = opened.row, opened.sampling
+        beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < self._vocab_size]
+        if beyond:
+            message = f"logit_bias names token id {beyond[0]}; the vocabulary has {self._vocab_size} ids"
+            raise InvalidRequestError(message, "logit_bias")
+        record = np.zeros((), ROW)
+        held: list[torch.Tensor] = []
+        self._write_numbers(record, opened)
+        self._write_lists(record, sampling, held)
+        if _penalises(sampling):
+            counts = torch.zeros(self._vocab_size, dtype=torch.int32, device=self._device)
+            if opened.history:
+                count_history(counts, self._send(opened.history, np.int32), opened.num_prompt_tokens)
+            held.append(counts)
+            record["counts"] = counts.data_ptr()
+        if _has_dry(sampling):
+            self._write_dry(record, opened, held)
+        self._held[row], self._samplings[row] = held, sampling
+        self.kinds[row] = kinds_of(sampling)
+        self.outputs[row] = len(opened.history) - opened.num_prompt_tokens
+        self.min_tokens[row] = sampling.min_tokens if record["num_ends"] else 0
+        self.logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.table[row].copy_(torch.from_numpy(record.reshape(1).view(np.uint8)), non_blocking=True)
+        if sampling.mirostat:
+            self.mu[row] = 2.0 * sampling.mirostat_tau
+
+    def close(self, row: int) -> None:
+        """Forget a row; what steps on their way read of its tables is freed after them, on their stream."""
+        self._held.pop(row, None)
+        self._samplings.pop(row, None)
+        self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
+
+    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Count the choices of a row with drafts once the host has read them.
+
+        Returns:
+            The choices up to one that ends the output, and True if there is one. A grammar may end it before
+            `min_tokens`.
+        """
+        sampling, standing = self._samplings[row], []
+        for token_id in token_ids:
+            standing.append(token_id)
+            self.outputs[row] += 1
+            late = self.outputs[row] > sampling.min_tokens or sampling.structured is not None
+            if late and token_id in sampling.stop_token_ids:
+                return standing, True
+        return standing, False
+
+    def without_ends(self, row: int, mask: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """A grammar's mask, uint32 [words], less the ids that end the output, unless it allows nothing else."""
+        ends = self._end_ids(self._samplings[row])
+        fewer = mask.copy()
+        np.bitwise_and.at(fewer, ends // 32, ~(np.uint32(1) << (ends % 32).astype(np.uint32)))
+        return fewer if fewer.any() else mask
+
+    def _end_ids(self, sampling: SamplingParams) -> NDArray[np.int32]:
+        return np.array([i for i in sampling.stop_token_ids if 0 <= i < self._vocab_size], np.int32)
+
+    def _write_numbers(self, record: NDArray[np.void], opened: OpenedRow) -> None:
+        sampling = opened.sampling
+        seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
+        values: dict[str, float] = {
+            "tau": sampling.mirostat_tau, "eta": sampling.mirostat_eta, "repetition": sampling.repetition_penalty,
+            "presence": sampling.presence_penalty, "frequency": sampling.frequency_penalty, "choice": opened.choice,
+            "dry_allowed": sampling.dry_allowed_length, "dry_window": sampling.dry_penalty_last_n,
+        }  # fmt: skip
+        for name in (*_NUMBERS, "top_k", "min_tokens", "mirostat"):
+            if name not in values:
+                values[name] = getattr(sampling, name)
+        for name, value in values.items():
+            record[name] = min(value, _LARGEST_INT) if name in _INTEGERS else value
+        record["seed"] = seed % (1 << 64)
+
+    def _write_lists(self, record: NDArray[np.void], sampling: SamplingParams, held: list[torch.Tensor]) -> None:
+        lists: list[tuple[str, str, Sequence[float] | NDArray[np.int32], type]] = [
+            ("bias_ids", "num_biases", tuple(sampling.logit_bias), np.int32),
+            ("biases", "num_biases", tuple(sampling.logit_bias.values()), np.float64),
+            ("end_ids", "num_ends", self._end_ids(sampling) if sampling.min_tokens else (), np.int32),
+            ("breakers", "num_breakers", sorted(sampling.dry_sequence_breakers), np.int32),
+        ]
+        for name, count, values, kind in lists:
+            if len(values):
+                held.append(self._send(values, kind))
+                record[name], record[count] = held[-1].data_ptr(), len(values)
+
+    def _write_dry(self, record: NDArray[np.void], opened: OpenedRow, held: list[torch.Tensor]) -> None:
+        """Make DRY's tables, whose size is `dry_start` and the number of tokens chosen."""
+        sampling, history = opened.sampling, opened.history
+        window = sampling.dry_penalty_last_n
+        tail = list(history if window < 0 else history[max(0, len(history) - window) :])
+        matches = suffix_matches(tail, frozenset(sampling.dry_sequence_breakers))
+        tokens, lengths = (torch.zeros(self._places + 1, dtype=torch.int32, device=self._device) for _ in range(2))
+        tokens[: len(tail)].copy_(self._send(tail, np.int32))
+        lengths[1 : len(tail) + 1].copy_(self._send(matches, np.int32))
+        values = torch.empty(self._places, dtype=torch.float32, device=self._device)
+        held += [tokens, lengths, values]
+        for name, tensor in zip(("dry_tokens", "dry_lengths", "dry_values"), (tokens, lengths, values), strict=True):
+            record[name] = tensor.data_ptr()
+        record["dry_start"] = len(tail) - (len(history) - opened.num_prompt_tokens)
+        record["dry_places"] = self._places
+
+    def _send(self, values: Sequence[float] | NDArray[np.int32], kind: type) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values, kind)).to(self._device, non_blocking=True)
+
+
+def kinds_of(sampling: SamplingParams) -> int:
+    """Flags of a row's choices, those of `min_tokens` and of a grammar apart."""
+    kinds = 0
+    if sampling.logit_bias or _penalises(sampling):
+        kinds |= ADJUST
+    if _has_dry(sampling):
+        kinds |= ADJUST | DRY
+    if sampling.greedy:
+        return kinds
+    kinds |= DRAW
+    if sampling.mirostat:
+        return kinds | CUT | MIROSTAT
+    by_mass = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.xtc_probability > 0.0
+    if by_mass or sampling.typical_p < 1.0 or sampling.min_p > 0.0 or sampling.top_n_sigma > 0.0:
+        kinds |= CUT
+    return kinds | HISTOGRAM * by_mass | DEVIATION * (sampling.top_n_sigma > 0.0)
+
+
+def _penalises(sampling: SamplingParams) -> bool:
+    others = sampling.presence_penalty, sampling.frequency_penalty
+    return sampling.repetition_penalty != 1.0 or others != (0.0, 0.0)
+
+
+def _has_dry(sampling: SamplingParams) -> bool:
+    return sampling.dry_multiplier > 0.0 and sampling.dry_penalty_last_n != 0

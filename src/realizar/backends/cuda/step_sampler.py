@@ -1,0 +1,55 @@
+"""`StepSampler`: what a step asks of a sampler, be it kernels or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+
+from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
+from realizar.backends.cuda.step import CUDAStep
+from realizar.batch import OpenedRow
+from realizar.outputs import RowError
+
+RowLogprobs: TypeAlias = tuple[Sequence[int], PendingLogprobs]
+"""Log-probabilities of some wanted tokens of a step, and their indices there."""
+
+
+class StepSampler(Protocol):
+    """The parameters and states of all rows, and the choices of a step.
+
+    Attributes:
+        errors: of rows whose choices failed on the host in the step made last, by their index in the step.
+    """
+
+    errors: dict[int, RowError]
+
+    def open(self, opened: OpenedRow) -> None:
+        """Start a row.
+
+        Raises:
+            InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
+        """
+
+    def close(self, row: int) -> None:
+        """Forget a row, also one that could not be opened."""
+
+    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
+        """Take in the choices of a row with drafts once the host has read them.
+
+        Returns:
+            The choices up to one that ends the output, and True if there is one.
+        """
+
+    def make(self, step: CUDAStep) -> torch.Tensor:
+        """Make the choices of the step that ran last, and take them into its rows' state.
+
+        Largest logits are found already: what `Workspace.choices` holds stands where nothing else is wanted.
+
+        Returns:
+            int32 [rows that choose, 1 + drafts], NOT_REACHED after a draft that was not chosen; below 0 is an error.
+        """
+
+    def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
+        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now."""

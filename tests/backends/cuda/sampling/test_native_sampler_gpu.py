@@ -1,0 +1,227 @@
+"""The CUDA kernels that sample, beside torch in float64 with the same numbers, and beside exact distributions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+
+from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
+from realizar.backends import philox  # noqa: E402
+from realizar.backends.cpu.sampling.logprobs import token_logprobs  # noqa: E402
+from realizar.backends.cuda.sampling import truncation  # noqa: E402
+from realizar.batch import LogprobQuery  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import scheduled_row  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "hot": {"temperature": 60.0},
+    "cold": {"temperature": 0.01},
+    "top_k": {"top_k": 40},
+    "top_k_1": {"top_k": 1},
+    "top_k_large": {"top_k": 5000},
+    "top_k_all": {"top_k": 1 << 30},
+    "top_p": {"top_p": 0.9},
+    "top_p_tiny": {"top_p": 1e-6},
+    "top_p_hot": {"top_p": 0.95, "temperature": 20.0},
+    "min_p": {"min_p": 0.02},
+    "min_p_1": {"min_p": 1.0},
+    "typical": {"typical_p": 0.6},
+    "sigma": {"top_n_sigma": 1.3},
+    "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.002},
+    "xtc_top_k": {"xtc_probability": 1.0, "xtc_threshold": 0.05, "top_k": 20},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.4},
+    "usual": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    "most": {"top_k": 300, "top_n_sigma": 3.0, "typical_p": 0.9, "top_p": 0.9, "min_p": 0.01, "xtc_probability": 0.5,
+             "xtc_threshold": 0.01},
+    "penalties": {"temperature": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    "bias": {"temperature": 0.9, "top_p": 0.8, "logit_bias": {3: 5.0, 7: -100.0, 90: 2.5}},
+    "dry": {"temperature": 0.9, "dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": (5, 9)},
+    "greedy": {"temperature": 0.0},
+    "greedy_penalties": {"temperature": 0.0, "repetition_penalty": 1.2, "logprobs": 3},
+    "greedy_min_tokens": {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": (1, 2, 3)},
+}  # fmt: skip
+
+
+def random_logits(rows: int, vocab: int, seed: int, spread: float = 2.5) -> Any:
+    """Normal logits, some forbidden; ids below 12 are likely, so that rows repeat themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn((rows, vocab), generator=generator) * spread
+    values[:, :12] += 2.0 * spread
+    values[torch.rand((rows, vocab), generator=generator) < 0.01] = -math.inf
+    return values
+
+
+@pytest.mark.parametrize("vocab", [97, 4096, 50_001, 151_936])
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_are_those_of_torch_in_float64(kind: str, vocab: int) -> None:
+    """All but those within 1e-6 of where another id begins; there the states would part, so the row reopens."""
+    rows, steps = 48, 6
+    options = KINDS[kind]
+    native, reference = (SampledSteps(rows, vocab, at_once) for at_once in (None, 16))
+    lengths, histories = [9] * rows, [np.random.default_rng(row).integers(0, 12, 9).tolist() for row in range(rows)]
+    for row in range(rows):
+        for each in (native, reference):
+            each.open(row, SamplingParams(seed=row, **options), histories[row], choice=row % 3)
+    different = 0
+    for step in range(steps):
+        logits = random_logits(rows, vocab, step)
+        scheduled = [scheduled_row(row, (1,), lengths[row] - 1, True) for row in range(rows)]
+        found, wanted = (each.step(scheduled, logits) for each in (native, reference))
+        for row, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert (one.error, other.error) == (None, None)
+            histories[row].append(other.token_ids[0])
+            lengths[row] += 1
+            if one.token_ids == other.token_ids:
+                for mine, exact in zip(one.logprobs, other.logprobs, strict=True):
+                    assert (mine.token_id, mine.rank) == (exact.token_id, exact.rank)
+                    assert mine.logprob == pytest.approx(exact.logprob, abs=2e-6)
+                continue
+            different += 1
+            for each in (native, reference):
+                each.maker.close(row)
+                each.open(row, SamplingParams(seed=row, **options), histories[row], choice=row % 3)
+    assert different <= (options.get("temperature") != 0.0), kind
+
+
+@pytest.mark.parametrize("kind", ["temperature", "top_p", "min_p", "top_k", "xtc_top_k"])
+def test_numbers_at_which_choices_change(kind: str) -> None:
+    """Each choice's number lies where the exact shares say, to 1e-6: 4,000 numbers, in 16 rows of 128,256 logits."""
+    vocab, rows = 128_256, 16
+    sampling = SamplingParams(seed=4, **KINDS[kind])
+    native = SampledSteps(rows, vocab)
+    logits = random_logits(1, vocab, 3).expand(rows, -1).contiguous()
+    weights = truncation.truncate(logits[:1].to(native.device), [sampling], [bool(sampling.xtc_probability)])
+    shares = (weights.cumsum(dim=1) / weights.sum())[0].cpu().numpy()
+    for row in range(rows):
+        native.open(row, sampling, [1, 2, 3], choice=row)
+    for position in range(3, 253):
+        scheduled = [scheduled_row(row, (1,), position - 1, True) for row in range(rows)]
+        for row, output in enumerate(native.step(scheduled, logits)):
+            (token_id,) = output.token_ids
+            number = philox.uniform(4, row, position, philox.DRAW_TOKEN)
+            low = shares[token_id - 1] if token_id else 0.0
+            assert low - 1e-6 <= number < shares[token_id] + 1e-6, (row, position, token_id)
+            assert shares[token_id] > low, "an id that was to be left out"
+
+
+@pytest.mark.parametrize("kind", ["temperature", "usual", "top_p", "typical", "min_p", "sigma", "top_p_hot"])
+def test_20_000_draws_have_the_distribution(kind: str) -> None:
+    vocab, rows = 3000, 256
+    sampling = SamplingParams(seed=9, **KINDS[kind])
+    native = SampledSteps(rows, vocab)
+    logits = random_logits(1, vocab, 8, 1.5).expand(rows, -1).contiguous()
+    exact = truncation.truncate(logits[:1], [sampling], [False])[0].numpy()
+    for row in range(rows):
+        native.open(row, sampling, [1], choice=row)
+    counts = np.zeros(vocab)
+    for position in range(1, 80):
+        scheduled = [scheduled_row(row, (1,), position - 1, True) for row in range(rows)]
+        for output in native.step(scheduled, logits):
+            counts[output.token_ids[0]] += 1
+    expected = exact / exact.sum() * counts.sum()
+    assert not counts[expected == 0].any()
+    order = np.argsort(-expected)
+    groups = np.cumsum(expected[order]) // 10  # of at least ten draws each
+    seen, wanted = (np.bincount(groups.astype(int), values[order]) for values in (counts, expected))
+    seen, wanted = seen[wanted > 5], wanted[wanted > 5]
+    statistic, freedom = float(((seen - wanted) ** 2 / wanted).sum()), seen.size - 1
+    assert statistic < freedom + 5 * math.sqrt(2 * freedom + 1), (statistic, freedom)
+
+
+@pytest.mark.parametrize("vocab", [97, 20_000])
+@pytest.mark.parametrize("options", [{"top_k": 50}, {"top_p": 0.3}, {"top_k": 9000, "top_p": 0.5}, {"min_p": 0.5}])
+def test_equal_logits_stay_in_the_order_of_ids(vocab: int, options: dict[str, Any]) -> None:
+    """More equal logits than are sorted at once: the ids that stay are the lowest."""
+    rows = 64
+    native = SampledSteps(rows, vocab)
+    sampling = SamplingParams(seed=2, **options)
+    kept = min(sampling.top_k or vocab, vocab) * sampling.top_p
+    for row in range(rows):
+        native.open(row, sampling, [1], choice=row)
+    outputs = native.step([scheduled_row(row, (1,), 0, True) for row in range(rows)], torch.zeros((rows, vocab)))
+    for row, output in enumerate(outputs):
+        number = philox.uniform(2, row, 1, philox.DRAW_TOKEN)
+        assert output.token_ids[0] == pytest.approx(math.floor(number * math.ceil(kept)), abs=1)
+        assert output.token_ids[0] < math.ceil(kept)
+
+
+@pytest.mark.parametrize("rows", [1, 256])
+def test_each_row_by_its_own_parameters(rows: int) -> None:
+    """All kinds in one step, and a row alone: the same tokens."""
+    vocab, names = 30_011, list(KINDS)
+    logits = random_logits(256, vocab, 5)
+    together, alone = SampledSteps(256, vocab), SampledSteps(1, vocab)
+    samplings = [SamplingParams(seed=row, **KINDS[names[row % len(names)]]) for row in range(256)]
+    for row in range(256):
+        together.open(row, samplings[row], [3, 4, 3, 4], prompt=2)
+    found = together.step([scheduled_row(row, (1,), 3, True) for row in range(256)], logits)
+    for row in range(256) if rows == 256 else range(1):
+        alone.open(0, samplings[row], [3, 4, 3, 4], prompt=2)
+        (output,) = alone.step([scheduled_row(0, (1,), 3, True)], logits[row : row + 1])
+        assert output.token_ids == found[row].token_ids, samplings[row]
+        assert output.logprobs == found[row].logprobs
+        alone.maker.close(0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_that_are_not_finite(kind: str, value: float) -> None:
+    """The row's error, and its neighbours are well."""
+    native = SampledSteps(3, 5000)
+    logits = random_logits(3, 5000, 1)
+    if math.isinf(value) and value < 0:
+        logits[1] = value
+    else:
+        logits[1, 4500] = value
+    for row in range(3):
+        native.open(row, SamplingParams(seed=1, **KINDS[kind]), [1, 2, 3, 4], prompt=1)
+    first, failed, last = native.step([scheduled_row(row, (1,), 3, True) for row in range(3)], logits)
+    assert first.token_ids
+    assert last.token_ids
+    assert failed.error is not None
+
+
+def test_a_mask_that_leaves_little() -> None:
+    """With min_tokens the end stays allowed where the mask allows nothing else; nothing allowed is the row's error."""
+    vocab = 5000
+    native = SampledSteps(4, vocab)
+    logits = random_logits(4, vocab, 4)
+    logits[:, [17, 40, 4990]] = torch.tensor([3.0, 5.0, 1.0])
+    late = SamplingParams(temperature=0, min_tokens=3, stop_token_ids=(40,))
+    for row, sampling in enumerate((SamplingParams(temperature=0), late, late, SamplingParams(seed=1))):
+        native.open(row, sampling, [1])
+    masks = {}
+    for row, allowed in enumerate(((17, 4990), (17, 40), (40,), ())):
+        bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+        bits[list(allowed)] = 1
+        masks[row] = np.packbits(bits, bitorder="little").view(np.uint32)
+    outputs = native.step([scheduled_row(row, (1,), 0, True) for row in range(4)], logits, masks)
+    assert [output.token_ids for output in outputs] == [(17,), (17,), (40,), ()]
+    assert outputs[3].error is not None
+    assert "grammar" in outputs[3].error.message
+
+
+@pytest.mark.parametrize("vocab", [97, 20_000, 151_936])
+def test_logprobs_of_queries(vocab: int) -> None:
+    """Targets and lists of several lengths; a list longer than the kernel's comes from torch."""
+    native = SampledSteps(8, vocab)
+    logits = random_logits(8, vocab, 6)
+    logits[2] = torch.round(logits[2])  # ties
+    top = (0, 1, 5, 20, 500, 4096, 5000, vocab)
+    queries = tuple(LogprobQuery(index, None if index == 1 else index * 7, n) for index, n in enumerate(top))
+    row = scheduled_row(0, range(8), 0, False, logprob_queries=queries)
+    (output,) = native.step([row], logits)
+    for found, query, values in zip(output.queried, queries, logits.numpy(), strict=True):
+        exact = token_logprobs(values, query.target, min(query.top_n, vocab))
+        assert (found.token_id, found.rank) == (exact.token_id, exact.rank)
+        assert found.logprob == pytest.approx(exact.logprob, abs=2e-6)
+        assert [token_id for token_id, _ in found.top] == [token_id for token_id, _ in exact.top]
+        assert [value for _, value in found.top] == pytest.approx([value for _, value in exact.top], abs=2e-6)
