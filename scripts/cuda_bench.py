@@ -25,7 +25,7 @@ from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
-from realizar.batch import OpenedRow, ScheduledRow, StepOutput
+from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.bench import generate
 from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
@@ -68,12 +68,10 @@ def decodes(capacity: Capacity, rows: int, context: int) -> ForwardInput:
     tables = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row) % capacity.num_blocks[0]
     slots = tables[:, -1] * block_size + (context - 1) % block_size
     return ForwardInput(
-        token_ids=np.arange(5, 5 + rows, dtype=np.int32),
+        columns=StepRows.of([ScheduledRow(row, row, (5 + row,), context - 1, True) for row in range(rows)]),
         positions=np.full(rows, context - 1, np.int32),
         slot_mapping=(slots.astype(np.int32),),
         block_tables=(tables,),
-        rows=tuple(ScheduledRow(row, row, (5 + row,), context - 1, True) for row in range(rows)),
-        query_starts=tuple(range(rows + 1)),
     )
 
 

@@ -125,7 +125,7 @@ class ScriptedStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
-            self._output = StepOutput(tuple(self._row_output(row, states) for row, states in self._rows))
+            self._output = StepOutput.of([self._row_output(row, states) for row, states in self._rows])
         return self._output
 
     def _row_output(self, row: ScheduledRow, states: list[int]) -> RowOutput:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
-from realizar.batch import OpenedRow, ScheduledRow
+from realizar.batch import OpenedRow, ScheduledRow, StepRows
 from realizar.sampling_params import SamplingParams
 
 
@@ -41,8 +41,5 @@ def step_input(
     rows: Sequence[ScheduledRow], slots: Sequence[NDArray[np.int32]], tables: Sequence[NDArray[np.int32]]
 ) -> ForwardInput:
     """A step over these rows, with slots and block tables per cache group."""
-    ids = [token_id for row in rows for token_id in row.token_ids]
     places = [row.num_computed_tokens + index for row in rows for index in range(row.num_tokens)]
-    starts = np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()
-    arrays = np.array(ids, np.int32), np.array(places, np.int32)
-    return ForwardInput(*arrays, tuple(slots), tuple(tables), tuple(rows), tuple(starts))
+    return ForwardInput(StepRows.of(rows), np.array(places, np.int32), tuple(slots), tuple(tables))

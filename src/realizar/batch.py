@@ -1,24 +1,29 @@
-"""The records of a step: each row's work, from the scheduler, and its results, from the backend.
+"""The records of a step: each row's work, from the scheduler, and its results, from the backend. numpy only.
 
-One record serves every hop. The scheduler makes `ScheduledRow`, the engine hands the same object to the backend inside
-`ForwardInput`, and the scheduler takes in the `RowOutput` that the backend made. Standard library only; numpy appears
-in annotations alone.
+One record serves every hop. The scheduler makes `StepRows`, the engine hands the same object to the backend inside
+`ForwardInput`, and the scheduler takes in the `StepOutput` that the backend made. Both hold one column for each fact of
+a row, because a record for each row would cost more time than the device needs for a step of many rows. `ScheduledRow`
+and `RowOutput` are the same facts of one row, for code that is about single rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+_Fact = TypeVar("_Fact")
 
 FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: the row's choice in the step before
+NO_CHOICE = -1  # in place of a token id where a row has chosen nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,9 @@ class OpenedRow:
     choice: int
 
 
-@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
+@dataclass(slots=True)  # frozen it would take four times as long to make
 class ScheduledRow:
-    """One row's share of a step.
+    """One row's share of a step, outside of the columns of `StepRows`.
 
     Attributes:
         sequence_id: the scheduler's own number of the sequence, never used twice.
@@ -97,42 +102,190 @@ class ScheduledRow:
     def draft_ids(self) -> tuple[int, ...]:
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
-    def without_results(self) -> ScheduledRow:
-        """The same tokens with no result wanted, for a row that can't give one."""
-        return ScheduledRow(self.sequence_id, self.row, self.token_ids, self.num_computed_tokens, False)
 
-    @property
-    def is_decode(self) -> bool:
-        """The row computes one token beside drafts and chooses after it; a chunk of a prompt may be as short."""
-        return self.sample and len(self.token_ids) - self.num_drafts == 1
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """The rows of a step in the order of their tokens, one column for each fact. Nothing changes it once it is made.
+
+    Attributes:
+        sequence_ids: int64 [rows], the scheduler's own number of each sequence, never used twice.
+        numbers: intp [rows], the place of each row in the backend and in the block tables.
+        num_computed_tokens: int32 [rows], tokens before those of the step, already in the KV cache.
+        token_ids: int32 [tokens], those to compute, drafts included; FROM_PREVIOUS_STEP where not known yet.
+        starts: int32 [rows + 1], index of each row's first token, and the number of tokens at the end.
+        samples: bool [rows], true where a choice is wanted after the last token, and before each draft.
+        num_drafts: int32 [rows], how many of the row's last tokens are speculated.
+        logprob_queries: by index of the row, where there are any.
+        pooling: the hidden state wanted, by index of the row, where one is.
+        only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.
+    """
+
+    sequence_ids: NDArray[np.int64]
+    numbers: NDArray[np.intp]
+    num_computed_tokens: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    samples: NDArray[np.bool_]
+    num_drafts: NDArray[np.int32]
+    logprob_queries: Mapping[int, tuple[LogprobQuery, ...]] = field(default_factory=dict)
+    pooling: Mapping[int, Pooling] = field(default_factory=dict)
+    only_decodes: bool = False
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRow]) -> StepRows:
+        """The columns of single rows."""
+        counts = [len(row.token_ids) for row in rows]
+        return cls(
+            sequence_ids=np.array([row.sequence_id for row in rows], np.int64),
+            numbers=np.array([row.row for row in rows], np.intp),
+            num_computed_tokens=np.array([row.num_computed_tokens for row in rows], np.int32),
+            token_ids=np.array([token_id for row in rows for token_id in row.token_ids], np.int32),
+            starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+            samples=np.array([row.sample for row in rows], np.bool_),
+            num_drafts=np.array([row.num_drafts for row in rows], np.int32),
+            logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
+            pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
+        )
+
+    @classmethod
+    def of_decodes(
+        cls,
+        sequence_ids: NDArray[np.int64],
+        numbers: NDArray[np.intp],
+        num_computed_tokens: NDArray[np.int32],
+        token_ids: NDArray[np.int32],
+    ) -> StepRows:
+        """Rows of one token each, which choose after it. All arguments are [rows]."""
+        starts, samples, drafts = _decode_columns(len(numbers))
+        return cls(sequence_ids, numbers, num_computed_tokens, token_ids, starts, samples, drafts, only_decodes=True)
+
+    def followed_by(self, other: StepRows) -> StepRows:
+        """These rows, then others."""
+        count, tokens = len(self.numbers), len(self.token_ids)
+        return StepRows(
+            sequence_ids=np.concatenate((self.sequence_ids, other.sequence_ids)),
+            numbers=np.concatenate((self.numbers, other.numbers)),
+            num_computed_tokens=np.concatenate((self.num_computed_tokens, other.num_computed_tokens)),
+            token_ids=np.concatenate((self.token_ids, other.token_ids)),
+            starts=np.concatenate((self.starts, other.starts[1:] + np.int32(tokens))),
+            samples=np.concatenate((self.samples, other.samples)),
+            num_drafts=np.concatenate((self.num_drafts, other.num_drafts)),
+            logprob_queries=_joined(self.logprob_queries, other.logprob_queries, count),
+            pooling=_joined(self.pooling, other.pooling, count),
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def num_tokens(self) -> NDArray[np.int32]:
+        """int32 [rows], tokens of each row in the step."""
+        return self.starts[1:] - self.starts[:-1]
+
+    @cached_property
+    def num_context_tokens(self) -> NDArray[np.int32]:
+        """int32 [rows], tokens of each row after the step, drafts included."""
+        return self.num_computed_tokens + self.num_tokens
+
+    @cached_property
+    def are_decodes(self) -> NDArray[np.bool_]:
+        """bool [rows], true where a row computes one token beside drafts and chooses after it.
+
+        A chunk of a prompt may be as short, and chooses nothing.
+        """
+        decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
+        return decodes
+
+    @cached_property
+    def query_starts(self) -> tuple[int, ...]:
+        """`starts` as integers of Python."""
+        return tuple(self.starts.tolist())
+
+    @cached_property
+    def rows(self) -> tuple[ScheduledRow, ...]:
+        """Each row by itself; made when it is first asked for."""
+        return tuple([self.row(index) for index in range(len(self.numbers))])
+
+    def row(self, index: int) -> ScheduledRow:
+        """One row by itself."""
+        return ScheduledRow(
+            sequence_id=int(self.sequence_ids[index]),
+            row=int(self.numbers[index]),
+            token_ids=tuple(self.token_ids[self.starts[index] : self.starts[index + 1]].tolist()),
+            num_computed_tokens=int(self.num_computed_tokens[index]),
+            sample=bool(self.samples[index]),
+            logprob_queries=self.logprob_queries.get(index, ()),
+            num_drafts=int(self.num_drafts[index]),
+            pooling=self.pooling.get(index),
+        )
+
+    def without_results(self, numbers: Collection[int]) -> StepRows:
+        """The same tokens with no result wanted of some rows, which can't give one."""
+        kept = ~np.isin(self.numbers, list(numbers))
+        return StepRows(
+            self.sequence_ids, self.numbers, self.num_computed_tokens, self.token_ids, self.starts,
+            samples=self.samples & kept,
+            num_drafts=np.where(kept, self.num_drafts, np.int32(0)),
+            logprob_queries={index: queries for index, queries in self.logprob_queries.items() if kept[index]},
+            pooling={index: pooling for index, pooling in self.pooling.items() if kept[index]},
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _decode_columns(count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
+    """`starts`, `samples` and `num_drafts` of so many rows that decode; never written."""
+    return np.arange(count + 1, dtype=np.int32), np.ones(count, np.bool_), np.zeros(count, np.int32)
+
+
+def _joined(first: Mapping[int, _Fact], second: Mapping[int, _Fact], count: int) -> dict[int, _Fact]:
+    """Facts by index of the row, of `count` rows and of those that follow them."""
+    return {**first, **{count + index: fact for index, fact in second.items()}}
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step: rows in the order of their tokens, decodes before chunks of prefill, and the rows to open first."""
+    """One step: decodes before chunks of prefill, and the rows to open first."""
 
-    rows: tuple[ScheduledRow, ...]
+    columns: StepRows
     opened: tuple[OpenedRow, ...] = ()
 
     @property
+    def rows(self) -> tuple[ScheduledRow, ...]:
+        """Each row by itself."""
+        return self.columns.rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns.numbers)
+
+    @property
     def num_tokens(self) -> int:
-        return sum([len(row.token_ids) for row in self.rows])
+        return len(self.columns.token_ids)
 
     @property
     def num_decode_tokens(self) -> int:
         """Tokens of rows that compute one known choice, and its drafts."""
-        return sum([len(row.token_ids) for row in self.rows if row.is_decode])
+        if self.columns.only_decodes:
+            return len(self.columns)
+        return int(self.columns.num_tokens[self.columns.are_decodes].sum())
 
     @property
     def prompt_position(self) -> int:
         """Tokens before a prompt token of this step, in the mean; 0 where it has none."""
-        chunks = [(row.num_tokens, row.num_computed_tokens) for row in self.rows if not row.is_decode]
-        return sum(count * before for count, before in chunks) // max(sum(count for count, _ in chunks), 1)
+        if self.columns.only_decodes:
+            return 0
+        chunks = ~self.columns.are_decodes
+        counts = self.columns.num_tokens[chunks].astype(np.int64)
+        return int((counts * self.columns.num_computed_tokens[chunks]).sum()) // max(int(counts.sum()), 1)
+
+    def without_results(self, numbers: Collection[int]) -> ScheduledBatch:
+        """The same step with no result wanted of some rows."""
+        return replace(self, columns=self.columns.without_results(numbers))
 
 
-@dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
+@dataclass(slots=True)  # frozen it would take four times as long to make
 class RowOutput:
-    """One row's results.
+    """One row's results, outside of the columns of `StepOutput`.
 
     Attributes:
         row: its number.
@@ -154,8 +307,45 @@ class RowOutput:
     error: RowError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class StepOutput:
-    """A step's results: its rows in the order of the input."""
+    """A step's results: its rows in the order of the input.
 
-    rows: tuple[RowOutput, ...]
+    Attributes:
+        numbers: intp [rows], the number of each row.
+        choices: int32 [rows], the choice of each row that has one and nothing else; NO_CHOICE for any other.
+        others: by index, rows that have more than one choice, log-probabilities, a pooled state or an error.
+    """
+
+    numbers: NDArray[np.intp]
+    choices: NDArray[np.int32]
+    others: Mapping[int, RowOutput] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Iterable[RowOutput]) -> StepOutput:
+        """The columns of single rows' results."""
+        numbers: list[int] = []
+        choices: list[int] = []
+        others: dict[int, RowOutput] = {}
+        for index, row in enumerate(rows):
+            numbers.append(row.row)
+            more = row.logprobs or row.queried or row.pooled is not None or row.error is not None
+            if more or len(row.token_ids) > 1:
+                others[index] = row
+                choices.append(NO_CHOICE)
+            else:
+                choices.append(row.token_ids[0] if row.token_ids else NO_CHOICE)
+        return cls(np.array(numbers, np.intp), np.array(choices, np.int32), others)
+
+    @cached_property
+    def rows(self) -> tuple[RowOutput, ...]:
+        """The results of each row by itself; made when they are first asked for."""
+        return tuple([self.row(index) for index in range(len(self.numbers))])
+
+    def row(self, index: int) -> RowOutput:
+        """The results of one row."""
+        found = self.others.get(index)
+        if found is not None:
+            return found
+        choice = int(self.choices[index])
+        return RowOutput(int(self.numbers[index]), () if choice == NO_CHOICE else (choice,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,11 +22,13 @@ def test_keys_are_a_chain_of_sha256(ids: list[int], size: int, step: int) -> Non
         wanted.append(parent)
     for end in range(0, len(ids) + step, step):
         known = ids[:end]
-        assert list(keys.of(known)) == wanted[: len(known) // size]
+        assert list(keys.of(np.array(known, np.int32))) == wanted[: len(known) // size]
 
 
 def test_what_differs_anywhere_before_differs_in_the_key() -> None:
     ids = list(range(12))
     histories = [ids, [99, *ids[1:]], [*ids[:5], 99, *ids[6:]], [*ids[:11], 99]]
-    lasts = {BlockKeys(4, salt).of(history)[-1] for history in histories for salt in (None, "", "a", "b")}
+    lasts = {
+        BlockKeys(4, salt).of(np.array(history, np.int32))[-1] for history in histories for salt in (None, "", "a", "b")
+    }
     assert len(lasts) == 16

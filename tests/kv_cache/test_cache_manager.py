@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from realizar.cache_kinds import FullCache, LatentCache, StateCache, attention_cache
 from realizar.errors import UnsupportedModelError
@@ -158,7 +159,7 @@ def test_the_audit_sees_a_table_that_lost_a_block() -> None:
         manager.audit()
 
 
-def fill(manager: KVCacheManager, row: int, keys: BlockKeys, token_ids: list[int], chunk: int) -> None:
+def fill(manager: KVCacheManager, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], chunk: int) -> None:
     """Compute a history in chunks, from nothing."""
     for start in range(0, len(token_ids), chunk):
         count = min(chunk, len(token_ids) - start)
@@ -180,7 +181,7 @@ def test_a_prefix_is_the_longest_that_leaves_nobody_without_what_it_sees(
 ) -> None:
     """Against a search from the longest down, over the contents that each block is known to hold."""
     manager = make_manager(windows, num_blocks=12)
-    history = [7 * place % 11 for place in range(length)]
+    history = np.array([7 * place % 11 for place in range(length)], np.int32)
     fill(manager, 0, BlockKeys(4, None), history, chunk)
     manager.free(0)
     names = BlockKeys(4, None).of(history)
@@ -190,7 +191,7 @@ def test_a_prefix_is_the_longest_that_leaves_nobody_without_what_it_sees(
             block = pool.find(names[index])
             del pool._cached[block], pool._blocks[pool._keys.pop(block)]
             pool._free.append(block)
-    asked = [*history[:common], *[50] * 9]
+    asked = np.concatenate((history[:common], np.full(9, 50, np.int32)))
     same = len(history[:common])
     wanted = 0
     for end in range(min(limit, same) // 4, -1, -1):
@@ -219,7 +220,7 @@ def test_a_prefix_is_the_longest_that_leaves_nobody_without_what_it_sees(
 def test_a_shared_block_that_leaves_a_window_makes_no_room() -> None:
     """Two rows share a beginning; the first moves on: what it leaves is still the other's."""
     manager = make_manager((4,), num_blocks=4, max_step_tokens=1)
-    keys, history = BlockKeys(4, None), [1, 2, 3, 4, 5, 6, 7, 8]
+    keys, history = BlockKeys(4, None), np.arange(1, 9, dtype=np.int32)
     fill(manager, 0, keys, history, 4)
     prefix = manager.find_prefix(keys, history, 7)
     assert prefix.num_tokens == 4
@@ -236,7 +237,7 @@ def test_a_shared_block_that_leaves_a_window_makes_no_room() -> None:
 
 def test_admission_counts_cached_blocks_as_room_and_shared_ones_as_there() -> None:
     manager = make_manager(num_blocks=6)
-    keys, history = BlockKeys(4, None), list(range(16))
+    keys, history = BlockKeys(4, None), np.arange(16, dtype=np.int32)
     fill(manager, 0, keys, history, 8)
     prefix = manager.find_prefix(keys, history, 15)
     assert prefix.num_tokens == 12
@@ -252,7 +253,7 @@ def test_without_a_prefix_cache_nothing_is_kept() -> None:
     manager = KVCacheManager(
         [FullCache()], [6], block_size=4, num_rows=2, context_length=24, max_step_tokens=8, prefix_cache=False
     )
-    keys, history = BlockKeys(4, None), list(range(16))
+    keys, history = BlockKeys(4, None), np.arange(16, dtype=np.int32)
     fill(manager, 0, keys, history, 8)
     assert manager.find_prefix(keys, history, 15).num_tokens == 0
     manager.free(0)

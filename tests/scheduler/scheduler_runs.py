@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realizar.batch import RowOutput, ScheduledBatch
+from realizar.batch import RowOutput, ScheduledBatch, StepOutput
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import TokenOutput
@@ -80,7 +80,8 @@ def shape(batch: ScheduledBatch) -> list[tuple[int, int, int, bool]]:
 
 def answer(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 50) -> list[TokenOutput]:
     """Every row that is sampled chooses `token_id`."""
-    return scheduler.update(batch, [RowOutput(row.row, (token_id,) if row.sample else ()) for row in batch.rows])
+    rows = [RowOutput(row.row, (token_id,) if row.sample else ()) for row in batch.rows]
+    return scheduler.update(batch, StepOutput.of(rows))
 
 
 def step(scheduler: Scheduler) -> list[tuple[int, int, int, bool]]:

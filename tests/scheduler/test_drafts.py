@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.batch import FROM_PREVIOUS_STEP, RowOutput
+from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, StepOutput
 from realizar.scheduler.drafts import DraftLookup
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 
@@ -34,12 +35,12 @@ def test_the_latest_place_of_the_longest_match(tokens: list[int], count: int, lo
     for end in range(1, len(tokens) + 1, 3):
         known = tokens[:end]
         wanted = looked_up(known, count, longest, min(shortest, longest)) if count else ()
-        assert lookup.propose(known, count) == wanted
+        assert lookup.propose(np.array(known, np.int32), count) == wanted
 
 
 def test_fewer_are_proposed_while_they_are_wrong() -> None:
     lookup = DraftLookup(8, 2, 1)
-    text = [1, 2] * 5
+    text = np.array([1, 2] * 5, np.int32)
     assert len(lookup.propose(text, 20)) == 8
     lookup.verified(8, 3)
     assert len(lookup.propose(text, 20)) == 6
@@ -57,7 +58,7 @@ def test_right_drafts_count_as_computed_and_wrong_ones_do_not() -> None:
     answer(scheduler, scheduler.schedule(), 6)
     batch = scheduler.schedule()
     assert [(row.token_ids, row.draft_ids) for row in batch.rows] == [((6, 7, 8, 5), (7, 8, 5))]
-    (output,) = scheduler.update(batch, [RowOutput(0, (7, 9))])
+    (output,) = scheduler.update(batch, StepOutput.of([RowOutput(0, (7, 9))]))
     assert output.token_ids == (7, 9)
     batch = scheduler.schedule()  # 9 is new: nothing stood after it
     assert [(row.num_computed_tokens, row.token_ids) for row in batch.rows] == [(7, (9,))]
@@ -72,7 +73,8 @@ def test_a_stop_or_the_end_within_accepted_drafts_ends_the_row() -> None:
         answer(scheduler, scheduler.schedule(), 6)
         batch = scheduler.schedule()
         assert len(batch.rows[0].draft_ids) == min(3, most - 2)  # a choice follows the last draft
-        (output,) = scheduler.update(batch, [RowOutput(0, (7, 8, 5, 1)[: len(batch.rows[0].draft_ids) + 1])])
+        chosen = RowOutput(0, (7, 8, 5, 1)[: len(batch.rows[0].draft_ids) + 1])
+        (output,) = scheduler.update(batch, StepOutput.of([chosen]))
         assert (output.token_ids, output.finish_reason) == wanted
         assert not scheduler.has_work
 
@@ -102,7 +104,7 @@ def test_a_row_with_drafts_on_their_way_waits_for_them() -> None:
     drafted = scheduler.schedule()
     assert drafted.rows[0].draft_ids == (1, 2)
     assert scheduler.schedule().rows == ()
-    scheduler.update(drafted, [RowOutput(0, (1, 2, 1))])
+    scheduler.update(drafted, StepOutput.of([RowOutput(0, (1, 2, 1))]))
     assert scheduler.schedule().rows[0].num_computed_tokens == 8
 
 

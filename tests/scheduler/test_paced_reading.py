@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow
+from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow, StepOutput, StepRows
 from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
@@ -55,7 +55,7 @@ class Run:
         batch = self.scheduler.schedule()
         self.now_s += step_s(batch)
         for output in self.scheduler.update(
-            batch, [RowOutput(row.row, (7,) if row.sample else ()) for row in batch.rows]
+            batch, StepOutput.of([RowOutput(row.row, (7,) if row.sample else ()) for row in batch.rows])
         ):
             self.tokens_s[output.request_id].append(self.now_s)
         self.scheduler.take_closed_rows()
@@ -135,6 +135,6 @@ def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:
     """If it counted as a decode, steps of decodes would seem longer than they are."""
     row = ScheduledRow(0, 0, (5,), 100, sample=False)
     decode = ScheduledRow(1, 1, (6,), 40, sample=True)
-    batch = ScheduledBatch((decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)))
+    batch = ScheduledBatch(StepRows.of([decode, row, ScheduledRow(2, 2, (1, 2, 3), 200, sample=True)]))
     assert (batch.num_decode_tokens, batch.num_tokens, batch.prompt_position) == (1, 5, 175)
-    assert ScheduledBatch((decode,)).prompt_position == 0
+    assert ScheduledBatch(StepRows.of([decode])).prompt_position == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realizar.batch import FROM_PREVIOUS_STEP, RowOutput
+from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, StepOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
@@ -178,7 +178,7 @@ def test_an_answer_for_another_row_is_refused() -> None:
     scheduler.add(request("a", 3))
     batch = scheduler.schedule()
     with pytest.raises(RuntimeError, match="answered for row 3 in place of row 0"):
-        scheduler.update(batch, [RowOutput(3, (1,))])
+        scheduler.update(batch, StepOutput.of([RowOutput(3, (1,))]))
 
 
 def test_accepted_drafts_end_at_the_stop() -> None:
@@ -186,5 +186,5 @@ def test_accepted_drafts_end_at_the_stop() -> None:
     scheduler = make_scheduler()
     scheduler.add(request("a", 3, stop=(9,)))
     batch = scheduler.schedule()
-    (output,) = scheduler.update(batch, [RowOutput(0, (7, 9, 8))])
+    (output,) = scheduler.update(batch, StepOutput.of([RowOutput(0, (7, 9, 8))]))
     assert (output.token_ids, output.finish_reason) == ((7, 9), "stop")

@@ -15,31 +15,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import OpenedRow, ScheduledRow, StepOutput
+from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """One step's work: the scheduled rows, and arrays over all their tokens.
+    """One step's work: the scheduled rows with their token ids, and further arrays over all their tokens.
 
     Attributes:
-        token_ids: int32 [tokens]; FROM_PREVIOUS_STEP where only the device knows.
+        columns: the rows in the order of their tokens.
         positions: int32 [tokens].
         slot_mapping: per cache group int32 [tokens], block * block_size + place in it.
         block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on; entries of
             blocks that are out of a window are never read.
-        rows: in the order of their tokens.
-        query_starts: index of each row's first token, and the number of tokens at the end: rows + 1 numbers.
     """
 
-    token_ids: NDArray[np.int32]
+    columns: StepRows
     positions: NDArray[np.int32]
     slot_mapping: tuple[NDArray[np.int32], ...]
     block_tables: tuple[NDArray[np.int32], ...]
-    rows: tuple[ScheduledRow, ...]
-    query_starts: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """int32 [tokens]; FROM_PREVIOUS_STEP where only the device knows."""
+        return self.columns.token_ids
+
+    @property
+    def rows(self) -> tuple[ScheduledRow, ...]:
+        """Each row by itself, in the order of their tokens."""
+        return self.columns.rows
+
+    @property
+    def query_starts(self) -> tuple[int, ...]:
+        """Index of each row's first token, and the number of tokens at the end: rows + 1 numbers."""
+        return self.columns.query_starts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realizar.backends.base import Backend, Capacity, ForwardInput, Step
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
 from realizar.backends.select import make_inspected_backend, resolve_model
-from realizar.batch import OpenedRow, ScheduledRow
+from realizar.batch import OpenedRow, ScheduledRow, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.sampling_params import SamplingParams
@@ -120,8 +121,12 @@ def profile_step(
     return summarise(resolved.chosen.kind, work, times, wall_s, limit)
 
 
-def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
-    """The step: each row in blocks of its own, in order; where a window keeps few blocks they come round again."""
+def one_step(capacity: Capacity, work: StepWork, token_ids: NDArray[np.int32] | None = None) -> ForwardInput:
+    """The step: each row in blocks of its own, in order; where a window keeps few blocks they come round again.
+
+    Args:
+        token_ids: int32 [tokens], row after row; None takes ids below 100.
+    """
     length, size = work.context + work.tokens, capacity.block_size
     per_row = -(-length // size)
     places = np.tile(np.arange(work.context, length, dtype=np.int32), work.batch)
@@ -131,13 +136,12 @@ def one_step(capacity: Capacity, work: StepWork) -> ForwardInput:
         table = (np.arange(work.batch * per_row, dtype=np.int32) % count).reshape(work.batch, per_row)
         tables.append(table)
         slots.append((table[of_row, places // size] * size + places % size).astype(np.int32))
-    ids = np.arange(len(places), dtype=np.int32) % 100
-    starts = tuple(range(0, len(places) + 1, work.tokens))
-    rows = tuple(
-        ScheduledRow(row, row, tuple(ids[start : start + work.tokens].tolist()), work.context, sample=True)
-        for row, start in zip(range(work.batch), starts, strict=False)
-    )
-    return ForwardInput(ids, places, tuple(slots), tuple(tables), rows, starts)
+    ids = np.arange(len(places), dtype=np.int32) % 100 if token_ids is None else token_ids
+    rows = [
+        ScheduledRow(row, row, tuple(ids[row * work.tokens :][: work.tokens].tolist()), work.context, sample=True)
+        for row in range(work.batch)
+    ]
+    return ForwardInput(StepRows.of(rows), places, tuple(slots), tuple(tables))
 
 
 def summarise(

@@ -36,7 +36,7 @@ def trace_prompt(
     backend = make_inspected_backend(resolved.chosen, progress)
     try:
         backend.load(spec, checkpoint, resolved)
-        step = replace(one_step(backend.capacity(), StepWork(1, length, 0)), token_ids=np.array(token_ids, np.int32))
+        step = one_step(backend.capacity(), StepWork(1, length, 0), np.array(token_ids, np.int32))
         return backend.stage_values(step)
     finally:
         backend.shutdown()

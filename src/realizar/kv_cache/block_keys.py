@@ -1,4 +1,4 @@
-"""`BlockKeys`: names for the contents of a sequence's full blocks. Standard library only.
+"""`BlockKeys`: names for the contents of a sequence's full blocks. numpy only.
 
 A block's KV depends on its tokens, on all tokens before them, and on whatever else the request brings. Its key is
 SHA-256 over the key of the block before and its own token ids; the first block follows a key of the salt. No two
@@ -8,8 +8,10 @@ histories with one key can be made, so that a hit never shows one client the con
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class BlockKeys:
@@ -27,11 +29,11 @@ class BlockKeys:
         ).digest()
         self._keys: list[bytes] = []
 
-    def of(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+    def of(self, token_ids: NDArray[np.int32]) -> Sequence[bytes]:
         """Keys of the full blocks of `token_ids`, which begin with those of every earlier call; not to be changed."""
         size = self._block_size
         while (len(self._keys) + 1) * size <= len(token_ids):
             start = len(self._keys) * size
             parent = self._keys[-1] if self._keys else self._root
-            self._keys.append(hashlib.sha256(parent + array("i", token_ids[start : start + size]).tobytes()).digest())
+            self._keys.append(hashlib.sha256(parent + token_ids[start : start + size].tobytes()).digest())
         return self._keys

@@ -110,6 +110,13 @@ class GroupBlocks:
             self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
             self.end[row] = end
 
+    def steady_until(self, row: int) -> int:
+        """The position from which on a decode of the row takes or releases a block."""
+        end = self.end[row] * self.block_size
+        if self.window is None:
+            return end
+        return min(end, (self.first[row] + 1) * self.block_size + self.window - 1)
+
     def clear(self, row: int) -> None:
         """Release all blocks of the row, the last first: in the cache a block is useless without those before it."""
         first, end = self.first[row], self.end[row]

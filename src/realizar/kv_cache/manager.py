@@ -57,7 +57,8 @@ class KVCacheManager:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._prefix_cache = prefix_cache
-        self._num_registered = [0] * num_rows
+        self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
+        self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
             GroupBlocks(kind, count, block_size, num_rows, max_blocks)
@@ -91,7 +92,7 @@ class KVCacheManager:
         """Tokens of the longest sequence that fits when it is alone; bounded by the block tables."""
         return min(group.max_tokens for group in self._groups)
 
-    def find_prefix(self, keys: BlockKeys, token_ids: Sequence[int], most_tokens: int) -> Prefix:
+    def find_prefix(self, keys: BlockKeys, token_ids: NDArray[np.int32], most_tokens: int) -> Prefix:
         """The longest start of `token_ids`, up to `most_tokens`, after which a sequence can go on from cached blocks.
 
         Full attention needs every block of it, a window the blocks that the next token sees.
@@ -112,14 +113,21 @@ class KVCacheManager:
     def adopt(self, row: int, prefix: Prefix) -> None:
         """Let an empty row start from a prefix found just now."""
         end = prefix.num_tokens // self._block_size
-        self._num_registered[row] = end
+        self._num_registered[row], self._steady_until[row] = end, 0
         for group, blocks in zip(self._groups, prefix.blocks, strict=True):
             group.adopt(row, end, blocks)
 
-    def register(self, row: int, keys: BlockKeys, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+    def have_new_blocks(
+        self, rows: NDArray[np.intp], num_known: NDArray[np.int32], num_computed: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        """bool [rows]: rows with full blocks that are not registered. All arguments are [rows]."""
+        new: NDArray[np.bool_] = np.minimum(num_known, num_computed) // self._block_size > self._num_registered[rows]
+        return new
+
+    def register(self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_computed_tokens: int) -> None:
         """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now."""
         end = min(num_computed_tokens, len(token_ids)) // self._block_size
-        start = self._num_registered[row]
+        start = int(self._num_registered[row])
         if end <= start or not self._prefix_cache:
             return
         names = keys.of(token_ids)
@@ -151,23 +159,30 @@ class KVCacheManager:
             return 0
         for group in self._groups:
             group.extend(row, num_computed_tokens, count)
+        self._steady_until[row] = min([group.steady_until(row) for group in self._groups])
         return count
+
+    def need_blocks(self, rows: NDArray[np.intp], num_computed: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """bool [rows]: rows whose blocks `allocate` would change for one more token. Both arguments are [rows]."""
+        return num_computed >= self._steady_until[rows]
 
     def free(self, row: int) -> None:
         """Release all blocks of the row."""
-        self._num_registered[row] = 0
+        self._num_registered[row] = self._steady_until[row] = 0
         for group in self._groups:
             group.clear(row)
 
-    def block_tables(self, rows: NDArray[np.int32], num_tokens: int) -> tuple[NDArray[np.int32], ...]:
+    def block_tables(self, rows: NDArray[np.intp], num_tokens: int) -> tuple[NDArray[np.int32], ...]:
         """Per cache group int32 [rows, blocks], copied, wide enough for the longest row's `num_tokens`."""
         width = -(-num_tokens // self._block_size)
-        return tuple(group.tables[rows, :width] for group in self._groups)
+        return tuple([group.tables[rows, :width] for group in self._groups])
 
-    def slot_mapping(self, rows: NDArray[np.int32], positions: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
+    def slot_mapping(self, rows: NDArray[np.intp], positions: NDArray[np.int32]) -> tuple[NDArray[np.int32], ...]:
         """Per cache group int32 [tokens]: the slots of the tokens at `positions` of `rows`, both [tokens]."""
-        index, place = np.divmod(positions, np.int32(self._block_size))
-        return tuple(group.tables[rows, index] * np.int32(self._block_size) + place for group in self._groups)
+        size = np.int32(self._block_size)
+        index = (positions // size).astype(np.intp)
+        place = positions % size
+        return tuple([group.tables[rows, index] * size + place for group in self._groups])
 
     def audit(self) -> tuple[BlockCounts, ...]:
         """Prove, per cache group, that free + used + cached = total and that reference counts are right.

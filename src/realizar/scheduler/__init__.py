@@ -2,11 +2,13 @@
 
 Read in this order:
 
-1. `sequence.py`: `Sequence`, one choice of a request, with the tokens of it that are computed or on their way.
+1. `sequence.py`, `row_table.py`: `Sequence`, one choice of a request, with the tokens of it that are computed or on
+   their way; and the columns in which all sequences that have a row keep them.
 2. `scheduler.py`: `Scheduler` schedules a step and takes in its results. Its docstring has the rules.
-3. `plan.py`, `pace.py`, `step_limit.py`: the step that is being composed, its prompt tokens beside decodes, and its
+3. `steady.py`, `intake.py`: plain decodes of a step, scheduled all at once, and the results of a step.
+4. `plan.py`, `pace.py`, `step_limit.py`: the step that is being composed, its prompt tokens beside decodes, and its
    size while the device is short of memory.
-4. `open_sequences.py`, `policy.py`, `admission.py`: the open sequences, their order, and the checks before they start.
-5. `drafting.py`, `drafts.py`: the scheduler's side of drafts, and `PromptLookup`, the drafter.
-6. `rows.py`, `results.py`, `counts.py`: the backend's rows, the outputs of requests, and the scheduler's counts.
+5. `open_sequences.py`, `policy.py`, `admission.py`: the open sequences, their order, and the checks before they start.
+6. `drafting.py`, `drafts.py`: the scheduler's side of drafts, and `PromptLookup`, the drafter.
+7. `rows.py`, `results.py`, `counts.py`: the backend's rows, the outputs of requests, and the scheduler's counts.
 """

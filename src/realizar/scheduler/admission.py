@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.request import Request
+from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.sequence import Sequence
 
 
@@ -39,7 +40,9 @@ def check_request(request: Request, open_ids: Collection[str], context_length: i
         )
 
 
-def waits_for_blocks(sequence: Sequence, prefix: Prefix, running: Iterable[Sequence], cache: KVCacheManager) -> bool:
+def waits_for_blocks(
+    sequence: Sequence, prefix: Prefix, open_sequences: OpenSequences, cache: KVCacheManager
+) -> bool:  # fmt: skip
     """True if a running sequence is about to compute the block after this sequence's cached prefix.
 
     The choices of one request wait for the first of them, and requests with the same long prefix for each other, so
@@ -50,7 +53,4 @@ def waits_for_blocks(sequence: Sequence, prefix: Prefix, running: Iterable[Seque
         return False
     index = prefix.num_tokens // size
     key = sequence.keys.of(sequence.token_ids)[index]
-    return any(
-        other.num_computed_tokens < end <= len(other.token_ids) and other.keys.of(other.token_ids)[index] == key
-        for other in running
-    )
+    return any(other.keys.of(other.token_ids)[index] == key for other in open_sequences.about_to_compute(end))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Sequence as ListOf
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from realizar.config import EngineConfig
 from realizar.scheduler.sequence import Sequence
@@ -101,20 +103,20 @@ class DraftLookup:
         self._allowed = most_tokens
         self._history = bytearray()
 
-    def propose(self, token_ids: ListOf[int], most_tokens: int) -> tuple[int, ...]:
+    def propose(self, token_ids: NDArray[np.int32], most_tokens: int) -> tuple[int, ...]:
         """Up to `most_tokens` drafts that follow `token_ids`, which begin with those of every earlier call.
 
         Where the place found is so near the end that the history does not reach, the drafts themselves go on: a period
         repeats.
         """
         known = len(self._history) // _BYTES
-        self._history += array("i", token_ids[known:]).tobytes()
+        self._history += token_ids[known:].tobytes()
         most_tokens = min(most_tokens, self._allowed)
         place = self._after_last_match(len(token_ids)) if most_tokens > 0 else None
         if place is None:
             return ()
         period = len(token_ids) - place
-        return tuple(token_ids[place + index % period] for index in range(most_tokens))
+        return tuple([int(token_ids[place + index % period]) for index in range(most_tokens)])
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         """Take in how many drafts were right: up to twice as many are proposed next time, and at least one."""

@@ -6,9 +6,13 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.request import Request
 from realizar.scheduler.policy import order
+from realizar.scheduler.row_table import RowTable
 from realizar.scheduler.sequence import Sequence
 
 
@@ -19,19 +23,23 @@ class OpenSequences:
         waiting, running: sorted by `policy.order`; a preempted sequence waits.
         preempted: those that wait and have a row.
         requests: by request id and choice.
+        in_rows: the sequence of each row, None where there is none.
 
     Args:
         block_size: tokens per KV block.
+        table: the state of the sequences that have a row.
     """
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, table: RowTable) -> None:
+        self._block_size, self._table = block_size, table
         self._ids: Iterator[int] = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self.requests: dict[str, dict[int, Sequence]] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preempted: set[Sequence] = set()
+        self.in_rows: list[Sequence | None] = [None] * len(table.sequence_ids)
+        self._running_rows: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -39,6 +47,22 @@ class OpenSequences:
     def get(self, sequence_id: int) -> Sequence | None:
         """The sequence, unless it has ended."""
         return self._sequences.get(sequence_id)
+
+    @property
+    def running_rows(self) -> NDArray[np.intp]:
+        """intp [running], the rows of the running sequences in their order."""
+        if self._running_rows is None:
+            self._running_rows = np.array([sequence.row for sequence in self.running], np.intp)
+        return self._running_rows
+
+    def of_rows(self, rows: NDArray[np.intp]) -> list[Sequence]:
+        """The sequences of rows that have one."""
+        return [sequence for row in rows.tolist() if (sequence := self.in_rows[row]) is not None]
+
+    def about_to_compute(self, end: int) -> list[Sequence]:
+        """Running sequences whose first `end` tokens are known and not all computed."""
+        rows = self.running_rows
+        return self.of_rows(rows[(self._table.num_computed[rows] < end) & (end <= self._table.num_known[rows])])
 
     @property
     def num_queued_requests(self) -> int:
@@ -55,31 +79,43 @@ class OpenSequences:
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
         keys = BlockKeys(self._block_size, request.cache_salt)
-        return Sequence(next(self._ids), request, choice, keys)
+        return Sequence(next(self._ids), request, choice, keys, self._table)
 
     def start(self, sequence: Sequence) -> None:
         """Move a sequence from waiting to running."""
         self.waiting.remove(sequence)
         self.preempted.discard(sequence)
         sequence.running = True
+        self._running_rows = None
         bisect.insort(self.running, sequence, key=order)
 
     def stop(self, sequence: Sequence) -> None:
         """Move a sequence from running to waiting."""
         self.running.remove(sequence)
         sequence.running = False
+        self._running_rows = None
         self.preempted.add(sequence)
         bisect.insort(self.waiting, sequence, key=order)
 
-    def forget_row(self, sequence: Sequence) -> None:
-        """Note that a waiting sequence has no row any more."""
-        sequence.row = None
+    def give_row(self, sequence: Sequence, row: int) -> None:
+        """Start a waiting sequence in a row."""
+        self.in_rows[row] = sequence
+        sequence.take_row(row)
+
+    def take_row(self, sequence: Sequence) -> None:
+        """Let a waiting sequence start again in another row."""
+        self.in_rows[sequence.own_row] = None
+        sequence.leave_row()
         self.preempted.discard(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Drop a sequence that has ended."""
         (self.running if sequence.running else self.waiting).remove(sequence)
+        self._running_rows = None
         self.preempted.discard(sequence)
+        if sequence.row is not None:
+            self.in_rows[sequence.row] = None
+            self._table.close(sequence.row)
         del self._sequences[sequence.sequence_id]
         choices = self.requests[sequence.request.request_id]
         del choices[sequence.choice]
@@ -108,4 +144,15 @@ class OpenSequences:
         by_request = [sequence.sequence_id for choices in self.requests.values() for sequence in choices.values()]
         if sorted(ids) != sorted(self._sequences) or sorted(by_request) != sorted(ids):
             raise RuntimeError("a sequence is lost or listed twice")
+        self._audit_rows()
         return [sequence.row for sequence in self._sequences.values() if sequence.row is not None]
+
+    def _audit_rows(self) -> None:
+        if self.running_rows.tolist() != [sequence.row for sequence in self.running]:
+            raise RuntimeError("the rows of running sequences are not those of the list")
+        for row, sequence in enumerate(self.in_rows):
+            number = -1 if sequence is None else sequence.sequence_id
+            if self._table.sequence_ids[row] != number or (sequence is not None and sequence.row != row):
+                raise RuntimeError(f"row {row} is not that of sequence {number}")
+        if sum(sequence is not None for sequence in self.in_rows) != len(self.running) + len(self.preempted):
+            raise RuntimeError("a sequence has a row and is not known by it")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from realizar.batch import OpenedRow
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.sequence import Sequence
 
+_NO_ROWS = np.zeros(0, np.intp)
+
 
 class Plan:
     """The tokens of each sequence, drafts included, and the remaining budget.
+
+    Attributes:
+        decodes: intp [rows], rows that decode one token each; they come before all others.
+        tokens: of other sequences, in their order. drafts: of those that have any.
+        opened: rows to open with the step.
 
     Args:
         budget: tokens of the step. max_rows: sequences of the step.
@@ -20,18 +30,33 @@ class Plan:
         self._max_rows = max_rows
         self._pace = pace
         self._num_decode_tokens: int | None = None
+        self.decodes: NDArray[np.intp] = _NO_ROWS
         self.tokens: dict[Sequence, int] = {}
         self.drafts: dict[Sequence, tuple[int, ...]] = {}
         self.opened: list[OpenedRow] = []
 
     @property
     def num_tokens(self) -> int:
-        return sum(self.tokens.values())
+        return len(self.decodes) + sum(self.tokens.values())
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + len(self.tokens)
 
     @property
     def is_full(self) -> bool:
         """True if no further sequence may join."""
-        return self.budget == 0 or len(self.tokens) == self._max_rows
+        return self.budget == 0 or self.num_rows == self._max_rows
+
+    @property
+    def most_decodes(self) -> int:
+        """Sequences of one token each that may still join."""
+        return self.budget if self._max_rows is None else min(self.budget, self._max_rows - self.num_rows)
+
+    def add_decodes(self, rows: NDArray[np.intp]) -> None:
+        """Schedule one token of each row, before any other."""
+        self.decodes = rows
+        self.budget -= len(rows)
 
     def most_of(self, sequence: Sequence) -> int:
         """Tokens that a prompt may take while others wait: half of the remaining budget, so that none waits long."""
@@ -67,5 +92,8 @@ class Plan:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out again."""
+        others = self.decodes[self.decodes != sequence.row]
+        self.budget += len(self.decodes) - len(others)
+        self.decodes = others
         self.budget += self.tokens.pop(sequence, 0)
         self.drafts.pop(sequence, None)

@@ -27,6 +27,14 @@ def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float
     )
 
 
+def plain_output(sequence: Sequence, token_id: int, now_s: float) -> TokenOutput:
+    """The output of a step that gave a sequence one token and nothing else."""
+    started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
+    output = TokenOutput(sequence.request.request_id, sequence.choice, (token_id,), started_s, now_s)
+    output.num_cached_tokens = sequence.num_cached_tokens
+    return output
+
+
 def failed_output(sequence: Sequence, error: RowError, now_s: float) -> TokenOutput:
     """The last output of a request that can't go on because of one of its sequences."""
     started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class RowPool:
     """Hands out row numbers 0 .. num_rows - 1, smallest first at the start."""
 
     def __init__(self, num_rows: int) -> None:
         self._free = list(range(num_rows - 1, -1, -1))
-        self._steps = [0] * num_rows
+        self._steps = np.zeros(num_rows, np.int32)
         self._draining: set[int] = set()
         self._closed: list[int] = []
 
@@ -22,16 +25,17 @@ class RowPool:
         """Take a free row; the caller has checked `num_free`."""
         return self._free.pop()
 
-    def submitted(self, rows: Iterable[int]) -> None:
-        """Note that a step with these rows was submitted."""
-        for row in rows:
-            self._steps[row] += 1
+    def submitted(self, rows: NDArray[np.intp]) -> None:
+        """Note that a step with these rows, all different, was submitted."""
+        self._steps[rows] += 1
 
-    def finished(self, rows: Iterable[int]) -> None:
+    def finished(self, rows: NDArray[np.intp]) -> None:
         """Note that a step with these rows is done."""
-        for row in rows:
-            self._steps[row] -= 1
-            if self._steps[row] == 0 and row in self._draining:
+        self._steps[rows] -= 1
+        if not self._draining:
+            return
+        for row in rows[self._steps[rows] == 0].tolist():
+            if row in self._draining:
                 self._draining.remove(row)
                 self._closed.append(row)
 
@@ -60,5 +64,5 @@ class RowPool:
         rows = [*self._free, *owned, *self._draining, *self._closed]
         if sorted(rows) != list(range(len(self._steps))):
             raise RuntimeError(f"rows {sorted(rows)} are free, owned, draining or closed, of {len(self._steps)}")
-        if min(self._steps) < 0:
+        if self._steps.min() < 0:
             raise RuntimeError("a row has ended more steps than it was in")

@@ -10,11 +10,13 @@ tokens that are not known yet are FROM_PREVIOUS_STEP, and results of a sequence 
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.batch import ScheduledBatch, ScheduledRow, StepOutput, StepRows
 from realizar.errors import QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError, TokenOutput
@@ -22,16 +24,17 @@ from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import EndTimes, SchedulerCounts
 from realizar.scheduler.drafting import Drafting
+from realizar.scheduler.intake import Intake
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.policy import Policy
-from realizar.scheduler.results import failed_output, token_output
+from realizar.scheduler.results import failed_output
+from realizar.scheduler.row_table import RowTable
 from realizar.scheduler.rows import RowPool
-from realizar.scheduler.sequence import Gain, Sequence
+from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.steady import schedule_decodes
 from realizar.scheduler.step_limit import StepLimit
-
-_LOG = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -69,9 +72,11 @@ class Scheduler:
         self._pace = pace
         self._clock = clock
         self._rows = RowPool(max_running)
-        self._open = OpenSequences(cache.block_size)
+        self._table = RowTable(max_running, context_length)
+        self._open = OpenSequences(cache.block_size, self._table)
         self._end_times = EndTimes()
         self._drafting = drafting or Drafting(None, 0, 0)
+        self._intake = Intake(self._open, self._table, cache, self._drafting, self._end, self.fail)
         self._preemptions = self._queries = self._hits = 0
 
     @property
@@ -135,10 +140,11 @@ class Scheduler:
         self.abort(sequence.request.request_id)
         return failed_output(sequence, error, self._clock())
 
-    def lose(self, rows: Collection[ScheduledRow], error: RowError) -> list[TokenOutput]:
+    def lose(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
         """End the requests of all steps in flight, which gave nothing; no cached block is found any more."""
-        failed = [self.fail(row.sequence_id, error) for row in rows]
-        self._rows.finished(row.row for row in rows)
+        failed = [self.fail(number, error) for step in steps for number in step.columns.sequence_ids.tolist()]
+        for step in steps:
+            self._rows.finished(step.columns.numbers)
         self._cache.forget()
         if self._pace is not None:
             self._pace.lost()
@@ -150,16 +156,16 @@ class Scheduler:
         Their sequences start again, each in a new row, since the backend's state of the old one is not certain. A
         sequence that was alone in a step which can't be smaller ends with the error.
         """
-        rows = [row for step in steps for row in step.rows]
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
-        if largest is None or not self._limit.failed(len(steps), len(largest.rows), largest.num_tokens):
-            return self.lose(rows, error)
-        for row in rows:
+        if largest is None or not self._limit.failed(len(steps), largest.num_rows, largest.num_tokens):
+            return self.lose(steps, error)
+        for row in [row for step in steps for row in step.rows]:
             sequence = self._open.get(row.sequence_id)
             if sequence is not None:
                 sequence.give_up(row)
                 self._restart(sequence)
-        self._rows.finished(row.row for row in rows)
+        for step in steps:
+            self._rows.finished(step.columns.numbers)
         self._cache.forget()
         if self._pace is not None:
             self._pace.lost()
@@ -172,17 +178,14 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
         plan = Plan(self._limit.tokens, self._pace, self._limit.rows)
-        decoding: list[Sequence] = []
-        prefilling: list[Sequence] = []
-        for sequence in self._open.running:
-            remaining = sequence.num_remaining_tokens
-            if remaining:  # else its last token is on its way
-                (decoding if remaining == 1 else prefilling).append(sequence)
+        running = self._open.running_rows
+        remaining = self._table.num_remaining(running)  # 0 where a row's last token is on its way
+        decoding, prefilling = running[remaining == 1], self._open.of_rows(running[remaining > 1])
         if self._policy.first == "prefill":
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)
             self._fill_up(plan)
-            if not plan.tokens:
+            if not plan.num_rows:
                 self._schedule_decodes(decoding, plan)
         else:
             self._schedule_decodes(decoding, plan)
@@ -190,31 +193,23 @@ class Scheduler:
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)
             self._fill_up(plan)
-        batch = ScheduledBatch(
-            rows=tuple(self._advance(sequence, plan) for sequence in plan.tokens),
-            opened=tuple(plan.opened),
-        )
-        self._rows.submitted(row.row for row in batch.rows)
-        if batch.rows and self._pace is not None:
+        columns = self._table.advance(plan.decodes)
+        if plan.tokens:
+            columns = columns.followed_by(StepRows.of([self._advance(sequence, plan) for sequence in plan.tokens]))
+        self._rows.submitted(columns.numbers)
+        if len(columns) and self._pace is not None:
             self._pace.submitted(self._clock())
-        return batch
+        return ScheduledBatch(columns, tuple(plan.opened))
 
-    def update(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> list[TokenOutput]:
+    def update(self, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
         """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
         now = self._clock()
         self._limit.fitted()
         if self._pace is not None:
             decodes = batch.num_decode_tokens
             self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
-        outputs: list[TokenOutput] = []
-        for scheduled, result in zip(batch.rows, results, strict=True):
-            if scheduled.row != result.row:
-                raise RuntimeError(f"the backend answered for row {result.row} in place of row {scheduled.row}")
-            sequence = self._open.get(scheduled.sequence_id)
-            output = None if sequence is None else self._settle(sequence, scheduled, result, now)
-            if output is not None:
-                outputs.append(output)
-        self._rows.finished(row.row for row in batch.rows)
+        outputs = self._intake.take_in(batch.columns, output, now)
+        self._rows.finished(batch.columns.numbers)
         self._drafting.propose(self._sequences(batch))
         return outputs
 
@@ -234,7 +229,10 @@ class Scheduler:
             retry_after_s = self._end_times.next_in_s(self._clock())
             raise QueueFullError(f"the queue is full ({queued} waiting, limit {limit}); try again later", retry_after_s)
 
-    def _schedule_decodes(self, sequences: list[Sequence], plan: Plan) -> None:
+    def _schedule_decodes(self, rows: NDArray[np.intp], plan: Plan) -> None:
+        if schedule_decodes(rows, plan, self._table, self._cache):
+            return
+        sequences = self._open.of_rows(rows)
         for index, sequence in enumerate(sequences):
             if plan.is_full:
                 break
@@ -278,7 +276,7 @@ class Scheduler:
             if sequence.row is None and not self._rows.num_free:
                 continue
             prefix = self._cache.find_prefix(sequence.keys, sequence.token_ids, sequence.most_cached_tokens)
-            if waits_for_blocks(sequence, prefix, self._open.running, self._cache):
+            if waits_for_blocks(sequence, prefix, self._open, self._cache):
                 continue
             if self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
                 return  # alone, it always fits
@@ -301,14 +299,14 @@ class Scheduler:
     def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
         """The sequence's row; a new one is to be opened with the step."""
         if sequence.row is None:
-            sequence.row = self._rows.take()
+            self._open.give_row(sequence, self._rows.take())
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = self._clock()
                 sequence.num_cached_tokens = num_cached_tokens
                 self._queries += sequence.num_prompt_tokens
                 self._hits += num_cached_tokens
-            plan.opened.append(sequence.opened(sequence.row))
-        return sequence.row
+            plan.opened.append(sequence.opened(sequence.own_row))
+        return sequence.own_row
 
     def _advance(self, sequence: Sequence, plan: Plan) -> ScheduledRow:
         """The sequence's part of the batch; from now on its tokens count as computed."""
@@ -334,43 +332,6 @@ class Scheduler:
             self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
         return scheduled
 
-    def _settle(
-        self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput, now_s: float
-    ) -> TokenOutput | None:  # fmt: skip
-        """Take in one row's results and make its request's output; an exception here ends this request alone."""
-        if result.error is not None:
-            return self.fail(sequence.sequence_id, result.error)
-        try:
-            gain = self._take_in(sequence, scheduled, result)
-            output = token_output(sequence, gain, result, now_s)
-        except Exception as error:  # noqa: BLE001 - one request's tokens are not the others' trouble
-            _LOG.exception("the tokens of %s could not be taken in", sequence.request.request_id)
-            return self.fail(sequence.sequence_id, RowError.of(error, "tokens"))
-        if gain.finish_reason is not None:
-            self._remove(sequence)
-            self._end_times.note(now_s)
-        return output
-
-    def _take_in(self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput) -> Gain:
-        if scheduled.sample:
-            return self._take_in_choices(sequence, scheduled, result.token_ids)
-        end = scheduled.num_computed_tokens + scheduled.num_tokens
-        ended = sequence.request.max_tokens == 0 and end == sequence.num_prompt_tokens
-        return Gain((), "length" if ended else None)
-
-    def _take_in_choices(self, sequence: Sequence, scheduled: ScheduledRow, token_ids: tuple[int, ...]) -> Gain:
-        """Choices of a step: drafts that were wrong are computed no more."""
-        num_drafts, num_accepted = scheduled.num_drafts, len(token_ids) - 1
-        sequence.num_pending -= 1
-        if num_drafts:
-            sequence.num_drafts = 0
-            self._drafting.verified(sequence, num_drafts, num_accepted)
-            sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
-        gain = sequence.take_in(token_ids)
-        if sequence.running:
-            self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
-        return gain
-
     def _preempt(self, sequence: Sequence) -> None:
         self._cache.free(sequence.own_row)
         sequence.num_computed_tokens, sequence.drafts = 0, ()
@@ -383,7 +344,12 @@ class Scheduler:
             self._preempt(sequence)
         if sequence.row is not None:
             self._rows.release(sequence.row)
-            self._open.forget_row(sequence)
+            self._open.take_row(sequence)
+
+    def _end(self, sequence: Sequence, now_s: float) -> None:
+        """End a sequence that has all its tokens."""
+        self._remove(sequence)
+        self._end_times.note(now_s)
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.row is not None:
@@ -394,4 +360,5 @@ class Scheduler:
 
     def _sequences(self, batch: ScheduledBatch) -> Iterator[Sequence]:
         """Those of the batch's sequences that have not ended."""
-        return (found for row in batch.rows if (found := self._open.get(row.sequence_id)) is not None)
+        numbers = batch.columns.sequence_ids.tolist()
+        return (found for number in numbers if (found := self._open.get(number)) is not None)

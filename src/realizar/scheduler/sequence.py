@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow, ScheduledRow
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import FinishReason
 from realizar.request import Request
+from realizar.scheduler.row_table import RowTable
 
 
 @dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
@@ -20,48 +24,33 @@ class Gain:
     stop_token_id: int | None = None
 
 
-@dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens of one choice and how far they have come.
+
+    Once it has a row, the numbers that change with every step lie in the columns of a `RowTable`.
 
     Attributes:
         sequence_id: never used twice.
         keys: of its full blocks.
-        token_ids: prompt and output, as far as known.
         most_tokens: number of tokens at which no further choice is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         running: it holds blocks.
-        num_computed_tokens: in the KV cache once every submitted step is done, drafts in flight included.
-        num_pending: choices of submitted steps that are not known yet, drafts apart.
-        drafts: proposed to follow the last token, which is known; not submitted yet.
-        num_drafts: drafts in flight.
         num_queried: prompt positions whose log-probabilities have been asked for.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
     """
 
-    sequence_id: int
-    request: Request
-    choice: int
-    keys: BlockKeys
-    token_ids: list[int] = field(init=False)
-    num_prompt_tokens: int = field(init=False)
-    most_tokens: int = field(init=False)
-    stop_token_ids: frozenset[int] = field(init=False)
-    row: int | None = None
-    running: bool = False
-    num_computed_tokens: int = 0
-    num_pending: int = 0
-    drafts: tuple[int, ...] = ()
-    num_drafts: int = 0
-    num_queried: int = 0
-    num_cached_tokens: int = 0
-    scheduled_s: float | None = None
-
-    def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
-        self.most_tokens = self.num_prompt_tokens + max(self.request.max_tokens, 1)  # scoring never gets there
-        self.stop_token_ids = frozenset(self.request.sampling.stop_token_ids)
+    def __init__(self, sequence_id: int, request: Request, choice: int, keys: BlockKeys, table: RowTable) -> None:
+        self.sequence_id, self.request, self.choice, self.keys = sequence_id, request, choice, keys
+        self.num_prompt_tokens = request.num_prompt_tokens
+        self.most_tokens = self.num_prompt_tokens + max(request.max_tokens, 1)  # scoring never gets there
+        self.stop_token_ids = frozenset(request.sampling.stop_token_ids)
+        self.row: int | None = None
+        self.running = False
+        self.num_queried = self.num_cached_tokens = 0
+        self.scheduled_s: float | None = None
+        self._table = table
+        self._history = np.array(request.prompt_token_ids, np.int32)  # while it has no row
+        self._drafts: tuple[int, ...] = ()
 
     @property
     def own_row(self) -> int:
@@ -70,15 +59,83 @@ class Sequence:
             raise RuntimeError("a sequence that was in no step has no row")
         return self.row
 
+    def take_row(self, row: int) -> None:
+        """Start in a row."""
+        self.row = row
+        plain = self.request.max_tokens > 0 and self.request.pooling is None
+        self._table.open(
+            row,
+            self.sequence_id,
+            self._history,
+            most_tokens=self.most_tokens,
+            least_tokens=self._least_tokens,
+            stop_ids=self.stop_token_ids if plain else None,
+        )
+
+    def leave_row(self) -> None:
+        """Wait as if it had not run, but for the tokens that are known; choices and drafts in flight never come."""
+        self._history, self._drafts = self.token_ids.copy(), ()
+        self._table.close(self.own_row)
+        self.row = None
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """int32 [known tokens], prompt and output; not to be changed."""
+        if self.row is None:
+            return self._history
+        return self._table.token_ids[self.row, : self._table.num_known[self.row]]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of prompt and output that are known."""
+        return len(self._history) if self.row is None else self._table.num_known.item(self.row)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens in the KV cache once every submitted step is done, drafts in flight included."""
+        return 0 if self.row is None else self._table.num_computed.item(self.row)
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, count: int) -> None:
+        self._table.num_computed[self.own_row] = count
+
+    @property
+    def num_pending(self) -> int:
+        """Choices of submitted steps that are not known yet, drafts apart."""
+        return 0 if self.row is None else self._table.num_pending.item(self.row)
+
+    @num_pending.setter
+    def num_pending(self, count: int) -> None:
+        self._table.num_pending[self.own_row] = count
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts in flight."""
+        return 0 if self.row is None else self._table.num_drafts.item(self.row)
+
+    @num_drafts.setter
+    def num_drafts(self, count: int) -> None:
+        self._table.num_drafts[self.own_row] = count
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Drafts proposed to follow the last token, which is known; not submitted yet."""
+        return self._drafts
+
+    @drafts.setter
+    def drafts(self, token_ids: tuple[int, ...]) -> None:
+        self._drafts = token_ids
+        self._table.num_proposed[self.own_row] = len(token_ids)
+
     @property
     def num_tokens(self) -> int:
         """Known and pending tokens."""
-        return len(self.token_ids) + self.num_pending
+        return self.num_known_tokens + self.num_pending
 
     @property
     def num_remaining_tokens(self) -> int:
         """Tokens to compute for the next choice; 0 when none is wanted, or drafts must be verified first."""
-        num_tokens = len(self.token_ids) + self.num_pending
+        num_tokens = self.num_tokens
         return 0 if num_tokens >= self.most_tokens or self.num_drafts else num_tokens - self.num_computed_tokens
 
     @property
@@ -92,12 +149,12 @@ class Sequence:
         scored = self.choice == 0 and self.request.sampling.prompt_logprobs is not None
         if scored and self.num_queried < self.num_prompt_tokens - 1:
             return self.num_queried
-        return len(self.token_ids) - 1
+        return self.num_known_tokens - 1
 
     @property
     def max_drafts(self) -> int:
         """Drafts that may follow the last known token: a choice follows the last draft."""
-        return self.most_tokens - len(self.token_ids) - 1
+        return self.most_tokens - self.num_known_tokens - 1
 
     @property
     def awaits_one_token(self) -> bool:
@@ -107,7 +164,7 @@ class Sequence:
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens to compute."""
         start, end = self.num_computed_tokens, self.num_computed_tokens + count
-        known = tuple(self.token_ids[start:end])
+        known = tuple(self.token_ids[start:end].tolist())
         return known + (FROM_PREVIOUS_STEP,) * (count - len(known))
 
     def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:
@@ -122,9 +179,7 @@ class Sequence:
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
 
     def give_up(self, scheduled: ScheduledRow) -> None:
-        """Undo a submitted step that gave no results; later steps ask for them again."""
-        self.num_pending = self.num_drafts = 0
-        self.drafts = ()
+        """Undo a submitted step that gave no results, before or after the row is left; later steps ask for them."""
         if scheduled.logprob_queries:
             first = scheduled.num_computed_tokens + scheduled.logprob_queries[0].index
             self.num_queried = min(self.num_queried, first)
@@ -132,17 +187,30 @@ class Sequence:
     def take_in(self, token_ids: Iterable[int]) -> Gain:
         """Append a step's choices up to the one that ends the sequence."""
         gained: list[int] = []
-        sampling = self.request.sampling
-        # Where a grammar is complete, ending is all that is left to choose, however few tokens there are.
-        least = self.num_prompt_tokens + (sampling.min_tokens if sampling.structured is None else 0)
         for token_id in token_ids:
             gained.append(token_id)
-            self.token_ids.append(token_id)
-            if token_id in self.stop_token_ids and len(self.token_ids) > least:
+            known = self._append(token_id)
+            if token_id in self.stop_token_ids and known > self._least_tokens:
                 return Gain(tuple(gained), "stop", token_id)
-            if len(self.token_ids) >= self.most_tokens:
+            if known >= self.most_tokens:
                 return Gain(tuple(gained), "length")
         return Gain(tuple(gained))
+
+    def _append(self, token_id: int) -> int:
+        """Append a token; returns how many are known."""
+        row, known = self.own_row, self.num_known_tokens
+        self._table.token_ids[row, known] = token_id
+        self._table.num_known[row] = known + 1
+        return known + 1
+
+    @property
+    def _least_tokens(self) -> int:
+        """The number of tokens up to which stop ids do not end the sequence.
+
+        Where a grammar is complete, ending is all that is left to choose, however few tokens there are.
+        """
+        sampling = self.request.sampling
+        return self.num_prompt_tokens + (sampling.min_tokens if sampling.structured is None else 0)
 
     def opened(self, row: int) -> OpenedRow:
         """The record with which the backend opens the sequence's row."""
@@ -150,7 +218,7 @@ class Sequence:
             sequence_id=self.sequence_id,
             row=row,
             sampling=self.request.sampling,
-            history=tuple(self.token_ids),
+            history=tuple(self.token_ids.tolist()),
             num_prompt_tokens=self.num_prompt_tokens,
             choice=self.choice,
         )

@@ -44,7 +44,7 @@ class Foreseeing:
         assert not sequence.num_pending
         assert sequence.num_remaining_tokens == 1
         size = min(self.size, sequence.max_drafts)
-        drafts = expected_tokens(sequence.token_ids, (None,), GREEDY, size)
+        drafts = expected_tokens(sequence.token_ids.tolist(), (None,), GREEDY, size)
         return (*drafts[:-1], (drafts[-1] + 1) % 97) if drafts else ()
 
     def verified(self, sequence: Scheduled, num_drafts: int, num_accepted: int) -> None:

@@ -199,7 +199,7 @@ class CPUBackend:
         for reader in readers:
             if reader.token_ids:
                 self._last[reader.row.row] = reader.token_ids[-1]
-        return StepOutput(tuple(self._output(reader) for reader in readers))
+        return StepOutput.of([self._output(reader) for reader in readers])
 
     def _reader(self, row: ScheduledRow, start: int, masks: Mapping[int, NDArray[np.uint32]]) -> LogitReader:
         sampler = self._samplers[row.row] if row.sample and row.num_tokens else None

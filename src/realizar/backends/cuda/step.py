@@ -16,7 +16,7 @@ from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
 from realizar.backends.cuda.verify import NOT_REACHED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
-from realizar.batch import RowOutput, ScheduledRow, StepOutput
+from realizar.batch import NO_CHOICE, RowOutput, ScheduledRow, StepOutput
 from realizar.errors import CapacityError, RealizarError
 from realizar.outputs import RowError, TokenLogprobs
 
@@ -44,19 +44,24 @@ class WantedTokens:
 
 def wanted_tokens(step: ForwardInput) -> WantedTokens:
     """The tokens whose logits a step's rows want."""
+    columns = step.columns
+    if columns.only_decodes:
+        count = len(columns)
+        return WantedTokens(list(range(count)), list(range(count)), [0] * count, count, list(range(count)), 0)
     starts = step.query_starts
-    choosing = [index for index, row in enumerate(step.rows) if row.sample and row.token_ids]
-    num_drafts = max([step.rows[index].num_drafts for index in choosing], default=0)
+    choosing = (columns.samples & (columns.num_tokens > 0)).nonzero()[0].tolist()
+    drafts = columns.num_drafts.tolist()
+    num_drafts = max([drafts[index] for index in choosing], default=0)
     if num_drafts:
-        choices = [(index, place) for index in choosing for place in range(step.rows[index].num_drafts + 1)]
+        choices = [(index, place) for index in choosing for place in range(drafts[index] + 1)]
         rows, places = [index for index, _ in choices], [place for _, place in choices]
-        tokens = [starts[index + 1] - 1 - step.rows[index].num_drafts + place for index, place in choices]
+        tokens = [starts[index + 1] - 1 - drafts[index] + place for index, place in choices]
     else:
         rows, places = list(choosing), [0] * len(choosing)
         tokens = [starts[index + 1] - 1 for index in choosing]
     num_choices = len(tokens)
-    for index, row in enumerate(step.rows):
-        for number, query in enumerate(row.logprob_queries):
+    for index, queries in columns.logprob_queries.items():
+        for number, query in enumerate(queries):
             tokens.append(starts[index] + query.index)
             rows.append(index)
             places.append(number)
@@ -128,25 +133,39 @@ class CUDAStep:
         return self._output
 
     def _read(self, pending: PendingResult) -> StepOutput:
-        """The rows' outputs. A row whose numbers can't be used gets an error, and the others are unharmed."""
+        """The rows' outputs: columns of choices, and by themselves the rows that have more, or that failed."""
+        columns, made = self.forward_input.columns, pending.choices.numpy()
+        choices = np.full(len(columns), NO_CHOICE, np.int32)
+        choices[self.wanted.choosing] = made[:, 0]
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
-        chosen = dict(zip(self.wanted.choosing, pending.choices.tolist(), strict=True))
         logprobs_of = self._by_rows(found)
-        outputs: list[RowOutput] = []
-        for index, row in enumerate(self.forward_input.rows):
-            error = pending.errors.get(index)
-            if error is None:
-                try:
-                    of_choices, of_queries = logprobs_of.get(index, ((), ()))
-                    vector = pending.pooled.get(index)
-                    outputs.append(self._row_output(row, chosen.get(index, ()), of_choices, of_queries, vector))
-                    continue
-                except RealizarError as raised:
-                    error = RowError.of(raised, "sampling")
-            outputs.append(RowOutput(row.row, (), error=error))
-        return StepOutput(tuple(outputs))
+        apart = {*pending.errors, *pending.pooled, *logprobs_of}
+        if self.wanted.num_drafts or made[:, 0].min(initial=0) < 0:
+            alone = (columns.num_drafts > 0) | (columns.samples & (columns.num_tokens > 0) & (choices < 0))
+            apart.update(alone.nonzero()[0].tolist())
+        others: dict[int, RowOutput] = {}
+        if apart:
+            chosen = dict(zip(self.wanted.choosing, made.tolist(), strict=True))
+            for index in sorted(apart):
+                others[index] = self._row_alone(index, pending, chosen.get(index, ()), logprobs_of)
+                choices[index] = NO_CHOICE
+        return StepOutput(columns.numbers, choices, others)
+
+    def _row_alone(
+        self, index: int, pending: PendingResult, choices: Sequence[int],
+        logprobs_of: Mapping[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]],
+    ) -> RowOutput:  # fmt: skip
+        """One row's output. A row whose numbers can't be used gets an error, and the others are unharmed."""
+        row, error = self.forward_input.columns.row(index), pending.errors.get(index)
+        if error is None:
+            try:
+                of_choices, of_queries = logprobs_of.get(index, ((), ()))
+                return self._row_output(row, choices, of_choices, of_queries, pending.pooled.get(index))
+            except RealizarError as raised:
+                error = RowError.of(raised, "sampling")
+        return RowOutput(row.row, (), error=error)
 
     def _by_rows(
         self, found: Mapping[int, TokenLogprobs]

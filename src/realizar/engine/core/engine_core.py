@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
 from realizar.backends.devices import ChosenDevice
@@ -241,20 +240,19 @@ class EngineCore:
             self._outputs += self._scheduler.try_smaller(self._give_up_steps(batch), RowError.of(error, "step"))
         except StepError as error:
             _LOG.error("a step was given up, and the requests in it: %s", error)
-            lost = [row for each in self._give_up_steps(batch) for row in each.rows]
-            self._outputs += self._scheduler.lose(lost, RowError.of(error, "step"))
+            self._outputs += self._scheduler.lose(self._give_up_steps(batch), RowError.of(error, "step"))
         self._close_rows()
 
     def _run(self, batch: ScheduledBatch) -> None:
         """Submit a step, then wait until no more are in flight than the next one may follow."""
-        if batch.rows:
+        if batch.num_rows:
             self._submit(batch)
         if not self._in_flight:
             if self._scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
             return
         most = self._config.steps_in_flight - 1
-        if not batch.rows:
+        if not batch.num_rows:
             most = len(self._in_flight) - 1  # nothing can be scheduled before the oldest is done
         elif most and self._scheduler.awaits(batch):
             most = 0
@@ -265,13 +263,13 @@ class EngineCore:
         """Wait for the oldest step in flight and take in its results."""
         self._give_masks()
         done, step = self._in_flight[0]
-        results = step.result().rows
+        output = step.result()
         self._in_flight.popleft()
         self._fail_stuck()
-        self._outputs += self._scheduler.update(done, results)
-        self._grammars.advance(done, results)
+        self._outputs += self._scheduler.update(done, output)
+        self._grammars.advance(done.columns, output)
         if self._in_flight:
-            self._grammars.start(self._in_flight[0][0])
+            self._grammars.start(self._in_flight[0][0].columns)
         self._close_rows()
 
     def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
@@ -281,7 +279,7 @@ class EngineCore:
             lost.append(each)
             with suppress(CapacityError, StepError):
                 step.result()  # no row is closed before the backend is done with it
-        if batch.rows and not any(each is batch for each in lost):
+        if batch.num_rows and not any(each is batch for each in lost):
             lost.append(batch)
         self._in_flight.clear()
         self._stuck.clear()
@@ -305,14 +303,12 @@ class EngineCore:
                 _LOG.warning("a row could not be opened", exc_info=error)
                 failed.add(opened.row)
                 self._unopened[opened.sequence_id] = RowError.of(error, "sampler")
-        if not failed:
-            return batch
-        return replace(batch, rows=tuple(row.without_results() if row.row in failed else row for row in batch.rows))
+        return batch.without_results(failed) if failed else batch
 
     def _submit(self, batch: ScheduledBatch) -> None:
         self._give_masks()  # the backend samples the step before, at the latest now
         if not self._in_flight:
-            self._grammars.start(batch)  # else its rows' last choices are not known yet
+            self._grammars.start(batch.columns)  # else its rows' last choices are not known yet
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
         self._fail_unopened()
 

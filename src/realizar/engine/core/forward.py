@@ -11,22 +11,15 @@ from realizar.kv_cache.manager import KVCacheManager
 
 def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> ForwardInput:
     """Arrays of one step, copied: the cache may go on changing while the step runs."""
-    rows = batch.rows
-    token_ids: list[int] = []
-    starts = [0]
-    for row in rows:
-        token_ids.extend(row.token_ids)
-        starts.append(len(token_ids))
-    numbers = np.array([row.row for row in rows], np.int32)
-    computed = np.array([row.num_computed_tokens for row in rows], np.int32)
-    firsts = np.array(starts, np.int32)
-    counts = np.diff(firsts)
-    positions = np.arange(len(token_ids), dtype=np.int32) + np.repeat(computed - firsts[:-1], counts)
+    columns = batch.columns
+    rows, positions = columns.numbers, columns.num_computed_tokens
+    if not columns.only_decodes:
+        rows = np.repeat(columns.numbers, columns.num_tokens)
+        firsts = columns.num_computed_tokens - columns.starts[:-1]
+        positions = np.arange(len(columns.token_ids), dtype=np.int32) + np.repeat(firsts, columns.num_tokens)
     return ForwardInput(
-        token_ids=np.array(token_ids, np.int32),
+        columns=columns,
         positions=positions,
-        slot_mapping=cache.slot_mapping(np.repeat(numbers, counts), positions),
-        block_tables=cache.block_tables(numbers, int((computed + counts).max())),
-        rows=rows,
-        query_starts=tuple(starts),
+        slot_mapping=cache.slot_mapping(rows, positions),
+        block_tables=cache.block_tables(columns.numbers, int(columns.num_context_tokens.max())),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Step
-from realizar.batch import OpenedRow, RowOutput, ScheduledBatch
+from realizar.batch import OpenedRow, StepOutput, StepRows
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request
@@ -112,15 +112,15 @@ class RowGrammars:
         if followed is not None:
             self._made_service().close_row(followed)
 
-    def start(self, batch: ScheduledBatch) -> None:
+    def start(self, rows: StepRows) -> None:
         """Begin to compute a step's masks; all earlier choices of its rows have been taken in."""
-        wanted = [each for each in batch.rows if each.sample and each.row in self._rows]
+        wanted = [rows.row(index) for index in self._followed(rows)]
         if not wanted:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "realizar-masks")
-        rows = [(self._rows[each.row], each.draft_ids) for each in wanted]
-        future = self._thread.submit(self._made_service().masks, rows)
+        given = [(self._rows[each.row], each.draft_ids) for each in wanted]
+        future = self._thread.submit(self._made_service().masks, given)
         self._masks = _Masks(tuple(each.row for each in wanted), tuple(each.sequence_id for each in wanted), future)
 
     def give(self, step: Step) -> dict[int, RowError]:
@@ -158,12 +158,18 @@ class RowGrammars:
             self._masks.future.exception()  # the thread reads the rows until then
             self._masks = None
 
-    def advance(self, batch: ScheduledBatch, results: Iterable[RowOutput]) -> None:
+    def advance(self, rows: StepRows, output: StepOutput) -> None:
         """Take in a step's choices."""
-        for scheduled, result in zip(batch.rows, results, strict=True):
-            state = self._rows.get(scheduled.row) if scheduled.sample else None
-            if state is not None:
-                state.advance(result.token_ids)
+        for index in self._followed(rows):
+            self._rows[int(rows.numbers[index])].advance(output.row(index).token_ids)
+
+    def _followed(self, rows: StepRows) -> list[int]:
+        """Those of the rows that choose and have a grammar, by their index."""
+        if not self._rows:
+            return []
+        choosing = rows.samples.nonzero()[0]
+        numbers = rows.numbers[choosing].tolist()
+        return [index for index, number in zip(choosing.tolist(), numbers, strict=True) if number in self._rows]
 
     def shutdown(self) -> None:
         """End the thread and the processes; idempotent."""

@@ -1,0 +1,168 @@
+"""`Intake`: takes in the results of a step, those of plain decodes all at once and any other row by itself."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.batch import NO_CHOICE, RowOutput, ScheduledRow, StepOutput, StepRows
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.outputs import FinishReason, RowError, TokenOutput
+from realizar.scheduler.drafting import Drafting
+from realizar.scheduler.open_sequences import OpenSequences
+from realizar.scheduler.results import plain_output, token_output
+from realizar.scheduler.row_table import RowTable
+from realizar.scheduler.sequence import Gain, Sequence
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """The choices of plain decodes that were appended to their rows. Rows are named by their index in the step.
+
+    Attributes:
+        plain: bool [rows], true for these rows.
+        stopped, full: those that end with their choice, a stop id or the last that is wanted.
+        need_care: those that end, or have filled a block.
+    """
+
+    plain: NDArray[np.bool_]
+    stopped: frozenset[int]
+    full: frozenset[int]
+    need_care: list[int]
+
+
+class Intake:
+    """Part of a scheduler.
+
+    Args:
+        end: ends a sequence that has all its tokens.
+        fail: ends the whole request of a sequence, by its number, and returns its last output.
+    """
+
+    def __init__(
+        self,
+        open_sequences: OpenSequences,
+        table: RowTable,
+        cache: KVCacheManager,
+        drafting: Drafting,
+        end: Callable[[Sequence, float], None],
+        fail: Callable[[int, RowError], TokenOutput | None],
+    ) -> None:
+        self._open, self._table, self._cache, self._drafting = open_sequences, table, cache, drafting
+        self._end, self._fail = end, fail
+
+    def take_in(self, rows: StepRows, output: StepOutput, now_s: float) -> list[TokenOutput]:
+        """The outputs of a step's rows, in their order; results of sequences that have ended are dropped.
+
+        Raises:
+            RuntimeError: the results are those of other rows.
+        """
+        _check_rows(rows, output)
+        is_open = self._table.sequence_ids[rows.numbers] == rows.sequence_ids
+        owners = [self._open.in_rows[row] for row in rows.numbers.tolist()]
+        choices = self._append(rows, output, is_open)
+        by_themselves = (is_open & ~choices.plain).nonzero()[0].tolist()
+        settled: dict[int, TokenOutput | None] = {}
+        failed: dict[str, int] = {}  # index of the row with which a request failed
+        for index in sorted([*by_themselves, *choices.need_care]):
+            settled[index] = found = self._settle(index, rows, output, choices, now_s)
+            if found is not None and found.error is not None:
+                failed[found.request_id] = index
+        outputs: list[TokenOutput] = []
+        tokens = output.choices.tolist()
+        for index in is_open.nonzero()[0].tolist():
+            owner = owners[index]
+            if index in settled:
+                found = settled[index]
+                if found is not None:
+                    outputs.append(found)
+            elif owner is not None and not (failed and failed.get(owner.request.request_id, index) < index):
+                outputs.append(plain_output(owner, tokens[index], now_s))
+        return outputs
+
+    def _append(self, rows: StepRows, output: StepOutput, is_open: NDArray[np.bool_]) -> _Choices:
+        """Append the choices of plain decodes to their rows."""
+        table, numbers = self._table, rows.numbers
+        plain = is_open & table.is_plain[numbers] & (output.choices != NO_CHOICE)
+        if not rows.only_decodes:
+            plain &= rows.samples & (rows.num_drafts == 0)
+        where = plain.nonzero()[0]
+        those = numbers[where]
+        taken = table.take_in(those, output.choices[where])
+        need_care = taken.stopped | taken.full
+        if self._cache.prefix_cache:
+            need_care |= self._cache.have_new_blocks(those, table.num_known[those], table.num_computed[those])
+        return _Choices(
+            plain,
+            stopped=frozenset(where[taken.stopped].tolist()),
+            full=frozenset(where[taken.full].tolist()),
+            need_care=where[need_care].tolist(),
+        )
+
+    def _settle(
+        self, index: int, rows: StepRows, output: StepOutput, choices: _Choices, now_s: float
+    ) -> TokenOutput | None:
+        """Take in one row's results and make its request's output; an exception here ends this request alone."""
+        sequence = self._open.get(int(rows.sequence_ids[index]))
+        if sequence is None:
+            return None  # its request failed with an earlier row
+        result = output.row(index)
+        if result.error is not None:
+            return self._fail(sequence.sequence_id, result.error)
+        try:
+            if choices.plain[index]:
+                gain = _gain(result, index in choices.stopped, index in choices.full)
+                self._register(sequence)
+            else:
+                gain = self._gain_of_row(sequence, rows.row(index), result)
+            settled = token_output(sequence, gain, result, now_s)
+        except Exception as error:  # noqa: BLE001 - one request's tokens are not the others' trouble
+            _LOG.exception("the tokens of %s could not be taken in", sequence.request.request_id)
+            return self._fail(sequence.sequence_id, RowError.of(error, "tokens"))
+        if gain.finish_reason is not None:
+            self._end(sequence, now_s)
+        return settled
+
+    def _gain_of_row(self, sequence: Sequence, scheduled: ScheduledRow, result: RowOutput) -> Gain:
+        if scheduled.sample:
+            return self._gain_of_choices(sequence, scheduled, result.token_ids)
+        end = scheduled.num_computed_tokens + scheduled.num_tokens
+        ended = sequence.request.max_tokens == 0 and end == sequence.num_prompt_tokens
+        return Gain((), "length" if ended else None)
+
+    def _gain_of_choices(self, sequence: Sequence, scheduled: ScheduledRow, token_ids: tuple[int, ...]) -> Gain:
+        """Choices of a step: drafts that were wrong are computed no more."""
+        num_drafts, num_accepted = scheduled.num_drafts, len(token_ids) - 1
+        sequence.num_pending -= 1
+        if num_drafts:
+            sequence.num_drafts = 0
+            self._drafting.verified(sequence, num_drafts, num_accepted)
+            sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
+        gain = sequence.take_in(token_ids)
+        self._register(sequence)
+        return gain
+
+    def _register(self, sequence: Sequence) -> None:
+        """Let the full blocks of a sequence that goes on from a choice be found."""
+        if sequence.running:
+            self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+
+
+def _check_rows(rows: StepRows, output: StepOutput) -> None:
+    if not np.array_equal(rows.numbers, output.numbers):
+        pairs = itertools.zip_longest(rows.numbers.tolist(), output.numbers.tolist())
+        row, answered = next((row, answered) for row, answered in pairs if row != answered)
+        raise RuntimeError(f"the backend answered for row {answered} in place of row {row}")
+
+
+def _gain(result: RowOutput, stopped: bool, full: bool) -> Gain:
+    """The gain of a row whose choice was appended with all others."""
+    reason: FinishReason | None = "stop" if stopped else "length" if full else None
+    return Gain(result.token_ids, reason, result.token_ids[0] if stopped else None)

@@ -1,0 +1,123 @@
+"""`RowTable`: the state of all sequences that have a row, one column for each fact, indexed by the row's number.
+
+A step of many decodes reads and writes these columns with a few operations for all its rows. `Sequence` shows the same
+numbers for one sequence, so that nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.batch import FROM_PREVIOUS_STEP, StepRows
+
+MOST_STOP_IDS = 16  # of a row that is compared with them beside the others; a row with more is taken in by itself
+_NOBODY = -1  # in place of the number of a sequence
+_NO_ID = -1  # in place of a stop id
+_LARGEST = 2**31 - 1  # of an int32
+
+Rows = NDArray[np.intp]
+Column = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """What the choices of some rows have come to, one for each row. All are [rows].
+
+    Attributes:
+        stopped: the choice is a stop id, and late enough to be one.
+        full: no further token is wanted.
+    """
+
+    stopped: NDArray[np.bool_]
+    full: NDArray[np.bool_]
+
+
+class RowTable:
+    """The columns.
+
+    Attributes:
+        sequence_ids: int64 [rows], the scheduler's number of the sequence in each row, -1 where there is none.
+        token_ids: int32 [rows, context], prompt and output as far as known; memory is used as it is written.
+        num_known: int32 [rows], how many of them are known.
+        num_pending: int32 [rows], choices of submitted steps that are not known yet, drafts apart.
+        num_computed: int32 [rows], tokens in the KV cache once every submitted step is done, drafts in flight included.
+        num_drafts: int32 [rows], drafts in flight.
+        num_proposed: int32 [rows], drafts that wait to be scheduled.
+        most_tokens: int32 [rows], the number of tokens at which no further choice is wanted.
+        least_tokens: int32 [rows], the number of tokens up to which stop ids do not end the row.
+        is_plain: bool [rows], the row chooses tokens, nothing else is wanted of it, and it has few stop ids.
+        stop_ids: int32 [rows, MOST_STOP_IDS] of plain rows, -1 where a row has fewer.
+    """
+
+    def __init__(self, num_rows: int, context_length: int) -> None:
+        self.sequence_ids = np.full(num_rows, _NOBODY, np.int64)
+        self.token_ids = np.zeros((num_rows, context_length), np.int32)
+        self.num_known = np.zeros(num_rows, np.int32)
+        self.num_pending = np.zeros(num_rows, np.int32)
+        self.num_computed = np.zeros(num_rows, np.int32)
+        self.num_drafts = np.zeros(num_rows, np.int32)
+        self.num_proposed = np.zeros(num_rows, np.int32)
+        self.most_tokens = np.zeros(num_rows, np.int32)
+        self.least_tokens = np.zeros(num_rows, np.int32)
+        self.is_plain = np.zeros(num_rows, np.bool_)
+        self.stop_ids = np.full((num_rows, MOST_STOP_IDS), _NO_ID, np.int32)
+
+    def open(
+        self, row: int, sequence_id: int, token_ids: NDArray[np.int32], *, most_tokens: int, least_tokens: int,
+        stop_ids: frozenset[int] | None,
+    ) -> None:  # fmt: skip
+        """Give a row to a sequence of which nothing is computed.
+
+        Args:
+            least_tokens: may be more than any row ever has.
+            stop_ids: of a plain row, of any value; None for any other.
+        """
+        self.sequence_ids[row] = sequence_id
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_known[row] = len(token_ids)
+        for column in (self.num_pending, self.num_computed, self.num_drafts, self.num_proposed):
+            column[row] = 0
+        self.most_tokens[row], self.least_tokens[row] = most_tokens, min(least_tokens, _LARGEST)
+        usable = [token_id for token_id in stop_ids or () if 0 <= token_id <= _LARGEST]
+        self.is_plain[row] = stop_ids is not None and len(usable) <= MOST_STOP_IDS
+        if self.is_plain[row]:
+            self.stop_ids[row] = _NO_ID
+            self.stop_ids[row, : len(usable)] = usable
+
+    def close(self, row: int) -> None:
+        """Take the row from its sequence: results of submitted steps are nobody's."""
+        self.sequence_ids[row] = _NOBODY
+
+    def num_remaining(self, rows: Rows) -> Column:
+        """Tokens to compute for each row's next choice; 0 when none is wanted, or drafts must be verified first."""
+        num_tokens = self.num_known[rows] + self.num_pending[rows]
+        remaining = num_tokens - self.num_computed[rows]
+        remaining[num_tokens >= self.most_tokens[rows]] = 0
+        remaining[self.num_drafts[rows].astype(np.bool_)] = 0
+        return remaining
+
+    def have_one_result(self, rows: Rows) -> bool:
+        """True if all rows are plain and none has drafts to be scheduled: a decode of each gives one choice."""
+        return np.count_nonzero(self.is_plain[rows]) == len(rows) and not np.count_nonzero(self.num_proposed[rows])
+
+    def advance(self, rows: Rows) -> StepRows:
+        """Schedule the one token that each row has to compute, and the choice after it; it counts as computed."""
+        computed = self.num_computed[rows]
+        token_ids = self.token_ids[rows, computed]
+        token_ids[computed >= self.num_known[rows]] = FROM_PREVIOUS_STEP
+        self.num_computed[rows] = computed + 1
+        self.num_pending[rows] += 1
+        return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids)
+
+    def take_in(self, rows: Rows, choices: Column) -> TakenIn:
+        """Append one choice to each row."""
+        places = self.num_known[rows]
+        self.token_ids[rows, places] = choices
+        known = places + 1
+        self.num_known[rows] = known
+        self.num_pending[rows] -= 1
+        stopped = (self.stop_ids.take(rows, axis=0) == choices[:, None]).any(axis=1) & (known > self.least_tokens[rows])
+        return TakenIn(stopped, known >= self.most_tokens[rows])
