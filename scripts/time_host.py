@@ -1,15 +1,20 @@
 """Times the host's share of a step of decodes: engine and scheduler, and what the GPU backend does before it launches.
 
-No GPU is needed: each step is answered at once, with the same token for every row.
+No GPU is needed: each step is answered at once, with the same token for every row. Times are processor time of the
+thread that drives the engine, the median over the steps of all rows, since other programs come and go.
 
-    python scripts/time_host.py 256
+    python scripts/time_host.py 1 16 64 256
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import statistics
 import sys
+import time
 
+import numpy as np
 import torch
 from cuda_bench import random_checkpoint
 
@@ -22,11 +27,12 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
-from realizar.bench.measure import measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.models.spec import ModelSpec
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 
 PROMPT, STEPS, TILE = 128, 128, 64
@@ -70,8 +76,7 @@ class AtOnce:
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
         shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
-        numbers = [step.rows[index].row for index in wanted.rows]
-        self._arrays.send(step, shape, list(zip(wanted.tokens, numbers, strict=True)))
+        self._arrays.send(step, shape, wanted.tokens, step.columns.numbers[wanted.rows].astype(np.int32))
         self._pending = CUDAStep(
             step,
             wanted,
@@ -84,16 +89,33 @@ class AtOnce:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Times the host's share of a step of decodes; needs no GPU.")
-    parser.add_argument("rows", type=int, nargs="?", default=256, help="sequences that decode together (default 256)")
-    rows = parser.parse_args().rows
-    config = EngineConfig(max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=False)
+    parser.add_argument("rows", type=int, nargs="*", default=[256], help="sequences that decode together (default 256)")
+    for rows in parser.parse_args().rows:
+        found = [step_s(rows, prefix_cache=prefix_cache) for prefix_cache in (False, True)]
+        plain, cached = (f"{1e3 * seconds:.3f}" for seconds in found)
+        print(f"{rows} rows: {plain} ms of the host's a step, {cached} with the prefix cache", flush=True)
+    return 0
+
+
+def step_s(rows: int, *, prefix_cache: bool) -> float:
+    """Processor seconds of a step in which so many rows decode, with stop ids; the median of all such steps."""
+    config = EngineConfig(
+        max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=prefix_cache
+    )
     spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
     core = EngineCore(AtOnce(spec, resolved), spec, resolved, policy=Policy("prefill"))
-    for _ in range(3):
-        run = measure(core, batch=rows, prompt_tokens=PROMPT, gen_tokens=STEPS)
-        print(f"{rows} rows: {run.decode_s / STEPS * 1e3:.2f} ms of the host's a step", flush=True)
+    rng, sampling = random.Random(rows), SamplingParams(temperature=0.0, stop_token_ids=(1, 2, 3))
+    for row in range(rows):
+        prompt = tuple(rng.randrange(spec.vocab_size) for _ in range(PROMPT))
+        core.add(Request(str(row), prompt, sampling, STEPS))
+    times_s: list[float] = []
+    while core.has_work:
+        started_s = time.thread_time()
+        outputs = core.step()
+        if len(outputs) == rows:
+            times_s.append(time.thread_time() - started_s)
     core.close()
-    return 0
+    return statistics.median(times_s)
 
 
 if __name__ == "__main__":

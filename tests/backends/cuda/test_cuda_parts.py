@@ -102,7 +102,7 @@ def test_arrays_of_a_step() -> None:
     tiles = tiles_of(step, 8)
     assert tiles == [(3, 16), (3, 8), (3, 0)]
     arrays.clear()
-    arrays.send(step, StepShape(32, 4, len(tiles)), [(0, 3), (1, 2), (21, 1)])
+    arrays.send(step, StepShape(32, 4, len(tiles)), [0, 1, 21], [3, 2, 1])
     assert arrays["ids"][:32].tolist() == [*ids.tolist(), *[0] * 10]
     assert arrays["token_rows"][:3].tolist() == [3, 0, 0]
     assert arrays.slots(1)[:32].tolist() == [*slots[1].tolist(), *[-1] * 10]

@@ -111,17 +111,18 @@ class CUDABackend:
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(count_decodes(step), sizes.rows)
         if not tiles:
-            longest = max([row.num_context_tokens for row in step.rows], default=0)
+            longest = int(step.columns.num_context_tokens.max(initial=0))
             return StepShape(decodes, decodes, 0, self.model.attention.is_long(decodes, longest))
         return self.model.graphs.padded(StepShape(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
 
     def _send(self, step: ForwardInput, shape: StepShape, wanted: WantedTokens) -> None:
         """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""
-        most, rows = self.model.space.arrays.sizes.selected, step.rows
-        choosing = (rows[index] for index in wanted.rows[: wanted.num_choices])
-        numbers = [-1 if row.num_drafts else row.row for row in choosing]
-        numbers += [-1] * (len(wanted.tokens) - wanted.num_choices)
-        self.model.space.arrays.send(step, shape, list(zip(wanted.tokens, numbers, strict=True))[:most])
+        arrays, columns = self.model.space.arrays, step.columns
+        most = arrays.sizes.selected
+        numbers = np.full(len(wanted.tokens), -1, np.int32)
+        choosing = wanted.rows[: wanted.num_choices]
+        numbers[: wanted.num_choices] = np.where(columns.num_drafts > 0, -1, columns.numbers)[choosing]
+        arrays.send(step, shape, wanted.tokens[:most], numbers[:most])
 
     def _run(self, shape: StepShape, selected: int) -> None:
         self.model.graphs.run(shape, selected)

@@ -73,6 +73,7 @@ class StepArrays:
             at += -(-count // 4) * 4  # 16-byte aligned
         self._buffer = torch.zeros(at, dtype=torch.int32, device=device.torch_device)
         self._host = [torch.zeros(at, dtype=torch.int32, pin_memory=device.is_gpu) for _ in range(_RING)]
+        self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
         self._next = 0
         self._start_copy(self._host[0], 1)  # compiles it
@@ -91,19 +92,25 @@ class StepArrays:
         for name in ("slots", "decodes", "tile_rows", "selected_rows"):
             self[name].fill_(-1)
 
-    def send(self, step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]) -> None:
+    def send(
+        self,
+        step: ForwardInput,
+        shape: StepShape,
+        selected: Sequence[int],
+        selected_rows: Sequence[int] | NDArray[np.int32],
+    ) -> None:
         """Fill a host copy and start sending it.
 
         Args:
             shape: the padded step; its entries beyond the step's are filled with "none".
-            selected: token and row of every selected token, at most `sizes.selected`.
+            selected: index of every selected token, at most `sizes.selected`.
+            selected_rows: the row that each one's choice is for, -1 where it is for none.
         """
         copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
-        buffer = self._host[self._next]
-        end = self._fill(buffer.numpy(), step, shape, selected)
-        self._start_copy(buffer, end)
+        end = self._fill(self._views[self._next], step, shape, selected, selected_rows)
+        self._start_copy(self._host[self._next], end)
         if self._device.is_gpu:
             event = torch.cuda.Event()
             event.record()
@@ -117,11 +124,12 @@ class StepArrays:
             self._buffer[:count].copy_(host[:count])
 
     def _fill(
-        self, host: NDArray[np.int32], step: ForwardInput, shape: StepShape, selected: Sequence[tuple[int, int]]
-    ) -> int:
+        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, shape: StepShape, selected: Sequence[int],
+        selected_rows: Sequence[int] | NDArray[np.int32],
+    ) -> int:  # fmt: skip
         """Fill a host copy; returns the end of the part that is used."""
-        views = {name: host[place] for name, place in self._places.items()}
-        tokens, rows = len(step.token_ids), len(step.rows)
+        columns = step.columns
+        tokens, rows = len(columns.token_ids), len(columns)
 
         def put(name: str, values: Sequence[int] | NDArray[np.int32], padded: int, nothing: int) -> None:
             size = len(values)
@@ -131,31 +139,33 @@ class StepArrays:
         put("ids", step.token_ids, shape.tokens, 0)
         put("positions", step.positions, shape.tokens, 0)
         views["token_rows"][: shape.tokens] = 0
-        for row, start in zip(step.rows, step.query_starts, strict=False):
-            if row.token_ids and row.token_ids[0] == FROM_PREVIOUS_STEP:
-                views["token_rows"][start] = row.row
+        follows = (columns.token_ids == FROM_PREVIOUS_STEP).nonzero()[0]  # each is its row's first
+        if len(follows):
+            owners = follows if columns.only_decodes else np.searchsorted(columns.starts, follows, side="right") - 1
+            views["token_rows"][follows] = columns.numbers[owners]
         for group, slots in enumerate(step.slot_mapping):
             first = group * self.sizes.tokens
             views["slots"][first : first + tokens] = slots
             views["slots"][first + tokens : first + shape.tokens] = -1
-        starts = np.array(step.query_starts, np.int32)
-        views["starts"][:rows] = starts[:-1]
-        views["counts"][:rows] = np.diff(starts)
-        views["contexts"][:rows] = [row.num_context_tokens for row in step.rows]
+        views["starts"][:rows] = columns.starts[:-1]
+        views["counts"][:rows] = columns.num_tokens
+        views["contexts"][:rows] = columns.num_context_tokens
         self._fill_decodes(views, step, shape.decodes)
         tiles = list(tiles_of(step, self.sizes.tile_tokens)) if shape.tiles else []
         put("tile_rows", [row for row, _ in tiles], shape.tiles, -1)
         put("tile_firsts", [first for _, first in tiles], shape.tiles, 0)
-        put("selected", [token for token, _ in selected], self.sizes.selected, 0)
-        put("selected_rows", [row for _, row in selected], self.sizes.selected, -1)
+        put("selected", selected, self.sizes.selected, 0)
+        put("selected_rows", selected_rows, self.sizes.selected, -1)
         return self._fill_tables(views, step)
 
     def _fill_decodes(self, views: dict[str, NDArray[np.int32]], step: ForwardInput, padded: int) -> None:
         """Fill in row, token, context and position of each decode side by side: attention waits for one load."""
-        decodes = views["decodes"].reshape(-1, 4)
-        rows = np.flatnonzero(views["counts"][: len(step.rows)] == 1)
-        tokens = views["starts"][rows]
-        decodes[: len(rows)] = np.stack([rows, tokens, views["contexts"][rows], step.positions[tokens]], axis=1)
+        columns, decodes = step.columns, views["decodes"].reshape(-1, 4)
+        rows = (columns.num_tokens == 1).nonzero()[0]
+        tokens = columns.starts[rows]
+        values = rows, tokens, columns.num_context_tokens[rows], step.positions[tokens]
+        for place, column in enumerate(values):
+            decodes[: len(rows), place] = column
         decodes[len(rows) : padded] = -1
 
     def _fill_tables(self, views: dict[str, NDArray[np.int32]], step: ForwardInput) -> int:
@@ -174,15 +184,17 @@ class StepArrays:
 
 def count_decodes(step: ForwardInput) -> int:
     """The number of rows with one token."""
-    return sum([len(row.token_ids) == 1 for row in step.rows])
+    return len(step.columns) if step.columns.only_decodes else int(np.count_nonzero(step.columns.num_tokens == 1))
 
 
 def tiles_of(step: ForwardInput, tile_tokens: int) -> list[tuple[int, int]]:
     """Row and first token of every tile of the rows of several tokens, longest contexts first."""
+    columns = step.columns
+    if columns.only_decodes:
+        return []
     tiles = [
-        (row.num_computed_tokens + first, index, first)
-        for index, row in enumerate(step.rows)
-        if row.num_tokens > 1
-        for first in range(0, row.num_tokens, tile_tokens)
+        (int(columns.num_computed_tokens[index]) + first, index, first)
+        for index in (columns.num_tokens > 1).nonzero()[0].tolist()
+        for first in range(0, int(columns.num_tokens[index]), tile_tokens)
     ]
     return [(index, first) for _, index, first in sorted(tiles, reverse=True)]

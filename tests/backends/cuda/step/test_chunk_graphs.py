@@ -91,7 +91,7 @@ def test_padding_is_dead() -> None:
     places = np.array([20, *range(9)], np.int32)
     step = step_input(rows, (places + 64,), (np.ones((2, 2), np.int32),))
     assert tiles_of(step, 8) == [(1, 8), (1, 0)]
-    arrays.send(step, StepShape(16, 8, 6), [(0, 3), (9, 5)])
+    arrays.send(step, StepShape(16, 8, 6), [0, 9], [3, 5])
     assert arrays["decodes"].reshape(8, 4).tolist() == [[0, 0, 21, 20], *[[-1] * 4] * 7]
     assert arrays["tile_rows"][:6].tolist() == [1, 1, *[-1] * 4]
     assert arrays["tile_firsts"][:6].tolist() == [8, 0, *[0] * 4]

@@ -37,7 +37,7 @@ IDS = random_tokens(RECIPE, 6, 1)
 
 def values_on_gpu(recipe: Recipe = RECIPE) -> list[StageValues]:
     runner = GPURunner(*random_model(recipe), CONFIG)
-    step = dataclasses.replace(one_step(runner.capacity, StepWork(1, 6, 0)), token_ids=np.array(IDS, np.int32))
+    step = one_step(runner.capacity, StepWork(1, 6, 0), np.array(IDS, np.int32))
     found = on_gpu.read_values(runner.backend, runner.spec, step)
     runner.close()
     return found
@@ -51,9 +51,7 @@ def values_on_cpu() -> list[StageValues]:
 def read_on_cpu(recipe: Recipe) -> list[StageValues]:
     spec, checkpoint = random_model(recipe)
     runner = Runner(spec, checkpoint, CONFIG)
-    step = dataclasses.replace(
-        one_step(runner.backend.capacity(), StepWork(1, 6, 0)), token_ids=np.array(IDS, np.int32)
-    )
+    step = one_step(runner.backend.capacity(), StepWork(1, 6, 0), np.array(IDS, np.int32))
     found = on_cpu.read_values(runner.backend, spec, step)
     runner.close()
     return found
