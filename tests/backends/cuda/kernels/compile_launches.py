@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import re
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -80,8 +81,8 @@ def stand_in(module: ModuleType, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def run_backend(recipes: list[str], formats: int) -> None:
-    """A chunk, a decode, and both in a step, of every recipe and every format of activations."""
+def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORMATS)) -> None:
+    """Record the launches of a chunk, of a decode, and of both in a step, of recipes and formats of activations."""
     triton.runtime.jit.JITFunction.run = record
     gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
     stand_in(load, "compute_type", lambda dtype, device: compute_type(dtype, gpu))

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
-from backends.cuda.kernels.compare_kernels import code_of, differences, disassembler
+from backends.cuda.kernels.compare_kernels import CAPABILITIES, code_of, differences, disassembler, native_sources
 from realizar.backends.cuda.native.compiler import Source, compile_sources
 
 _KERNEL = 'extern "C" __global__ void NAME(float* SUM, int count) {{ if (count > {limit}) *SUM += sqrtf(count); }}'
@@ -34,6 +34,12 @@ def test_a_rename_is_no_difference_and_another_constant_is_one() -> None:
     assert differences(one, renamed) == []
     (line,) = differences(one, changed)
     assert line.startswith("kernel (first): hash ")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_source_has_a_label_of_its_own(capability: int) -> None:
+    labels = [label for label, _ in native_sources(capability)]
+    assert len(set(labels)) == len(labels) > 60
 
 
 def test_kernels_that_come_and_go_are_named() -> None:
