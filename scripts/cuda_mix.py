@@ -26,7 +26,7 @@ from cuda_serve import served, write_model
 
 from realizar.bench import generate
 from realizar.bench.mix.compare import MIX, MixResult, MixTarget, compare_mixes, find_server
-from realizar.bench.mix.figures import figures_by_kind, output_rate
+from realizar.bench.mix.figures import figures_of_all, output_rate
 from realizar.bench.mix.generators import Generators, default_generators
 from realizar.bench.mix.kinds import find_kind
 from realizar.bench.mix.report import BUSY, as_markdown, as_record
@@ -75,7 +75,7 @@ def _run(
     (result,) = compare_mixes([server], work, generators, alone=kinds, rounds=rounds, timeout_s=300, log=log)
     print(as_markdown([result]), flush=True)
     if arguments.out is not None:
-        record = as_record([result], {**asdict(work), "rounds": rounds, "options": vars(arguments)})
+        record = as_record([result], {**asdict(work), "rounds": rounds, "options": vars(arguments)}, requests=False)
         name = "kinds.json" if kinds else "mixed.json"
         (arguments.out / name).write_text(json.dumps(record, default=str), encoding="utf-8")
     return result
@@ -99,7 +99,7 @@ def aims(result: MixResult, shape: str) -> list[str]:
 
 def mixed_lines(result: MixResult) -> list[str]:
     """Lines with the totals of the mixed clients."""
-    every = figures_by_kind(result.runs[MIX])[-1]
+    every = figures_of_all(result.runs[MIX])
     rates = f"{every.prompt_tokens_per_s:,.0f} prompt and {every.output_tokens_per_s:,.0f} generated tokens/s"
     counts = f"{every.num_requests} requests, {every.num_failed} failed, {every.num_left} left early"
     lines = [f"mixed clients: {rates}; {counts}"]

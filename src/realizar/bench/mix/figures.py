@@ -70,7 +70,12 @@ class KindFigures:
 def figures_by_kind(runs: Sequence[MixRun]) -> list[KindFigures]:
     """Figures of each kind over the rounds of one load, in the kinds' alphabetical order, and last of all together."""
     kinds = sorted({each.kind for run in runs for each in run.served})
-    return [*(_figures(kind, runs) for kind in kinds), _figures(ALL, runs)]
+    return [*(_figures(kind, runs) for kind in kinds), figures_of_all(runs)]
+
+
+def figures_of_all(runs: Sequence[MixRun]) -> KindFigures:
+    """Figures of all kinds together."""
+    return _figures(ALL, runs)
 
 
 def output_rate(run: MixRun) -> float:
@@ -84,13 +89,14 @@ def _figures(kind: str, runs: Sequence[MixRun]) -> KindFigures:
     duration_s = sum(run.duration_s for run in runs)
     counts = [_tokens_within(run, each) for run, each in taken]
     prompt_tokens, output_tokens = (round(sum(count[place] for count in counts)) for place in (0, 1))
-    good = [each.answered for each in served if each.answered.error is None]
-    errors = Counter(each.answered.error for each in served if each.answered.error is not None)
+    good = [each for each in served if each.error is None]
+    errors = Counter(each.error for each in served if each.error is not None)
+    gaps_s = np.concatenate([np.empty(0, np.float32), *(each.gaps_s for each in good)])
     return KindFigures(
         kind=kind,
         num_requests=len(served),
         num_failed=sum(errors.values()),
-        num_left=sum(each.answered.left and not each.was_cut for each in served),
+        num_left=sum(each.left for each in served),
         num_cut=sum(each.was_cut for each in served),
         num_shortened=sum(each.was_shortened for each in served),
         errors=dict(errors),
@@ -98,9 +104,9 @@ def _figures(kind: str, runs: Sequence[MixRun]) -> KindFigures:
         output_tokens=output_tokens,
         prompt_tokens_per_s=prompt_tokens / duration_s,
         output_tokens_per_s=output_tokens / duration_s,
-        ttft=Percentiles.of_seconds([answered.ttft_s for answered in good if answered.deltas_s]),
-        gap=Percentiles.of_seconds([gap for answered in good for gap in answered.gaps_s]),
-        multiples=_multiples(served),
+        ttft=Percentiles.of_seconds([each.first_s - each.due_s for each in good if each.first_s is not None]),
+        gap=_percentiles(gaps_s),
+        multiples=_multiples(good),
     )
 
 
@@ -109,24 +115,25 @@ def _tokens_within(run: MixRun, served: Served) -> tuple[float, float]:
 
     An answer's tokens are spread over its deltas: a delta may hold several, and a token may have no text.
     """
-    answered, end_s = served.answered, run.start_s + run.duration_s
-    if answered.error is not None:
+    if served.error is not None:
         return 0.0, 0.0
-    deltas = sum(delta_s <= end_s for delta_s in answered.deltas_s)
-    if not answered.deltas_s:
-        inside = float(answered.ended_s <= end_s and not answered.left)
-        return inside * answered.prompt_tokens, inside * answered.output_tokens
-    prompt_tokens = answered.prompt_tokens or served.num_words
-    return prompt_tokens * bool(deltas), answered.output_tokens * deltas / len(answered.deltas_s)
+    if not served.num_deltas:
+        is_inside = served.ended_s <= run.start_s + run.duration_s and not (served.left or served.was_cut)
+        return float(is_inside) * served.prompt_tokens, float(is_inside) * served.output_tokens
+    prompt_tokens = served.prompt_tokens or served.num_words
+    return prompt_tokens * float(served.num_within > 0), served.output_tokens * served.num_within / served.num_deltas
+
+
+def _percentiles(values_s: NDArray[np.float32]) -> Percentiles | None:
+    """As `Percentiles.of_seconds`, for millions of values."""
+    if not len(values_s):
+        return None
+    p50, p90, p99 = (1000 * float(value) for value in np.percentile(values_s, (50, 90, 99)))
+    return Percentiles(1000 * float(values_s.mean(dtype=np.float64)), p50, p90, p99, 1000 * float(values_s.max()))
 
 
 def _multiples(served: Sequence[Served]) -> Multiples | None:
-    found: list[NDArray[np.float64]] = []
-    for each in served:
-        gaps = np.asarray(each.answered.gaps_s)
-        gaps = gaps[gaps > 0]  # deltas of one read arrived together
-        if len(gaps) > 1:
-            found.append(gaps / np.median(gaps))
+    found = [each.gaps_s / each.median_gap_s for each in served if len(each.gaps_s) > 1]
     if not found:
         return None
     every = np.concatenate(found)

@@ -95,7 +95,7 @@ class Generators:
             except BrokenProcessPool:
                 raise CapacityError("a process of the load generator died") from None
         served = [each for result in results for each in result.served]
-        last_s = max((each.answered.ended_s for each in served), default=start_s)
+        last_s = max((each.ended_s for each in served), default=start_s)
         duration_s = work.seconds if work.seconds is not None else max(last_s - start_s, 1e-9)
         busy = tuple(sorted((result.cpu_share for result in results), reverse=True))
         return MixRun(target.name, label, start_s, duration_s, served, busy)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from realizar.bench.mix.compare import MIX, MixResult
-from realizar.bench.mix.figures import ALL, LONG_GAP, KindFigures, Multiples, figures_by_kind, output_rate
+from realizar.bench.mix.figures import (
+    ALL,
+    LONG_GAP,
+    KindFigures,
+    Multiples,
+    figures_by_kind,
+    figures_of_all,
+    output_rate,
+)
 from realizar.bench.mix.generators import MixRun
 from realizar.bench.serve_report import Percentiles
 
@@ -22,9 +31,9 @@ def as_markdown(results: Sequence[MixResult]) -> str:
     return "\n\n".join(_one_server(result) for result in results)
 
 
-def as_record(results: Sequence[MixResult], load: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything, for JSON: the load, the figures of each label and kind, and each request."""
-    return {"load": dict(load), "servers": [_server_record(result) for result in results]}
+def as_record(results: Sequence[MixResult], load: Mapping[str, Any], *, requests: bool = True) -> dict[str, Any]:
+    """Everything, for JSON: the load, the figures of each label and kind, and each request unless not wanted."""
+    return {"load": dict(load), "servers": [_server_record(result, requests) for result in results]}
 
 
 def _one_server(result: MixResult) -> str:
@@ -61,7 +70,7 @@ def _turns_table(alone: Mapping[str, list[MixRun]]) -> list[str]:
     medians = {label: statistics.median(map(output_rate, runs)) for label, runs in alone.items()}
     rows = []
     for label, runs in alone.items():
-        rates, every = sorted(map(output_rate, runs)), figures_by_kind(runs)[-1]
+        rates, every = sorted(map(output_rate, runs)), figures_of_all(runs)
         share = f"{medians[label] / medians[_FIRST]:.2f}" if medians.get(_FIRST) else "-"
         rows.append(
             (
@@ -74,13 +83,15 @@ def _turns_table(alone: Mapping[str, list[MixRun]]) -> list[str]:
 
 def _notes(result: MixResult) -> list[str]:
     runs = [run for each in result.runs.values() for run in each]
-    every = figures_by_kind(runs)[-1]
+    served = [each for run in runs for each in run.served]
+    errors = Counter(each.error for each in served if each.error is not None)
+    num_shortened, num_cut = sum(each.was_shortened for each in served), sum(each.was_cut for each in served)
     notes = [f"{kind} was left out: {reason}" for kind, reason in result.left_out.items()]
-    notes += [f"{count} x {error}" for error, count in every.errors.items()]
-    if every.num_shortened:
-        notes.append(f"{every.num_shortened} prompts were shortened to the context of {result.server.context_tokens}")
-    if every.num_cut:
-        notes.append(f"{every.num_cut} answers were under way long after the end and were cut off")
+    notes += [f"{count} x {error}" for error, count in errors.items()]
+    if num_shortened:
+        notes.append(f"{num_shortened} prompts were shortened to the context of {result.server.context_tokens}")
+    if num_cut:
+        notes.append(f"{num_cut} answers were under way long after the end and were cut off")
     if (state := result.state) is None:
         notes.append("what is left afterwards: the server shows no /metrics")
     else:
@@ -116,7 +127,7 @@ def _stalls(values: Multiples | None) -> str:
     return "-" if values is None else f"{values.num_stalls} of {values.num_gaps}"
 
 
-def _server_record(result: MixResult) -> dict[str, Any]:
+def _server_record(result: MixResult, requests: bool) -> dict[str, Any]:
     return {
         "name": result.server.target.name,
         "dialect": result.server.dialect.name,
@@ -124,12 +135,13 @@ def _server_record(result: MixResult) -> dict[str, Any]:
         "context_tokens": result.server.context_tokens,
         "left_out": dict(result.left_out),
         "state": None if result.state is None else asdict(result.state),
-        "loads": {label: _load_record(runs) for label, runs in result.runs.items()},
+        "loads": {label: _load_record(runs, requests) for label, runs in result.runs.items()},
     }
 
 
-def _load_record(runs: Sequence[MixRun]) -> dict[str, Any]:
+def _load_record(runs: Sequence[MixRun], requests: bool) -> dict[str, Any]:
     figures = figures_by_kind(runs)
+    listed = [_request_record(run, index) for run in runs for index in range(len(run.served))] if requests else None
     return {
         "rounds": [
             {"duration_s": run.duration_s, "output_tokens_per_s": output_rate(run), "generators": run.busy}
@@ -138,23 +150,22 @@ def _load_record(runs: Sequence[MixRun]) -> dict[str, Any]:
         "median_output_tokens_per_s": statistics.median(map(output_rate, runs)),
         "kinds": {each.kind: asdict(each) for each in figures if each.kind != ALL},
         ALL: asdict(figures[-1]),
-        "requests": [_request_record(run, index) for run in runs for index in range(len(run.served))],
+        "requests": listed,
     }
 
 
 def _request_record(run: MixRun, index: int) -> dict[str, Any]:
     served = run.served[index]
-    answered = served.answered
     return {
         "kind": served.kind,
-        "due_s": answered.due_s - run.start_s,
-        "first_s": answered.deltas_s[0] - run.start_s if answered.deltas_s else None,
-        "end_s": answered.ended_s - run.start_s,
+        "due_s": served.due_s - run.start_s,
+        "first_s": served.first_s - run.start_s if served.first_s is not None else None,
+        "end_s": served.ended_s - run.start_s,
         "words": served.num_words,
         "max_tokens": served.max_tokens,
-        "prompt_tokens": answered.prompt_tokens,
-        "output_tokens": answered.output_tokens,
-        "deltas": len(answered.deltas_s),
-        "left": answered.left,
-        "error": answered.error,
+        "prompt_tokens": served.prompt_tokens,
+        "output_tokens": served.output_tokens,
+        "deltas": served.num_deltas,
+        "left": served.left,
+        "error": served.error,
     }

@@ -7,8 +7,12 @@ import gc
 import itertools
 import random
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from realizar.bench.mix.dialects import Dialect
 from realizar.bench.mix.requests import MixRequest, MixWork, draw_request
@@ -27,9 +31,16 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request and its answer.
+    """A request and its answer, times in seconds of `time.perf_counter`.
 
     Attributes:
+        due_s: when it was due. first_s: when its first text came, if any did. ended_s: when it ended.
+        prompt_tokens: the server's count, or 0. output_tokens: the server's count, else the deltas.
+        num_deltas: of text. num_within: those that came within the load's time.
+        gaps_s: float32, between one delta and the next of its choice; deltas of one read have none. median_gap_s: 0
+            where there are none.
+        error: the reason of a failure, or None.
+        left: the client left before the end, as it was asked to.
         was_cut: it was under way when the load's time was over, and its client left for that alone.
     """
 
@@ -37,8 +48,43 @@ class Served:
     num_words: int
     max_tokens: int
     was_shortened: bool
-    answered: Answered
-    was_cut: bool = False
+    due_s: float
+    first_s: float | None
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int
+    num_deltas: int
+    num_within: int
+    gaps_s: NDArray[np.float32]
+    median_gap_s: float
+    error: str | None
+    left: bool
+    was_cut: bool
+
+    @classmethod
+    def of(cls, request: MixRequest, answered: Answered, end_s: float) -> Served:
+        """What is kept of an answer; a load may have millions of deltas. `end_s` ends the load's time."""
+        gaps_s = np.asarray(answered.gaps_s, np.float32)
+        gaps_s = gaps_s[gaps_s > 0]
+        was_cut = answered.left and answered.ended_s >= end_s + _GRACE_S
+        return cls(
+            kind=request.kind,
+            num_words=request.num_words,
+            max_tokens=request.max_tokens,
+            was_shortened=request.was_shortened,
+            due_s=answered.due_s,
+            first_s=answered.deltas_s[0] if answered.deltas_s else None,
+            ended_s=answered.ended_s,
+            prompt_tokens=answered.prompt_tokens,
+            output_tokens=answered.output_tokens,
+            num_deltas=len(answered.deltas_s),
+            num_within=bisect_right(answered.deltas_s, end_s),
+            gaps_s=gaps_s,
+            median_gap_s=float(np.median(gaps_s)) if len(gaps_s) else 0.0,
+            error=answered.error,
+            left=answered.left and not was_cut,
+            was_cut=was_cut,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +185,4 @@ class _Clients:
         if call.leave_after_s is None or call.leave_after_s > cut_s:
             call = replace(call, leave_after_s=cut_s)
         answered = await send_call(self._target, call, due_s, self._timeout_s)
-        was_cut = answered.left and answered.ended_s >= self._end_s + _GRACE_S
-        self._served.append(
-            Served(request.kind, request.num_words, request.max_tokens, request.was_shortened, answered, was_cut)
-        )
+        self._served.append(Served.of(request, answered, self._end_s))

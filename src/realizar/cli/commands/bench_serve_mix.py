@@ -80,5 +80,5 @@ def load_mixed(
         load.json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for result in results:
         runs = [run for each in result.runs.values() for run in each]
-        if all(each.answered.error is not None for run in runs for each in run.served):
+        if all(each.error is not None for run in runs for each in run.served):
             raise InvalidRequestError(f"{result.server.target.name} completed no request", "url")
