@@ -1,6 +1,6 @@
 """The API process's time for a token: reading it off the socket, making text of it, sending it to a client.
 
-    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200] [--steps 1]
+    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200] [--steps 1] [--logprobs N]
 
 A link that makes tokens up stands in for the engine, so everything here is processor time of one thread, in
 microseconds a token. Over HTTP the tokens that come while a client's delta is being written leave as one delta; how
@@ -18,6 +18,8 @@ import socket
 import threading
 import time
 from array import array
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -27,15 +29,26 @@ from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
 from realizar.engine.process.transport import FrameReader, encode_frame
+from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
-from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
+from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, StepDeltas
 from realizar.tokenizer.stop_checker import StopChecker
 
 _TEXT = "Once upon a time in a land far away there lived a small dragon who read every book that it could find. "
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """So many streams of so many tokens; `steps` come at once, and each token lists `logprobs` others."""
+
+    streams: int
+    tokens: int
+    steps: int
+    logprobs: int | None
 
 
 class MadeUpLink:
@@ -45,10 +58,10 @@ class MadeUpLink:
         steps: steps that come at once, as they do for a process that is so far behind.
     """
 
-    def __init__(self, served: ServedModel, steps: int) -> None:
+    def __init__(self, served: ServedModel, steps: int, logprobs: int | None) -> None:
         self._ids = served.tokenizer.encode(_TEXT)
         self._vocab_size = served.tokenizer.vocab_size
-        self._steps = steps
+        self._steps, self._logprobs = steps, logprobs
         self._open: dict[str, list[int]] = {}
         self._numbers = itertools.count()
         self._reader: FrameReader[Event] = FrameReader(Event)
@@ -89,6 +102,7 @@ class MadeUpLink:
         numbers, token_ids = array("q"), array("i")
         starts: list[ChoiceStart] = []
         ends: list[ChoiceEnd] = []
+        logprobs: list[ChoiceLogprobs] = []
         for name, state in list(self._open.items()):
             number, place, most = state
             if place == 0:
@@ -96,44 +110,54 @@ class MadeUpLink:
             state[1] = place + 1
             numbers.append(number)
             token_ids.append(self._ids[place % len(self._ids)])
+            if self._logprobs is not None:
+                logprobs.append(ChoiceLogprobs(number, (self._entry(place),)))
             if place + 1 == most:
                 ends.append(ChoiceEnd(number, "length"))
                 del self._open[name]
         self.num_tokens += len(numbers)
-        deltas = StepDeltas(now, numbers.tobytes(), b"", token_ids.tobytes(), tuple(starts), ends=tuple(ends))
+        deltas = StepDeltas(
+            now, numbers.tobytes(), b"", token_ids.tobytes(), tuple(starts), tuple(logprobs), (), tuple(ends)
+        )
         return encode_frame(Outputs(deltas))
 
+    def _entry(self, place: int) -> TokenLogprobs:
+        """The log-probabilities of a token: those of the text's tokens from there on."""
+        ids = [self._ids[(place + shift) % len(self._ids)] for shift in range(self._logprobs or 0)]
+        top = tuple((token_id, -0.1234567 * shift - place / 3) for shift, token_id in enumerate(ids))
+        return TokenLogprobs(self._ids[place % len(self._ids)], -place / 3, 1, top)
 
-def make_engine(served: ServedModel, steps: int) -> tuple[AsyncEngine, MadeUpLink]:
-    link = MadeUpLink(served, steps)
+
+def make_engine(served: ServedModel, load: Load) -> tuple[AsyncEngine, MadeUpLink]:
+    link = MadeUpLink(served, load.steps, load.logprobs)
     return AsyncEngine(link, lambda sampling: StopChecker(served.tokenizer, sampling), ()), link
 
 
-async def time_text(served: ServedModel, streams: int, tokens: int, steps: int) -> None:
+async def time_text(served: ServedModel, load: Load) -> None:
     """Streams read by tasks of the same loop."""
-    engine, link = make_engine(served, steps)
+    engine, link = make_engine(served, load)
     await engine.start()
 
     async def read() -> None:
-        sampling = SamplingParams(max_tokens=tokens)
+        sampling = SamplingParams(max_tokens=load.tokens, logprobs=load.logprobs)
         async with await engine.generate([1, 2], sampling) as stream:
             async for _ in stream:
                 pass
 
     started_s = time.thread_time()
-    await asyncio.gather(*(read() for _ in range(streams)))
+    await asyncio.gather(*(read() for _ in range(load.streams)))
     spent_s = time.thread_time() - started_s - link.write_s
     await engine.close()
     print(f"{link.num_tokens} tokens: write {1e6 * link.write_s / link.num_tokens:.2f}, ", end="")
     print(f"read {1e6 * link.read_s / link.num_tokens:.2f}, all up to the text {1e6 * spent_s / link.num_tokens:.1f}")
 
 
-def time_http(served: ServedModel, streams: int, tokens: int, steps: int, *, chat: bool) -> None:
+def time_http(served: ServedModel, load: Load, *, chat: bool) -> None:
     """A server on a thread of its own and on the event loop that `serve` uses, clients on this one."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     spent: list[float] = []
-    engine, link = make_engine(served, steps)
+    engine, link = make_engine(served, load)
     settings = ServerSettings(log_requests=False)
     config = uvicorn_config(create_app(engine, served, settings), settings)
     server = uvicorn.Server(config)
@@ -153,22 +177,24 @@ def time_http(served: ServedModel, streams: int, tokens: int, steps: int, *, cha
     thread = threading.Thread(target=run)
     thread.start()
     started.wait()
-    path, body = _chat(served.name, tokens) if chat else _completion(served.name, tokens)
-    deltas = asyncio.run(_request_all(listener.getsockname()[1], path, body, streams))
+    path, body = _chat(served.name, load) if chat else _completion(served.name, load)
+    deltas = asyncio.run(_request_all(listener.getsockname()[1], path, body, load.streams))
     server.should_exit = True
     thread.join()
     each_us = 1e6 * spent[0] / link.num_tokens
     print(f"{link.num_tokens} tokens over HTTP by {path} in {deltas} deltas: {each_us:.1f}")
 
 
-def _completion(model: str, tokens: int) -> tuple[str, bytes]:
-    body = {"model": model, "prompt": [1, 2], "max_tokens": tokens, "stream": True}
+def _completion(model: str, load: Load) -> tuple[str, bytes]:
+    body = {"model": model, "prompt": [1, 2], "max_tokens": load.tokens, "stream": True, "logprobs": load.logprobs}
     return "/v1/completions", json.dumps(body).encode()
 
 
-def _chat(model: str, tokens: int) -> tuple[str, bytes]:
+def _chat(model: str, load: Load) -> tuple[str, bytes]:
     messages = [{"role": "user", "content": "Tell me of a dragon."}]
-    body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
+    body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": load.tokens, "stream": True}
+    if load.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": load.logprobs}
     return "/v1/chat/completions", json.dumps(body).encode()
 
 
@@ -195,12 +221,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1, help="steps that come at once")
+    parser.add_argument("--logprobs", type=int, help="most probable tokens to list for each token")
     arguments = parser.parse_args()
     served = make_served_model(find_checkpoint(arguments.model), ("model",), 4096)
-    load = arguments.streams, arguments.tokens, arguments.steps
-    asyncio.run(time_text(served, *load))
+    load = Load(arguments.streams, arguments.tokens, arguments.steps, arguments.logprobs)
+    asyncio.run(time_text(served, load))
     for chat in (False, True):
-        time_http(served, *load, chat=chat)
+        time_http(served, load, chat=chat)
 
 
 if __name__ == "__main__":
