@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from realizar.errors import CapacityError, InvalidRequestError, RealizarError
 
@@ -44,9 +44,11 @@ class RowError:
         return cls(f"the request's {where} failed: {type(error).__name__}")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """`logprob` of one id, its `rank` (1 is the most probable), and the top ids with theirs, best first."""
+class TokenLogprobs(NamedTuple):
+    """`logprob` of one id, its `rank` (1 is the most probable), and the top ids with theirs, best first.
+
+    One a token where they are asked for: a tuple is made in half the time that another record takes.
+    """
 
     token_id: int
     logprob: float

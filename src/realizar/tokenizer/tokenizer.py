@@ -50,6 +50,11 @@ class Tokenizer(ABC):
         return TokenBytes(self, shown=self.mark_ids.values())
 
     @functools.cached_property
+    def spelled_bytes(self) -> TokenBytes:
+        """`token_bytes` of every id that has been asked for."""
+        return TokenBytes(self, skip_special=False)
+
+    @functools.cached_property
     def longest_token(self) -> int:
         """The largest number of characters that one token may stand for, including unknown words."""
         return max(_LONGEST_UNKNOWN, max((len(self.token_text(index)) for index in range(self.vocab_size)), default=0))

@@ -23,12 +23,13 @@ class TokenNames:
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer, self._as_ids = tokenizer, as_ids
+        self._data_of = tokenizer.spelled_bytes.__getitem__
 
     def name(self, token_id: int) -> str:
         """A token's name."""
         if self._as_ids:
             return f"token_id:{token_id}"
-        data = self._tokenizer.token_bytes(token_id)
+        data = self._data_of(token_id)
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -36,30 +37,22 @@ class TokenNames:
 
     def bytes_of(self, token_id: int) -> list[int]:
         """A token's bytes as numbers."""
-        return list(self._tokenizer.token_bytes(token_id))
+        return list(self._data_of(token_id))
 
     def text_bytes(self, token_id: int, *, spelled: bool) -> bytes:
         """The bytes that a token adds to a text; with `spelled`, control tokens add their names."""
         hidden = not spelled and self._tokenizer.is_special(token_id)
-        return b"" if hidden else self._tokenizer.token_bytes(token_id)
+        return b"" if hidden else self._data_of(token_id)
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames, top_n: int) -> ChatLogprobs:
     """Log-probabilities in the format of `/v1/chat/completions`."""
-    return ChatLogprobs(
-        [
-            ChatLogprob(
-                names.name(entry.token_id),
-                finite(entry.logprob),
-                names.bytes_of(entry.token_id),
-                [
-                    ChatTopLogprob(names.name(token_id), finite(logprob), names.bytes_of(token_id))
-                    for token_id, logprob in entry.top[:top_n]
-                ],
-            )
-            for entry in entries
-        ]
-    )
+    name, bytes_of = names.name, names.bytes_of
+    listed: list[ChatLogprob] = []
+    for token_id, logprob, _, most_probable in entries:
+        top = [ChatTopLogprob(name(each), finite(value), bytes_of(each)) for each, value in most_probable[:top_n]]
+        listed.append(ChatLogprob(name(token_id), finite(logprob), bytes_of(token_id), top))
+    return ChatLogprobs(listed)
 
 
 class CompletionLogprobsMaker:
@@ -121,4 +114,4 @@ def prompt_logprobs(
 
 def finite(logprob: float) -> float:
     """A log-probability as a number that JSON can express."""
-    return max(logprob, _LOWEST)
+    return _LOWEST if logprob < _LOWEST else logprob
