@@ -73,11 +73,13 @@ class StepFinisher:
     def _pool_rows(self, step: CUDAStep, errors: dict[int, RowError]) -> dict[int, torch.Tensor]:
         """The pooled vectors on their way to the host, by their row's index; what one raises joins `errors`."""
         pooled = {}
-        for index, row in enumerate(step.forward_input.rows):
-            if row.pooling is None or not row.num_tokens:
+        columns = step.forward_input.columns
+        for index, pooling in columns.pooling.items():
+            row = columns.row(index)
+            if not row.num_tokens:
                 continue
             try:
-                vector = self._pooled(row, row.pooling, step.forward_input.query_starts[index])
+                vector = self._pooled(row, pooling, int(columns.starts[index]))
             except Exception as error:  # noqa: BLE001 - nor are its numbers
                 errors[index] = row_error(error, "pooling")
             else:

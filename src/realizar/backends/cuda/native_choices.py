@@ -49,13 +49,13 @@ class NativeChoiceMaker:
         return self._rows.take_in(row, token_ids)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
-        wanted, rows = step.wanted, step.forward_input.rows
+        wanted, columns = step.wanted, step.forward_input.columns
         made = self._space.choices[: wanted.num_choices]
         if not wanted.num_choices:
             return made[:, None]
-        of_rows = np.array([rows[index].row for index in wanted.choosing], np.int64)
+        of_rows = columns.numbers[wanted.choosing]
         if wanted.num_drafts:
-            drafts = np.array([rows[index].num_drafts for index in wanted.choosing], np.int64)
+            drafts = columns.num_drafts[wanted.choosing].astype(np.int64)
             table = self._make_with_drafts(step, of_rows, drafts)
             self._rows.outputs[of_rows[drafts == 0]] += 1
             return table
@@ -68,15 +68,14 @@ class NativeChoiceMaker:
         return made[:, None]
 
     def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
-        wanted, rows = step.wanted, step.forward_input.rows
+        wanted, columns = step.wanted, step.forward_input.columns
         asked: list[tuple[int, int, int]] = []  # index, target, top_n
         chosen = range(part.start, min(part.stop, wanted.num_choices))
         if chosen:
-            numbers = np.array([rows[wanted.rows[index]].row for index in chosen], np.int64)
-            top_n = self._rows.logprobs[numbers]
+            top_n = self._rows.logprobs[columns.numbers[wanted.rows[chosen.start : chosen.stop]]]
             asked += [(part.start + int(at), -1, int(top_n[at])) for at in np.flatnonzero(top_n >= 0)]
         for index in range(max(part.start, wanted.num_choices), part.stop):
-            query = rows[wanted.rows[index]].logprob_queries[wanted.places[index]]
+            query = columns.logprob_queries[wanted.rows[index]][wanted.places[index]]
             asked.append((index, -1 if query.target is None else query.target, query.top_n))
         long = [each for each in asked if min(each[2], self._buffers.vocab) > MOST_LISTED]
         found = (
