@@ -306,6 +306,12 @@ class RowOutput:
     pooled: NDArray[np.float32] | None = None
     error: RowError | None = None
 
+    @property
+    def has_more(self) -> bool:
+        """True if there is anything beside one choice."""
+        wanted = self.logprobs or self.queried or self.pooled is not None
+        return bool(wanted) or self.error is not None or len(self.token_ids) > 1
+
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
@@ -324,18 +330,20 @@ class StepOutput:
     @classmethod
     def of(cls, rows: Iterable[RowOutput]) -> StepOutput:
         """The columns of single rows' results."""
-        numbers: list[int] = []
-        choices: list[int] = []
+        outputs = dict(enumerate(rows))
+        numbers = np.array([row.row for row in outputs.values()], np.intp)
+        return cls.merged(numbers, np.full(len(outputs), NO_CHOICE, np.int32), outputs)
+
+    @classmethod
+    def merged(cls, numbers: NDArray[np.intp], choices: NDArray[np.int32], rows: Mapping[int, RowOutput]) -> StepOutput:
+        """Choices, and by their index rows that were made by themselves: a choice alone joins the column."""
         others: dict[int, RowOutput] = {}
-        for index, row in enumerate(rows):
-            numbers.append(row.row)
-            more = row.logprobs or row.queried or row.pooled is not None or row.error is not None
-            if more or len(row.token_ids) > 1:
+        for index, row in rows.items():
+            if row.has_more:
                 others[index] = row
-                choices.append(NO_CHOICE)
-            else:
-                choices.append(row.token_ids[0] if row.token_ids else NO_CHOICE)
-        return cls(np.array(numbers, np.intp), np.array(choices, np.int32), others)
+            elif row.token_ids:
+                choices[index] = row.token_ids[0]
+        return cls(numbers, choices, others)
 
     @cached_property
     def rows(self) -> tuple[RowOutput, ...]:

@@ -24,10 +24,11 @@ from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, LoadedModel
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.sampling.logit_reader import LogitReader
 from realizar.backends.cpu.sampling.sampler import RowSampler
+from realizar.backends.cpu.sampling.step_reader import StepReader
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import StepError
 from realizar.models.check_tensors import check_tensors
@@ -74,12 +75,17 @@ class CPUBackend:
         self._last: dict[int, int] = {}
         self._pending: CPUStep | None = None
         self._model: LoadedModel | None = None
+        self._kv_heads: frozenset[tuple[int, int]] = frozenset()  # of all layers, and the queries that share one
+        self._segment_floats = 0  # of a token and a segment of attention, at most
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         refuse_copies(config)
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
         self._model = load_model(spec, checkpoint, config, self._progress)
+        attentions = [attention for _, attention in spec.attentions()]
+        self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
+        self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
         name = select(config.instruction_set).name
         _LOG.info("loaded %s on %s with %d threads", spec.architecture, name, config.threads)
 
@@ -146,40 +152,32 @@ class CPUBackend:
     def begin(self, forward_input: ForwardInput) -> None:
         """Write the step's arrays where kernels read them, and the embeddings of its tokens."""
         space, tokens = self.model.workspace, len(forward_input.token_ids)
-        ids = forward_input.token_ids
-        if (ids == FROM_PREVIOUS_STEP).any():
+        columns, ids = forward_input.columns, forward_input.token_ids
+        follows = (ids == FROM_PREVIOUS_STEP).nonzero()[0]
+        if len(follows):
             ids = ids.copy()
-            for row, start in zip(forward_input.rows, forward_input.query_starts, strict=False):
-                if row.token_ids and row.token_ids[0] == FROM_PREVIOUS_STEP:
-                    ids[start] = self._last.get(row.row, 0)  # nothing was chosen for a row that failed
+            owners = columns.numbers[np.searchsorted(columns.starts, follows, side="right") - 1]
+            ids[follows] = [self._last.get(row, 0) for row in owners.tolist()]  # 0: the row failed and chose nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.embed(ids, hidden)
         self.model.ropes.fill(forward_input.positions)
-        for index, row in enumerate(forward_input.rows):
-            space.rows[index] = forward_input.query_starts[index], row.num_tokens, row.num_computed_tokens
+        for field, column in enumerate((columns.starts[:-1], columns.num_tokens, columns.num_computed_tokens)):
+            space.rows[: len(columns), field] = column
         for group, slots in enumerate(forward_input.slot_mapping):
             space.slots[group][:tokens] = slots
             table = forward_input.block_tables[group]
             space.block_tables[group][: table.shape[0], : table.shape[1]] = table
         space.step[STEP_TOKENS], space.step[STEP_TERMS] = tokens, 2 * tokens
-        space.step[STEP_ROWS] = len(forward_input.rows)
-        space.step[STEP_SPLIT] = self._split(forward_input)
+        space.step[STEP_ROWS] = len(columns)
+        space.step[STEP_SPLIT] = self._split(columns)
 
-    def _split(self, forward_input: ForwardInput) -> int:
+    def _split(self, columns: StepRows) -> int:
         """Segments per query where attention has too few units of work for the threads, else 0."""
-        attentions = [attention for _, attention in self.model.spec.attentions()]
-        units, longest = 0, 0
-        for row in forward_input.rows:
-            units += min(
-                a.num_kv_heads * -(-row.num_tokens * (a.num_heads // a.num_kv_heads) // TILE) for a in attentions
-            )
-            longest = max(longest, row.num_context_tokens)
-        segments = -(-longest // SEGMENT)
-        floats = max(a.num_heads * (-(-a.head_size // 32) * 32 + 2) for a in attentions)
-        fits = len(forward_input.token_ids) * floats * segments <= PARTIAL_FLOATS
-        return (
-            segments if units < 4 * self.model.team.size and segments > 1 and self.model.team.size > 1 and fits else 0
-        )
+        threads, counts = self.model.team.size, columns.num_tokens
+        units = np.minimum.reduce([kv_heads * -(-counts * group // TILE) for kv_heads, group in self._kv_heads]).sum()
+        segments = -(-int(columns.num_context_tokens.max()) // SEGMENT)
+        fits = len(columns.token_ids) * self._segment_floats * segments <= PARTIAL_FLOATS
+        return segments if units < 4 * threads and segments > 1 and threads > 1 and fits else 0
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
         """Sample, and gather log-probabilities, of a step that has run: logits of some tokens at a time.
@@ -188,22 +186,18 @@ class CPUBackend:
             StepError: a kernel failed.
         """
         self._pending = None
-        starts = forward_input.query_starts
-        readers = [self._reader(row, start, masks) for row, start in zip(forward_input.rows, starts, strict=False)]
-        wanted = [(token, reader) for reader in readers for token in reader.tokens]
-        for first in range(0, len(wanted), MAX_SELECTED):
-            part = wanted[first : first + MAX_SELECTED]
-            logits = self._logits([token for token, _ in part])
-            for (_, reader), values in zip(part, logits, strict=True):
-                reader.read(values)
-        for reader in readers:
-            if reader.token_ids:
-                self._last[reader.row.row] = reader.token_ids[-1]
-        return StepOutput.of([self._output(reader) for reader in readers])
-
-    def _reader(self, row: ScheduledRow, start: int, masks: Mapping[int, NDArray[np.uint32]]) -> LogitReader:
-        sampler = self._samplers[row.row] if row.sample and row.num_tokens else None
-        return LogitReader(row, start, sampler, masks.get(row.row))
+        columns = forward_input.columns
+        reader = StepReader(columns, self._samplers, masks)
+        for first in range(0, len(reader.tokens), MAX_SELECTED):
+            reader.read(first, self._logits(reader.tokens[first : first + MAX_SELECTED]))
+        outputs = {index: self._output(each) for index, each in reader.readers.items()}
+        output = StepOutput.merged(columns.numbers, reader.choices, outputs)
+        chosen = (output.choices != NO_CHOICE).nonzero()[0]
+        self._last.update(zip(columns.numbers[chosen].tolist(), output.choices[chosen].tolist(), strict=True))
+        for other in output.others.values():
+            if other.token_ids:
+                self._last[other.row] = other.token_ids[-1]
+        return output
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
         self._run_selected(self.model.tail, tokens)

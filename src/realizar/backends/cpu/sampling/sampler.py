@@ -58,6 +58,8 @@ class RowSampler:
         self._penalties = Penalties(sampling, history, num_prompt_tokens, vocab_size)
         self._dry = Dry(sampling, history)
         self._observed: tuple[int, float] | None = None  # mirostat: the id last chosen, and its surprise in bits
+        changes = self._bias.active or self._penalties.active or self._dry.active
+        self._is_plain = sampling.greedy and sampling.logprobs is None and not changes
 
     def sample(
         self, logits: NDArray[np.float32], position: int, mask: NDArray[np.uint32] | None = None
@@ -82,6 +84,15 @@ class RowSampler:
         top_n = self.sampling.logprobs
         return SampledToken(token_id, None if top_n is None else token_logprobs(logits, token_id, top_n))
 
+    @property
+    def takes_largest(self) -> bool:
+        """True if the next choice, without a mask, is the largest logit, and its log-probability is not wanted."""
+        return self._is_plain and not self._forbids_end
+
+    @property
+    def _forbids_end(self) -> bool:
+        return self._end_ids.size > 0 and self.num_output_tokens < self.sampling.min_tokens
+
     def accept(self, token_id: int) -> None:
         """Append a token to the row's output."""
         self.num_output_tokens += 1
@@ -102,7 +113,7 @@ class RowSampler:
 
     def _adjust(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None) -> NDArray[np.float32]:
         """The logits after mask, bias, penalties and DRY; the given array itself if none of them is active."""
-        forbids_end = self._end_ids.size > 0 and self.num_output_tokens < self.sampling.min_tokens
+        forbids_end = self._forbids_end
         steps = [step for step in (self._bias, self._penalties, self._dry) if step.active]
         if mask is None and not forbids_end and not steps:
             return logits
