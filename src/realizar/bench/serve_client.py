@@ -30,6 +30,7 @@ class _ToolCall(msgspec.Struct):
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -40,9 +41,10 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        """True for a text, a reasoning or a part of a tool call."""
-        delta = self.delta
-        return bool(self.text or (delta and (delta.content or delta.reasoning_content or delta.tool_calls)))
+        """True for a text, a reasoning (`reasoning` at vLLM) or a part of a tool call."""
+        if self.text or (delta := self.delta) is None:
+            return bool(self.text)
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
 class _Usage(msgspec.Struct):

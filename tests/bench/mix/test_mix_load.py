@@ -85,6 +85,14 @@ def test_every_kind_is_tried_and_counted(api: ScriptedApi) -> None:
     assert gaps <= figures["kinds"]["temperature-top-p"]["num_requests"] * (TOKENS - 1)
 
 
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning", "tool_calls"])
+def test_deltas_of_any_sort_count(api: ScriptedApi, name: str) -> None:
+    delta = {name: [{"index": 0, "function": {"arguments": "{"}}] if name == "tool_calls" else "word"}
+    api.script = lambda body: Script([Delta(delta), Delta({}), Delta(delta)])
+    (result,) = load(api, weights={"greedy": 1.0}, num_requests=2, chat=True)
+    assert [each.num_deltas for each in result.runs["mix"][0].served] == [2, 2]
+
+
 def test_peers_are_spared_what_they_do_not_know() -> None:
     with ScriptedApi(as_vllm, owner="vllm") as vllm, ScriptedApi(as_llama_cpp, owner="llamacpp") as llama:
         results = load(vllm, llama)

@@ -138,6 +138,7 @@ def test_fields_have_each_servers_names() -> None:
     assert sent("penalties", LLAMA_CPP)["repeat_penalty"] == sent("penalties", VLLM)["repetition_penalty"]
     assert sent("logprobs", REALIZAR)["logprobs"] == sent("logprobs", LLAMA_CPP)["n_probs"] == 5
     assert sent("logprobs", VLLM, chat=True)["top_logprobs"] == 5
+    assert {str(id_): bias for id_, bias in sent("bias", LLAMA_CPP)["logit_bias"]} == sent("bias", VLLM)["logit_bias"]
     schema = sent("json-schema", REALIZAR)["response_format"]["json_schema"]["schema"]
     assert sent("json-schema", LLAMA_CPP)["json_schema"] == schema
     assert sent("json-schema", LLAMA_CPP, chat=True)["response_format"]["json_schema"]["schema"] == schema

@@ -73,6 +73,8 @@ class Dialect:
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
         if name == "regex" and isinstance(value, Expression):
             return {"grammar": value.gbnf} if llama else {"structured_outputs": {"regex": value.regex}}
+        if name == "logit_bias" and llama:
+            return {name: [[int(key), bias] for key, bias in value.items()]}
         if name == "logprobs":
             if chat:
                 return {"logprobs": True, "top_logprobs": value}

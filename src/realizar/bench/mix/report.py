@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -83,15 +82,13 @@ def _turns_table(alone: Mapping[str, list[MixRun]]) -> list[str]:
 
 def _notes(result: MixResult) -> list[str]:
     runs = [run for each in result.runs.values() for run in each]
-    served = [each for run in runs for each in run.served]
-    errors = Counter(each.error for each in served if each.error is not None)
-    num_shortened, num_cut = sum(each.was_shortened for each in served), sum(each.was_cut for each in served)
+    every = figures_of_all(runs)
     notes = [f"{kind} was left out: {reason}" for kind, reason in result.left_out.items()]
-    notes += [f"{count} x {error}" for error, count in errors.items()]
-    if num_shortened:
-        notes.append(f"{num_shortened} prompts were shortened to the context of {result.server.context_tokens}")
-    if num_cut:
-        notes.append(f"{num_cut} answers were under way long after the end and were cut off")
+    notes += [f"{count} x {error}" for error, count in every.errors.items()]
+    if every.num_shortened:
+        notes.append(f"{every.num_shortened} prompts were shortened to the context of {result.server.context_tokens}")
+    if every.num_cut:
+        notes.append(f"{every.num_cut} answers were under way long after the end and were cut off")
     if (state := result.state) is None:
         notes.append("what is left afterwards: the server shows no /metrics")
     else:

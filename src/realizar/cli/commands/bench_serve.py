@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 _CONTEXTS = {False: 2048, True: 8192}  # of started servers, without and with a mix
 _LOAD, _NO_MIX = LoadOptions(), MixOptions()
 _Context = Annotated[
-    MaybeInteger, Parameter(help="Tokens per request of started servers; default 2,048, for a mix 8,192.")
+    MaybeInteger,
+    Parameter(
+        help="Tokens per request of started servers, or of one that does not say; default 2,048, for a mix 8,192."
+    ),
 ]
 _Threads = Annotated[
     MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
