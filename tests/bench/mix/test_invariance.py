@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def test_the_last_bit_of_a_log_probability_counts() -> None:
     def nudged(output: TokenOutput) -> Any:
         (first,) = output.logprobs
         top = (*first.top[:-1], (first.top[-1][0], first.top[-1][1] * (1 + 2**-52)))
-        return (replace(first, top=top),)
+        return (first._replace(top=top),)
 
     (found,) = differences(Faulty(changed(logprobs=nudged)))
     assert (found.subject.name, found.what, found.position) == (VICTIM, "log-probability", 2)

@@ -1,6 +1,6 @@
 """Schemas, tools and expressions of requests that constrain their answers.
 
-They are long enough for the answer that a request asks for, whatever a model puts into them, so that also a model of
+Schemas are long enough for the answer that a request asks for, whatever a model puts into them, so that also a model of
 random weights goes on to the end. Some are sent again and again, as an application sends its own, others once.
 """
 
@@ -31,18 +31,22 @@ REGEX = Expression(r"([a-z]{1,12} )+\.", 'root ::= ([a-z]{1,12} " ")+ "."')
 
 def any_schema(rng: random.Random, tokens: int) -> dict[str, Any]:
     """A JSON schema of an object whose fields are all required, for an answer of `tokens` tokens, 320 at the most."""
-    size = next((size for size in _SIZES if size * _TOKENS_A_FIELD >= tokens), _SIZES[-1])
-    is_new = rng.random() < _NEW_SHARE
-    return _object(random.Random(rng.getrandbits(32) if is_new else rng.randrange(_KNOWN)), size)
+    return _any_object(rng, next((size for size in _SIZES if size * _TOKENS_A_FIELD >= tokens), _SIZES[-1]))
 
 
-def any_tools(rng: random.Random, tokens: int) -> dict[str, Any]:
-    """Two tools, one of which has to be called."""
+def any_tools(rng: random.Random) -> dict[str, Any]:
+    """Two tools of four arguments, one of which has to be called. The answer ends with the call, as calls are short."""
     tools = [
-        {"type": "function", "function": {"name": name, "description": text, "parameters": any_schema(rng, tokens)}}
+        {"type": "function", "function": {"name": name, "description": text, "parameters": _any_object(rng, _SIZES[0])}}
         for name, text in (("look_up", "Looks a record up."), ("store", "Stores a record."))
     ]
     return {"tools": tools, "tool_choice": "required"}
+
+
+def _any_object(rng: random.Random, size: int) -> dict[str, Any]:
+    """One of a few objects of `size` fields, or now and then a new one."""
+    is_new = rng.random() < _NEW_SHARE
+    return _object(random.Random(rng.getrandbits(32) if is_new else rng.randrange(_KNOWN)), size)
 
 
 def _object(rng: random.Random, size: int) -> dict[str, Any]:

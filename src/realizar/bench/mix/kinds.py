@@ -66,7 +66,7 @@ _KINDS = (
     Kind("dry", 2, _always(temperature=0.8, dry_multiplier=0.8, dry_base=1.75, dry_allowed_length=2)),
     Kind("regex", 2, lambda rng, tokens: {"temperature": 0.8, "regex": REGEX}),
     Kind("json-schema", 5, lambda rng, tokens: {"temperature": 0.8, "json_schema": any_schema(rng, tokens)}),
-    Kind("tools", 3, lambda rng, tokens: {"temperature": 0.8, **any_tools(rng, tokens)}, needs_chat=True),
+    Kind("tools", 3, lambda rng, tokens: {"temperature": 0.8, **any_tools(rng)}, needs_chat=True),
     Kind("stop", 2, _always(temperature=0.8, top_p=0.95, stop=["\n\nUser:", "<END>", "###"])),
     Kind("choices", 2, _always(temperature=0.8, top_p=0.95, n=3)),
 )
