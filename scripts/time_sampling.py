@@ -21,7 +21,7 @@ from realizar.backends.cuda.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.step import WantedTokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
-from realizar.batch import OpenedRow, ScheduledRow
+from realizar.batch import OpenedRow, StepRows
 from realizar.sampling_params import SamplingParams
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -68,11 +68,11 @@ def make_space(rows: int, vocab: int, spread: float) -> Any:
 
 
 def make_step(rows: int) -> Any:
-    scheduled = tuple(ScheduledRow(row, row, (1,), HISTORY, True) for row in range(rows))
-    numbers = list(range(rows))
-    wanted = WantedTokens(numbers, numbers, [0] * rows, rows, numbers, 0)
-    positions = np.full(rows, HISTORY, np.int32)
-    return SimpleNamespace(wanted=wanted, masks={}, forward_input=SimpleNamespace(rows=scheduled, positions=positions))
+    numbers = np.arange(rows)
+    computed, ids = np.full(rows, HISTORY - 1, np.int32), np.zeros(rows, np.int32)
+    columns = StepRows.of_decodes(numbers, numbers, computed, ids)
+    wanted = WantedTokens(numbers.tolist(), numbers.tolist(), [0] * rows, rows, numbers.tolist(), 0)
+    return SimpleNamespace(wanted=wanted, masks={}, forward_input=SimpleNamespace(columns=columns))
 
 
 def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> tuple[float, float]:
@@ -102,8 +102,9 @@ def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> t
 
 def time_device(maker: NativeChoiceMaker, step: Any, options: dict[str, Any]) -> float:
     """Seconds of the step's kernels."""
-    numbers = np.arange(len(step.forward_input.rows))
-    count, flags = maker._send_choices(step, numbers, np.zeros_like(numbers))
+    numbers = step.forward_input.columns.numbers
+    none = np.zeros_like(numbers)
+    count, flags = maker._send_choices(step, numbers, none, none + HISTORY, none)
     logprobs = options.get("logprobs")
     if not count and logprobs is None:
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from realizar.batch import OpenedRow
 from realizar.outputs import RowError
 
 _NO_MASK = -1
+
+Integers: TypeAlias = NDArray[np.integer[Any]]
+Asked: TypeAlias = tuple[int, int, int]
+"""Log-probabilities wanted: index of the token in the step, target or -1 for what is chosen, length of the list."""
 
 
 class NativeChoiceMaker:
@@ -53,98 +58,108 @@ class NativeChoiceMaker:
         made = self._space.choices[: wanted.num_choices]
         if not wanted.num_choices:
             return made[:, None]
-        of_rows = columns.numbers[wanted.choosing]
         if wanted.num_drafts:
-            drafts = columns.num_drafts[wanted.choosing].astype(np.int64)
-            table = self._make_with_drafts(step, of_rows, drafts)
-            self._rows.outputs[of_rows[drafts == 0]] += 1
-            return table
-        count, flags = self._send_choices(step, of_rows, np.zeros_like(of_rows))
+            return self._make_with_drafts(step)
+        if columns.only_decodes:
+            numbers, positions = columns.numbers, columns.num_context_tokens
+        else:
+            numbers, positions = columns.numbers[wanted.choosing], columns.num_context_tokens[wanted.choosing]
+        none = np.zeros_like(numbers)
+        count, flags = self._send_choices(step, numbers, none, positions, none)
         if count:
             self._prepare(count, flags)
             self._pick(count, flags, None, drafted=False)
             self._finish(count, flags)
-        self._rows.outputs[of_rows] += 1
+        self._rows.outputs[numbers] += 1
         return made[:, None]
 
     def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
-        wanted, columns = step.wanted, step.forward_input.columns
-        asked: list[tuple[int, int, int]] = []  # index, target, top_n
-        chosen = range(part.start, min(part.stop, wanted.num_choices))
-        if chosen:
-            top_n = self._rows.logprobs[columns.numbers[wanted.rows[chosen.start : chosen.stop]]]
-            asked += [(part.start + int(at), -1, int(top_n[at])) for at in np.flatnonzero(top_n >= 0)]
-        for index in range(max(part.start, wanted.num_choices), part.stop):
-            query = columns.logprob_queries[wanted.rows[index]][wanted.places[index]]
-            asked.append((index, -1 if query.target is None else query.target, query.top_n))
-        long = [each for each in asked if min(each[2], self._buffers.vocab) > MOST_LISTED]
-        found = (
-            [self._logprobs(part.start, [each for each in asked if each not in long])] if len(asked) > len(long) else []
-        )
-        return found + [self._long_logprobs(part.start, *each) for each in long]
+        asked = [*self._asked_of_choices(step, part), *self._asked_of_queries(step, part)]
+        listed = [each for each in asked if min(each[2], self._buffers.vocab) <= MOST_LISTED]
+        found = [self._logprobs(part.start, listed)] if listed else []
+        if len(listed) < len(asked):
+            found += [self._long_logprobs(part.start, *each) for each in asked if each not in listed]
+        return found
 
-    def _make_with_drafts(self, step: CUDAStep, of_rows: NDArray[np.int64], drafts: NDArray[np.int64]) -> torch.Tensor:
+    def _asked_of_choices(self, step: CUDAStep, part: range) -> list[Asked]:
+        wanted = step.wanted
+        chosen = wanted.rows[part.start : min(part.stop, wanted.num_choices)]
+        if not chosen or not self._rows.wants_logprobs:
+            return []
+        top_n = self._rows.logprobs[step.forward_input.columns.numbers[chosen]]
+        places = (top_n >= 0).nonzero()[0]
+        return [(part.start + at, -1, n) for at, n in zip(places.tolist(), top_n[places].tolist(), strict=True)]
+
+    def _asked_of_queries(self, step: CUDAStep, part: range) -> list[Asked]:
+        wanted, asked = step.wanted, []
+        for index in range(max(part.start, wanted.num_choices), part.stop):
+            query = step.forward_input.columns.logprob_queries[wanted.rows[index]][wanted.places[index]]
+            asked.append((index, -1 if query.target is None else query.target, query.top_n))
+        return asked
+
+    def _make_with_drafts(self, step: CUDAStep) -> torch.Tensor:
         """The table of choices that stand, int32 [rows, 1 + drafts]."""
-        wanted, most = step.wanted, step.wanted.num_drafts
-        per_choice = np.repeat(of_rows, drafts + 1)
-        places = np.array(wanted.places[: wanted.num_choices], np.int64)
-        count, flags = self._send_choices(step, per_choice, places)
+        wanted, columns, most = step.wanted, step.forward_input.columns, step.wanted.num_drafts
+        rows, drafts = columns.numbers[wanted.choosing], columns.num_drafts[wanted.choosing].astype(np.int64)
+        places = np.array(wanted.places[: wanted.num_choices])
+        tokens = np.array(wanted.tokens[: wanted.num_choices])
+        positions = step.forward_input.positions[tokens] + 1
+        count, flags = self._send_choices(step, np.repeat(rows, drafts + 1), places, positions, tokens - places + 1)
         if count:
             self._prepare(count, flags)
             one_by_one = flags & MIROSTAT  # a choice needs the number that the one before left
             for place in range(most + 1) if one_by_one else (None,):
                 self._pick(count, flags, place, drafted=True)
         firsts = np.cumsum(drafts + 1) - (drafts + 1)
-        tokens = np.array(wanted.tokens[: wanted.num_choices], np.int64)[firsts] + 1
-        records = np.stack([of_rows, firsts, drafts, tokens], axis=1)
-        self._send(records, self._buffers.drafted)
-        self._kernels.settle(self._buffers, len(of_rows), most)
+        self._send((rows, firsts, drafts, tokens[firsts] + 1), self._buffers.drafted)
+        self._kernels.settle(self._buffers, len(rows), most)
         if count:
             self._finish(count, flags)
-        return self._buffers.draft_table[: len(of_rows) * (most + 1)].view(-1, most + 1)
+        self._rows.outputs[rows[drafts == 0]] += 1
+        return self._buffers.draft_table[: len(rows) * (most + 1)].view(-1, most + 1)
 
-    def _send_choices(self, step: CUDAStep, of_rows: NDArray[np.int64], places: NDArray[np.int64]) -> tuple[int, int]:
+    def _send_choices(
+        self, step: CUDAStep, numbers: Integers, places: Integers, positions: Integers, drafts: Integers
+    ) -> tuple[int, int]:
         """Send the records of the choices that are not the model's largest logit.
 
         Args:
-            of_rows, places: row and drafts before it, of every choice of the step.
+            numbers, places: of every choice of the step, its row and how many drafts stand before it.
+            positions: in its sequence of the token being chosen. drafts: index in the step of its row's first draft.
 
         Returns:
             How many there are, and the flags of all together.
         """
-        rows, wanted = self._rows, step.wanted
-        flags = rows.kinds[of_rows].astype(np.int64)
-        ends_early = rows.outputs[of_rows] + places < rows.min_tokens[of_rows]
-        flags[ends_early] |= ADJUST
-        masks = np.full(len(of_rows), _NO_MASK, np.int64)
-        if step.masks:
-            self._send_masks(step, of_rows, places, ends_early, masks)
-            flags[masks >= 0] |= ADJUST
-        special = np.flatnonzero(flags)
+        rows = self._rows
+        flags, outputs = rows.kinds[numbers], rows.outputs[numbers]
+        masks = np.full(len(numbers), _NO_MASK)
+        if rows.forbids_ends or step.masks:
+            ends_early = outputs + places < rows.min_tokens[numbers]
+            if step.masks:
+                self._send_masks(step, numbers, places, ends_early, masks)
+            flags[ends_early | (masks >= 0)] |= ADJUST
+        special = flags.nonzero()[0]
         if not special.size:
             return 0, 0
-        tokens = np.array(wanted.tokens[: wanted.num_choices], np.int64)[special]
-        positions = step.forward_input.positions[tokens].astype(np.int64) + 1
-        numbers, before = of_rows[special], places[special]
-        columns = (special, numbers, before, positions, rows.outputs[numbers], masks[special], tokens - before + 1)
-        self._send(np.stack([*columns, flags[special]], axis=1), self._buffers.choices)
-        return len(special), int(np.bitwise_or.reduce(flags[special]))
+        columns = (special, *(each[special] for each in (numbers, places, positions, outputs, masks, drafts, flags)))
+        self._send(columns, self._buffers.choices)
+        return len(special), int(np.bitwise_or.reduce(flags))
 
     def _send_masks(
-        self, step: CUDAStep, of_rows: NDArray[np.int64], places: NDArray[np.int64], ends_early: NDArray[np.bool_],
-        numbers: NDArray[np.int64],
-    ) -> None:  # fmt: skip
-        """Send the masks of choices under a grammar, and write their numbers."""
-        masked = [index for index, row in enumerate(of_rows.tolist()) if row in step.masks]
+        self, step: CUDAStep, numbers: Integers, places: Integers, ends_early: NDArray[np.bool_], masks: Integers
+    ) -> None:
+        """Send the masks of choices under a grammar, and write their numbers to `masks`."""
+        masked = [index for index, row in enumerate(numbers.tolist()) if row in step.masks]
         if not masked:
             return
-        found = []
+        pinned = self._pinned((len(masked), self._buffers.words))
+        words = pinned.numpy().view(np.uint32)
         for number, index in enumerate(masked):
-            row = int(of_rows[index])
+            row = int(numbers[index])
             mask = np.atleast_2d(step.masks[row])[places[index]]
-            found.append(self._rows.without_ends(row, mask) if ends_early[index] else mask)
-            numbers[index] = number
-        self._send(np.stack(found).view(np.int32), self._buffers.masks(len(found)))
+            words[number] = self._rows.without_ends(row, mask) if ends_early[index] else mask
+            masks[index] = number
+        self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
     def _prepare(self, count: int, flags: int) -> None:
         if flags & ADJUST:
@@ -162,16 +177,17 @@ class NativeChoiceMaker:
         if flags & DRY:
             self._kernels.extend(self._buffers, count)
 
-    def _logprobs(self, first: int, asked: Sequence[tuple[int, int, int]]) -> RowLogprobs:
+    def _logprobs(self, first: int, asked: Sequence[Asked]) -> RowLogprobs:
         """Start log-probabilities of tokens whose logits lie from those of `first` on."""
         vocab = self._buffers.vocab
         top_n = [min(each[2], vocab) for each in asked]
         most = max(top_n)
-        records = np.array([(index - first, target, n, 0) for (index, target, _), n in zip(asked, top_n, strict=True)])
-        self._send(records, self._buffers.queries)
+        indices, targets, _ = zip(*asked, strict=True)
+        slots = np.array(indices) - first
+        self._send((slots, np.array(targets), np.array(top_n), np.zeros_like(slots)), self._buffers.queries)
         lines = torch.empty((len(asked), 3 + 2 * most), dtype=torch.float64, device=self._space.logits.device)
         self._kernels.logprobs(self._buffers, lines, most)
-        return [index for index, _, _ in asked], PendingLogprobs(top_n, lines.to("cpu", non_blocking=True))
+        return indices, PendingLogprobs(top_n, lines.to("cpu", non_blocking=True))
 
     def _long_logprobs(self, first: int, index: int, target: int, top_n: int) -> RowLogprobs:
         """The same for a list longer than the kernel's."""
@@ -179,8 +195,14 @@ class NativeChoiceMaker:
         asked = [LogprobsAsked(None if target < 0 else target, top_n)]
         return [index], start_logprobs(self._space.logits[at], asked, self._space.choices[at].long())
 
-    def _send(self, values: NDArray[np.int64] | NDArray[np.int32], where: torch.Tensor) -> None:
-        """Send numbers as int32 to the first lines of a buffer; the host need not wait."""
-        pinned = torch.empty(values.shape, dtype=torch.int32, pin_memory=where.is_cuda)
-        pinned.numpy()[...] = values
-        where[: len(values)].copy_(pinned, non_blocking=True)
+    def _send(self, columns: Sequence[Integers], where: torch.Tensor) -> None:
+        """Send records, a column for each field, to the first lines of a buffer; the host need not wait."""
+        pinned = self._pinned((len(columns[0]), len(columns)))
+        lines = pinned.numpy()
+        for field, column in enumerate(columns):
+            lines[:, field] = column
+        where[: len(lines)].copy_(pinned, non_blocking=True)
+
+    def _pinned(self, shape: tuple[int, int]) -> torch.Tensor:
+        """Memory of the host, int32, that torch uses again once a copy out of it is done."""
+        return torch.empty(shape, dtype=torch.int32, pin_memory=self._space.logits.is_cuda)

@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
   if (!finite(v.top)) return;
   __shared__ u64 room[33];
   __shared__ u32 low[BINS], high[BINS], number[BINS];
-  const bool bins = c.flags & HISTOGRAM;
+  const bool bins = c.flags & HISTOGRAM, counts = t.rows[c.row].top_k > 0;
   if (bins)
     for (int b = threadIdx.x; b < BINS; b += 512) low[b] = high[b] = number[b] = 0;
   __syncthreads();
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
         const int b = bin_of(distance);
         const u32 added = (u32)weight, before = atomicAdd(low + b, added), carry = (u32)(weight >> 32) + (before + added < before);
         if (carry) atomicAdd(high + b, carry);
-        atomicAdd(number + b, 1u);
+        if (counts) atomicAdd(number + b, 1u);
       }
       if (c.flags & DEVIATION && away < INF) distances += away, squares += away * away, allowed++;
     }
@@ -64,14 +64,14 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
   if (!bins) return;
   __syncthreads();
   for (int b = threadIdx.x; b < BINS; b += 512)
-    if (number[b]) {
+    if (low[b] | high[b]) {
       atomicAdd(t.weights + (long)c.index * BINS + b, (u64)high[b] << 32 | low[b]);
-      atomicAdd(t.counts + (long)c.index * BINS + b, number[b]);
+      if (counts) atomicAdd(t.counts + (long)c.index * BINS + b, number[b]);
     }
 }
 
-// `sums` of tiles again, of the ids that cut_ids left. Grid: tiles, choices. Block: 256 threads.
-extern "C" __global__ void __launch_bounds__(256) weigh_left(const Tables* tables, const Choice* choices, int place) {
+// `sums` of tiles again, of the ids that cut_ids left. Grid: spans, choices. Block: 512 threads.
+extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* tables, const Choice* choices, int place) {
   const Choice c = choices[blockIdx.y];
   if (!(c.flags & CUT) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
@@ -79,24 +79,30 @@ extern "C" __global__ void __launch_bounds__(256) weigh_left(const Tables* table
   if (!finite(v.top)) return;
   __shared__ u64 room[33];
   const Cut cut = t.cuts[c.index];
-  const int first = blockIdx.x * TILE;
-  const float least = logit_of(cut.high >> 32);
-  float part[TILE / 256];
+  const float least = cut.high == ~0ull ? -INF : logit_of(cut.high >> 32);
+  const float* tops = (c.flags & ADJUST ? t.adjusted_tops : t.tops) + (long)c.index * t.tiles;
+  for (int tile = 0; tile < SPAN / TILE; tile++) {
+    const int first = blockIdx.x * SPAN + tile * TILE;
+    if (first >= t.vocab) break;
+    u64* at = t.sums + (long)c.index * t.tiles + first / TILE;
+    u64 sum = 0;
+    if (tops[first / TILE] >= least) {
+      float part[TILE / 512];
 #pragma unroll
-  for (int i = 0; i < TILE / 256; i++) {
-    const int id = first + i * 256 + threadIdx.x;
-    part[i] = id < t.vocab ? v.x[id] : -INF;
-  }
-  u64 sum = 0;
+      for (int i = 0; i < TILE / 512; i++) {
+        const int id = first + i * 512 + threadIdx.x;
+        part[i] = id < t.vocab ? v.x[id] : -INF;
+      }
 #pragma unroll
-  for (int i = 0; i < TILE / 256; i++) {
-    if (cut.high != ~0ull && part[i] < least) continue;
-    const float distance = distance_of(v.top, part[i], v.inverse);
-    if (stays(cut, part[i], distance, first + i * 256 + threadIdx.x)) sum += weight_of(distance);
+      for (int i = 0; i < TILE / 512; i++) {
+        if (part[i] < least) continue;
+        const float distance = distance_of(v.top, part[i], v.inverse);
+        if (stays(cut, part[i], distance, first + i * 512 + threadIdx.x)) sum += weight_of(distance);
+      }
+      sum = block_sum(sum, room);
+    }
+    if (threadIdx.x == 0 && *at != UNUSABLE) *at = sum;
   }
-  sum = block_sum(sum, room);
-  u64* at = t.sums + (long)c.index * t.tiles + blockIdx.x;
-  if (threadIdx.x == 0 && *at != UNUSABLE) *at = sum;
 }
 
 // Log-probabilities: weights at temperature 1, larger logits than the target's, counts of bins. Grid: spans, queries.

@@ -46,7 +46,7 @@ class SamplingKernels:
         """Truncate, and sum what is left; only choices after `place` drafts, if given."""
         at = _ALL if place is None else place
         self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.choices, at)
-        self._run("weigh_left", (buffers.tiles, count), 256, buffers.tables, buffers.choices, at)
+        self._run("weigh_left", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
 
     def pick(self, buffers: NativeBuffers, count: int, place: int | None, *, drafted: bool) -> None:
         """Choose. Rows take their choices in unless `settle` follows, as it must if `drafted`."""

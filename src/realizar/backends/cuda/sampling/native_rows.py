@@ -47,7 +47,7 @@ class NativeRows:
 
     Attributes:
         table: uint8 [max_rows, bytes of a record], on the device. mu: float64 [max_rows], of mirostat.
-        kinds: uint32 [max_rows], flags that the row's parameters give each of its choices; 0 for a plain greedy row.
+        kinds: int64 [max_rows], flags that the row's parameters give each of its choices; 0 for a plain greedy row.
         outputs: int64 [max_rows], tokens chosen so far, those not read back yet included, but for a row with drafts.
         min_tokens: int64 [max_rows], 0 where no id would end the output.
         logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
@@ -57,7 +57,7 @@ class NativeRows:
         self._vocab_size, self._places, self._device = vocab_size, table_places(context_length), device
         self.table = torch.zeros((max_rows, ROW.itemsize), dtype=torch.uint8, device=device)
         self.mu = torch.zeros(max_rows, dtype=torch.float64, device=device)
-        self.kinds = np.zeros(max_rows, np.uint32)
+        self.kinds = np.zeros(max_rows, np.int64)
         self.outputs, self.min_tokens = np.zeros(max_rows, np.int64), np.zeros(max_rows, np.int64)
         self.logprobs = np.full(max_rows, -1, np.int64)
         self._samplings: dict[int, SamplingParams] = {}
@@ -100,6 +100,16 @@ class NativeRows:
         self._held.pop(row, None)
         self._samplings.pop(row, None)
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
+
+    @property
+    def forbids_ends(self) -> bool:
+        """True if any open row has `min_tokens`."""
+        return bool(self.min_tokens.any())
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if any open row asks for log-probabilities of its choices."""
+        return bool((self.logprobs >= 0).any())
 
     def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
         """Count the choices of a row with drafts once the host has read them.
