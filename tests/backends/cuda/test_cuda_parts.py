@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import ActivationFormat, MatmulConfig  # noqa: E402
@@ -23,6 +24,7 @@ from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.batch import FROM_PREVIOUS_STEP  # noqa: E402
+from realizar.quantization.ggml_layouts import Q8_0  # noqa: E402
 from step_inputs import scheduled_row, step_input  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -34,7 +36,7 @@ class ScriptedMatmuls:
 
     launched: list[Any] = field(default_factory=list)
 
-    def activation_format(self, tokens: int) -> ActivationFormat:
+    def activation_format(self, tokens: int, floats: bool = False) -> ActivationFormat:
         return ActivationFormat("int8", 1) if tokens < 8 else ActivationFormat("half", 8)
 
     def route_merged(self, tokens: int, matrices: list[PackedMatrix]) -> list[MatmulConfig]:
@@ -49,7 +51,7 @@ class ScriptedMatmuls:
 
 
 def packed(rows: int, cols: int) -> PackedMatrix:
-    return PackedMatrix(rows, cols, None, torch.zeros(1), torch.zeros(1), None)  # type: ignore[arg-type]
+    return PackedMatrix(rows, cols, fragment_format(Q8_0), torch.zeros(1), torch.zeros(1), None)
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(3, "Int8Activations"), (9, "HalfActivations")])

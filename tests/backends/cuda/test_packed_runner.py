@@ -22,8 +22,11 @@ from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import tuning_table  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
+from realizar.checkpoint.checkpoint import StoredTensor  # noqa: E402
+from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
+from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
@@ -129,6 +132,38 @@ def test_few_tokens_add_to_the_stream_where_no_norm_lies_between(name: str, monk
     assert counts == [0, adding, 0, adding, adding, 0]
     check_logits(ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64), (first, second))
     runner.close()
+
+
+FLOATS: dict[str, tuple[str, ...]] = {
+    "all": ("q", "k", "v", "o", "gate", "up", "down", "head"),
+    "after the stream": ("q", "k", "v", "head"),  # quantised o and down add to it, and begin no norm in integers
+    "beside codes": ("v", "up"),
+    "after the activation": ("down",),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_are_packed_beside_codes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk, a step of one row, and both, with matrices in fp16 among those in Q8_0; `all` in fixed order."""
+    monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
+    launched = run_packed(monkeypatch)
+    spec, checkpoint = random_model(SMALL)
+    rng, tensors = np.random.default_rng(4), dict(checkpoint.tensors)
+    for each in tensors.values():
+        if each.name.removesuffix(".weight").split(".")[-1] in FLOATS[name]:
+            out_features, cols = each.shape
+            data = random_blocks(GGMLType.F16, out_features, cols, rng, cols**-0.5)
+            tensors[each.name] = StoredTensor(each.name, GGMLType.F16, each.shape, data, each.path, 0)
+    checkpoint = dataclasses.replace(checkpoint, tensors=tensors)
+    runner = GPURunner(spec, checkpoint, dataclasses.replace(CONFIG, batch_invariant=name == "all"))
+    first, second = (runner.request(row, random_tokens(SMALL, 12, row), first=2 * row) for row in range(2))
+    for step in ([(first, 6)], [(first, 1)], [(first, 1), (second, 3)]):
+        runner.step(step)
+    check_logits(ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64), (first, second))
+    runner.close()
+    assert any("floats" in kernel for kernel in launched.names)
+    assert not any("matvec" in kernel and "floats" in kernel for kernel in launched.names)
+    assert any("matvec" in kernel for kernel in launched.names) == (name != "all")
 
 
 def test_a_model_of_mixed_types(

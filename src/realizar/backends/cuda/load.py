@@ -129,9 +129,9 @@ def load_model(
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     program, context = build_program(spec), config.context_length
     body, tail = program.block_matmuls(), program.tail.matmuls()
-    weights = Weights(spec, program, checkpoint, device)
-    _load_weights(weights, checkpoint, body + tail, progress)
     kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
+    weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats)
+    _load_weights(weights, checkpoint, body + tail, progress)
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, context, device.torch_device)
     sampler, reserved = _make_sampler(spec, config, device, space)

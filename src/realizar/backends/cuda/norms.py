@@ -41,6 +41,13 @@ def _is_folded(branch: Branch, consumer: MergedLinear) -> bool:
     return branch.join.folds_next_norm and consumer.all_packed
 
 
+def _applies_scale(branch: Branch, consumer: MergedLinear, tokens: int) -> bool:
+    """True if the consumer applies it in a step of `tokens`: a residual-add epilogue begins norms in integers alone."""
+    if not consumer.applies_norm_scale(tokens):
+        return False
+    return not branch.linear.adds_residual(tokens) or consumer.input_formats(tokens)[0].kind == "int8"
+
+
 class NormBinder:
     """Binds a program's norms of the residual stream, in their order.
 
@@ -70,14 +77,14 @@ class NormBinder:
         blocks = self._blocks(branch, norm, consumer, square_sums, before)
 
         def run(shape: StepShape) -> None:
-            (blocks if consumer.applies_norm_scale(shape.tokens) else whole)(shape)
+            (blocks if _applies_scale(branch, consumer, shape.tokens) else whole)(shape)
 
         by_kernel, by_matmul = (
             FoldedNorm(kept, self._cols, float(norm.eps)) for kept in (square_sums, self._space.epilogue_square_sums)
         )
 
         def folded(tokens: int) -> FoldedNorm | None:
-            if not consumer.applies_norm_scale(tokens):
+            if not _applies_scale(branch, consumer, tokens):
                 return None
             return by_matmul if branch.linear.adds_residual(tokens) else by_kernel
 
@@ -98,10 +105,9 @@ class NormBinder:
         adds = Residual(space.hidden, linear.bias, float(branch.join.scale), None, None, space.epilogue_square_sums)
 
         def residual(tokens: int) -> Residual:
-            if consumer is None or norm_weight is None or not consumer.applies_norm_scale(tokens):
+            if consumer is None or norm_weight is None or not _applies_scale(branch, consumer, tokens):
                 return adds
             target = space.activations.normed(consumer.input_formats(tokens)[0], self._cols)
-            assert target.format.kind == "int8"  # all matmuls that apply a norm's scale read it
             return replace(adds, norm_weight=norm_weight, target=Int8Activations(target.codes, target.terms))
 
         return residual

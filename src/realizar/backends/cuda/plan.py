@@ -114,11 +114,13 @@ def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) ->
 
 
 def matrix_bytes(layout: WeightLayout, out_features: int, cols: int) -> int:
-    """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of floats.
+    """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of float32.
+
+    bf16 and fp16 take as much packed as stored, but for scales and padding.
 
     Raises:
         UnsupportedModelError: no kernel expresses the layout.
     """
-    if layout.is_float:
+    if layout.float_type == "f32":
         return out_features * layout.row_bytes(cols)
     return fragment_format(layout).size_bytes(out_features, cols) + 4 * -(-out_features // BLOCK)

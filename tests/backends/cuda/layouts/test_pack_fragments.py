@@ -255,7 +255,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 
 
 _REFUSED: dict[str, tuple[WeightLayout, str]] = {
-    "floats": (GGML_LAYOUTS[GGMLType.F16], "they have no codes"),
+    "floats": (GGML_LAYOUTS[GGMLType.F32], "float32 is not packed"),
     "group": (replace(Q4_0, group_size=48), "groups have 48 columns"),
     "super group": (replace(Q6_K, super_group_size=128), "groups have 16 columns"),
     "bits": (replace(Q4_0, bits=7), "codes have 7 bits"),

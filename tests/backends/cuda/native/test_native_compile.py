@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 from backends.grouped_source import grouped_layout
-from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format
+from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling_source import sampling_source
@@ -70,6 +70,11 @@ def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
 
 
+@pytest.mark.parametrize(("arch", "tiles"), KERNELS[1:], ids=lambda value: getattr(value, "kind", value))
+def test_floats_compile_alone_and_beside_codes(arch: str, tiles: Tiles) -> None:
+    check([matmul_source([FLOATS], tiles), matmul_source([form_of(GGMLType.Q4_K), FLOATS], tiles)], arch)
+
+
 MATVEC_GATED = (MatvecTiles(1, 2, 2, 2, 7), MatvecTiles(1, 2, 6, 1, 2), MatvecTiles(2, 2, 1, 2, 8))
 WGMMA_GATED = (
     WgmmaTiles(8, 2, 2, 4, 2, 1), WgmmaTiles(32, 2, 1, 6, 2, 1), WgmmaTiles(64, 2, 1, 3, 2, 2),
@@ -95,6 +100,10 @@ def test_activation_epilogues_keep_their_sums_in_registers(
     check_registers(
         [matmul_source([form_of(ggml_type)], tiles, activation) for tiles in GATED[arch]], GATED[arch], arch, tmp_path
     )
+
+
+def test_floats_keep_their_sums_in_registers(tmp_path: Path) -> None:
+    check_registers([matmul_source([FLOATS], tiles, "silu") for tiles in WGMMA_GATED], WGMMA_GATED, "sm_90a", tmp_path)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -5,6 +5,7 @@ Read in this order:
 1. `bind.py`: the launches of one layer: norm and rope, attention of chunks, conversion of the result.
 2. `decode.py`: attention of single tokens; it picks the CUDA C++ kernel, or Triton's where that one has no such shape.
 3. `native_decode.py`: compiles and launches the CUDA C++ kernel, `native/attend.cu`.
-4. `arguments.py`: arguments that these kernels share.
-5. `kv_memory.py`, `rope_tables.py`: the cache's blocks, and cosines and sines of all positions.
+4. `parts.py`: attention of single tokens with `batch_invariant`, by parts at fixed places.
+5. `arguments.py`: arguments that these kernels share.
+6. `kv_memory.py`, `rope_tables.py`: the cache's blocks, and cosines and sines of all positions.
 """

@@ -5,10 +5,10 @@ A step meets them in this order:
 1. `fetch.py`: the step's integers come to the device. `embed.py`: the embedding of its tokens.
 2. `normalize.py`: residual add, norm, and the next matmul's input. `store_inputs.py` writes each input format.
 3. `rotate.py`, `heads.py`: QK norm, rope, and keys and values into the cache.
-4. `attend.py` (chunks), `attend_decode.py` (single tokens).
+4. `attend.py` (chunks), `attend_decode.py` (single tokens), `attend_parts.py` (these too, with `batch_invariant`).
 5. `activate.py`: the feed-forward's activation. `choose.py`: logits and the largest of each row.
 
 `plain_matmul.py` is the matmul for GPUs without the CUDA C++ kernels; it and `embed.py` read weights by
-`plain_weights.py`. `reduce.py` sums a matmul's splits; `dependent.py` has programmatic dependent launch. Binders in
-`norms.py`, `attention/` and `bind.py` call them.
+`plain_weights.py`. `float_matmul.py` multiplies float weights as stored, in one order. `reduce.py` sums a matmul's
+splits; `dependent.py` has programmatic dependent launch. Binders in `norms.py`, `attention/` and `bind.py` call them.
 """

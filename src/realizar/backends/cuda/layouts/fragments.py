@@ -53,7 +53,7 @@ class FragmentFormat:
     """The storage of a matrix's codes and scales; a kernel's source depends on it alone.
 
     Attributes:
-        bits: width of a scalar code; 0 for vectors.
+        bits: width of a scalar code; 0 for vectors, 16 for halves, which have no scales: `layouts.float_fragments`.
         offset: subtracted from a code: 0, or a power of two.
         sets: scales per out_feature and chunk: 1, 2 or 4.
         small: type of the scales in a block. `f16` are final, the others integers that multiply super-scales: `u4_pair`
@@ -76,12 +76,18 @@ class FragmentFormat:
     signs: bool = False
 
     @property
+    def is_float(self) -> bool:
+        return self.bits == 16
+
+    @property
     def two_level(self) -> bool:
-        return self.small != "f16"
+        return self.small != "f16" and not self.is_float
 
     @property
     def planes(self) -> tuple[int, ...]:
         """Bits per lane of each code plane."""
+        if self.is_float:
+            return (32 * self.bits,)
         if self.vector:
             vectors = 32 // self.vector
             sizes = (8 * vectors, 32 if self.signs else 0, self.high_bits * vectors)
@@ -133,16 +139,21 @@ class FragmentFormat:
         return -(-out_features // BLOCK) * self.strip_bytes(cols)
 
 
+FLOATS = FragmentFormat(16, 0.0, 1, "none")
+
+
 def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentFormat:
     """The format in which matrices of a layout are packed.
 
     Args:
-        layout: of codes.
+        layout: of codes, or of bf16 or fp16.
         compact: keep two-level scales also where one level costs less than an eighth more (4 to 6 bits).
 
     Raises:
         UnsupportedModelError: no format expresses the layout.
     """
+    if layout.float_type in ("bf16", "f16"):
+        return FLOATS
     reason = _refusal(layout)
     if reason is not None:
         raise UnsupportedModelError(f"weights in the layout {layout.name} do not run on CUDA: {reason}")
@@ -170,7 +181,7 @@ def _refusal(layout: WeightLayout) -> str | None:
     """The reason why no kernel reads a layout, or None."""
     two_level = layout.super_group_size is not None
     if layout.is_float:
-        return "they have no codes"
+        return "float32 is not packed"
     if layout.group_size not in (16, 32, 64, 128, SUPER) or layout.super_group_size not in (None, SUPER):
         return f"groups have {layout.group_size} columns"
     if layout.vector_size > 1:

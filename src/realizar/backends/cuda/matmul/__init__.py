@@ -7,7 +7,8 @@ Read in this order:
 2. `quantized.py`: `MatmulKernels` picks, compiles and launches the CUDA C++ kernels. Its docstring is the contract.
 3. `inputs.py`: the activation buffers that matmuls read, one for each format and width.
 4. `tuning_table.py`: tiles and splits for a number of tokens and a shape, from measured tables or by rule.
-5. The epilogues: `gated.py` (activation(gate) * up), `residual.py` (residual add), and `folded_norm.py`, the norm
+5. `fixed_order.py`: tiles and splits whose sums have one order for any number of tokens, for `batch_invariant`.
+6. The epilogues: `gated.py` (activation(gate) * up), `residual.py` (residual add), and `folded_norm.py`, the norm
    scale that one kernel leaves to the next matmul.
-6. `fp8_copies.py`: a second copy of the weights in FP8 for large steps, off by default.
+7. `fp8_copies.py`: a second copy of the weights in FP8 for large steps, off by default.
 """

@@ -29,7 +29,7 @@ def route_gated(
 
     With `batch_invariant` it has one for every number of tokens or for none.
     """
-    activation_format = matmuls.activation_format(tokens)
+    activation_format = matmuls.activation_format(tokens, matrix.format.is_float)
     if not matrix.interleaved:
         return None
     if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):

@@ -209,6 +209,11 @@ class MergedLinear:
         """True if all matrices are packed: one launch of a CUDA matmul reads the input, unless the FP8 copy does."""
         return all(isinstance(segment.matrix, PackedMatrix) for segment in self.segments)
 
+    @property
+    def has_packed_floats(self) -> bool:
+        """True if packed matrices of floats are among these: then all packed ones read halves."""
+        return any(matrix.format.is_float for matrix in _packed(self))
+
     def applies_norm_scale(self, tokens: int) -> bool:
         """True if `launch` applies a folded norm scale in a step of `tokens`."""
         return self.all_packed and self._copy_for(tokens) is None
@@ -221,7 +226,7 @@ class MergedLinear:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            activations = self._matmuls.activation_format(tokens)
+            activations = self._matmuls.activation_format(tokens, self.has_packed_floats)
             return InputFormat(activations.kind, activations.block_tokens)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
@@ -229,14 +234,15 @@ class MergedLinear:
 def copy_to_fp8(
     linears: Sequence[MergedLinear], matmuls: MatmulKernels, sums: torch.dtype, copied: Callable[[float], None]
 ) -> int:
-    """Give all that is packed, and of sizes that FP8 matmuls take, a copy; `copied` gets the fraction done.
+    """Give all that is quantised and packed, of sizes that FP8 matmuls take, a copy; `copied` gets the fraction done.
 
     Returns the bytes of all copies.
 
     Args:
         sums: from `fp8_copies.sum_type`.
     """
-    wanted = [one for one in linears if one.all_packed and is_copied(one.width, one.cols)]
+    quantised = (one for one in linears if one.all_packed and not one.has_packed_floats)
+    wanted = [one for one in quantised if is_copied(one.width, one.cols)]
     matrices = [_packed(one) for one in wanted]
     prepare_copying(matmuls, [matrix for group in matrices for matrix in group])
     for done, (linear, group) in enumerate(zip(wanted, matrices, strict=True)):

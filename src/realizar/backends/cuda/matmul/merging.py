@@ -43,10 +43,14 @@ class Merger:
     def _activation(self, key: Group) -> GatedActivation | None:
         """The activation of the feed-forward that begins with these matrices, if packed matrices consume its result.
 
-        And if that has a buffer of its own: activations of as many columns as the input have the input's.
+        And if those read the same format, and that has a buffer of its own: activations of as many columns as the
+        input have the input's.
         """
         feed_forward = self._weights.gated.get(key)
         if feed_forward is None or feed_forward.down.in_features == feed_forward.up.in_features:
             return None
         down = self._weights.groups[(feed_forward.down.weight,)]
-        return feed_forward.activation if all(isinstance(matrix, PackedMatrix) for matrix in down) else None
+        if not all(isinstance(matrix, PackedMatrix) for matrix in down):
+            return None
+        packed = (matrix for matrix in (*self._weights.groups[key], *down) if isinstance(matrix, PackedMatrix))
+        return feed_forward.activation if len({matrix.format.is_float for matrix in packed}) <= 1 else None

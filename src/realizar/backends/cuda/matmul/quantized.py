@@ -152,9 +152,14 @@ class MatmulKernels:
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
-    def activation_format(self, tokens: int) -> ActivationFormat:
-        """The activation format that all matmuls of a step of `tokens` read."""
-        if not self.batch_invariant and tokens <= self.tuning.int8_tokens:
+    @property
+    def packs_floats(self) -> bool:
+        """True if bf16 and fp16 matrices are packed as well: where cuBLAS is slower, or has no order that is fixed."""
+        return self.tuning.wgmma or self.batch_invariant
+
+    def activation_format(self, tokens: int, floats: bool = False) -> ActivationFormat:
+        """The activation format that a matmul of `tokens` reads; `floats`: among its matrices are some of floats."""
+        if not self.batch_invariant and not floats and tokens <= self.tuning.int8_tokens:
             return ActivationFormat("int8", 1)
         return ActivationFormat("half", self.tuning.block_tokens(tokens))
 
@@ -164,7 +169,7 @@ class MatmulKernels:
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
         """Choose for segments of one merged output: all run as the largest does, with its splits."""
-        activation_format = self.activation_format(tokens)
+        activation_format = self.activation_format(tokens, any(matrix.format.is_float for matrix in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
         tiling = self._choose(tokens, activation_format, largest, sum(matrix.out_features for matrix in matrices))
         weight_formats = tuple(matrix.format for matrix in matrices)

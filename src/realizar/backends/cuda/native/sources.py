@@ -170,11 +170,8 @@ def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilog
             mat-vec: in place of partials it gets the stream, and after all else the fields of `ResidualStream` in
             primitives.cu.
     """
-    names = [
-        f"{'vector' if f.vector else f'{chr(99) if f.codebook else chr(113)}{f.bits}'}_{f.small}"
-        for f in weight_formats
-    ]
-    name = f"{tiles.kind}_{'_'.join(names)}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
+    names = "_".join(map(_format_name, weight_formats))
+    name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
     parts = [_defines([*tiles.defines(), *_epilogue_defines(epilogue)]), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
@@ -187,6 +184,14 @@ def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilog
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue))
+
+
+def _format_name(weight_format: FragmentFormat) -> str:
+    """A short name of a format, not of it alone."""
+    if weight_format.is_float:
+        return "floats"
+    kind = "vector" if weight_format.vector else f"{'c' if weight_format.codebook else 'q'}{weight_format.bits}"
+    return f"{kind}_{weight_format.small}"
 
 
 def _epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:

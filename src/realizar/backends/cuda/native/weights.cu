@@ -14,7 +14,7 @@ constexpr int CODE_WORDS = LOW_WORDS + 2;
 constexpr int CODE_WORDS = BITS;
 #endif
 constexpr int SCALE_WORDS = (SMALL == SMALL_F16 && MINIMA) ? 2 : 1;
-constexpr bool TWO_LEVEL = SMALL != SMALL_F16;
+constexpr bool TWO_LEVEL = SMALL != SMALL_F16 && BITS != 16;
 
 // A lane's part of a tile and a chunk, as it lies in memory.
 struct Raw {
@@ -40,6 +40,8 @@ INLINE void read_codes(Raw& raw, const Memory& block, int tile, int lane) {
     raw.codes[word] = v.x; raw.codes[word + 1] = v.y; raw.codes[word + 2] = v.z; raw.codes[word + 3] = v.w;
   };
   auto take8 = [&](int word, int at) { const uint2 v = block.read8(at); raw.codes[word] = v.x; raw.codes[word + 1] = v.y; };
+  if constexpr (BITS == 16)
+    for (int j = 0; j < 4; j++) take16(j * 4, tile * 2048 + j * 512 + lane * 16);
   if constexpr (BITS == 8) { take16(0, tile * 1024 + lane * 16); take16(4, tile * 1024 + 512 + lane * 16); }
   if constexpr (BITS == 4 || BITS == 5 || BITS == 6) take16(0, (tile * 32 + lane) * 16);
   if constexpr (BITS == 6) take8(4, 2048 + (tile * 32 + lane) * 8);
@@ -142,6 +144,10 @@ INLINE u32 code_halves(const Raw& raw, u32 bytes) {
 
 // The A operand of the tensor cores: four K steps of 16 of a tile, as halves.
 INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {
+#if BITS == 16
+#pragma unroll
+  for (int i = 0; i < 16; i++) a[i / 4][i % 4] = raw.codes[i];
+#else
   const Pairs p = scale_pairs(raw);
   u32 s0 = permute(p.pair[0], 0, 0x1010), s1, m0, m1;
   if constexpr (MINIMA) { m0 = permute(p.pair[0], 0, 0x3232); s1 = permute(p.pair[1], 0, 0x1010); m1 = permute(p.pair[1], 0, 0x3232); }
@@ -164,6 +170,7 @@ INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {
     a[J][3] = fma2(code_halves<1, J, 1>(raw, high), s1, m1);
   };
   step(Index<0>{}); step(Index<1>{}); step(Index<2>{}); step(Index<3>{});
+#endif
 }
 
 // Byte offset of a chunk's block within 64 rows, and of its super-scales.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
 from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
@@ -26,9 +27,6 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError, DeviceLostError, KernelError
 from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm, TensorName
 from realizar.quantization import MatrixSource, WeightLayout
-from realizar.quantization.layout import FloatType
-
-_FLOATS: dict[FloatType, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
@@ -40,15 +38,22 @@ _MERGED_OUT_FEATURES = 64  # matrices lie one below the other at multiples of th
 class Weights:
     """Device copies of a checkpoint's tensors.
 
+    Args:
+        packs_floats: True if the matmuls read bf16 and fp16 matrices packed, as they do quantised ones.
+
     Attributes:
         groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
-            matrix is a tensor [out_features, cols] of its own type.
+            matrix that is not packed is a tensor [out_features, cols] of its own type.
         gated: feed-forwards whose activation may end a matmul, by the group of their gate and up.
         embedding: of its own, row by row.
     """
 
-    def __init__(self, spec: ModelSpec, program: Program, checkpoint: Checkpoint, device: DeviceProfile) -> None:
+    def __init__(
+        self, spec: ModelSpec, program: Program, checkpoint: Checkpoint, device: DeviceProfile,
+        packs_floats: bool = False,
+    ) -> None:  # fmt: skip
         self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
+        self._packs_floats = packs_floats
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
         inputs = [block.inputs for block in program.blocks]
         self.gated: dict[Group, FeedForward] = {
@@ -141,12 +146,12 @@ class Weights:
         linears = layer.linears()
         for linear in linears:
             source = self._tensors.matrix(linear.weight)
-            if source.layout.is_float:
-                yield source.size_bytes
-            elif self._packer is not None:
+            if self._is_packed(source.layout):
                 with naming_refusals(linear.weight):
                     size = memory_bytes([source])
                 yield size
+            elif source.layout.is_float:
+                yield source.size_bytes
             if any(each.bias is not None for each in linears):
                 yield 4 * linear.out_features
         for name in layer.vectors():
@@ -157,7 +162,7 @@ class Weights:
         for layout, run in itertools.groupby(linears, lambda linear: self._tensors.layout(linear.weight)):
             part = list(run)
             sources = [self._tensors.matrix(linear.weight) for linear in part]
-            if layout.is_float or self._packer is None:
+            if self._packer is None or not self._is_packed(layout):
                 for source in sources:
                     yield self._pack_plain(source, store)
                 continue
@@ -166,6 +171,12 @@ class Weights:
                 into = None if store is None else store.take(memory_bytes(together))
                 packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
                 yield replace(packed, table=self._tables.setdefault(layout, packed.table))
+
+    def _is_packed(self, layout: WeightLayout) -> bool:
+        """True if matrices of a layout are put in fragment order."""
+        if self._packer is None or layout.float_type == "f32":
+            return False
+        return self._packs_floats or not layout.is_float
 
     def _interleaved(self, linears: Sequence[Linear]) -> bool:
         """True if matrices that are packed as one are a feed-forward's gate and up, and can be interleaved.
@@ -179,7 +190,9 @@ class Weights:
         kind, raw = source.layout.float_type, source.raw
         if kind is None or raw is None:
             return pack_plain(source, self._device.torch_device)
-        return self._copy(raw.reshape(-1), store).view(_FLOATS[kind]).reshape(source.out_features, source.in_features)
+        return (
+            self._copy(raw.reshape(-1), store).view(FLOAT_TYPES[kind]).reshape(source.out_features, source.in_features)
+        )
 
     def _send(self, values: NDArray[np.float32], store: Store | None) -> torch.Tensor:
         return self._copy(np.ascontiguousarray(values).view(np.uint8), store).view(torch.float32)

@@ -17,7 +17,7 @@ from realizar.quantization import MatrixSource, WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A quantised matrix [out_features, in_features] that the matmul kernels read.
+    """A matrix [out_features, in_features] in fragment order, quantised or of floats, that the matmul kernels read.
 
     Attributes:
         out_features, in_features: of the matrix without padding.

@@ -1,7 +1,8 @@
 """Matrices to fragment order on the device.
 
-Raw blocks whose layout `repack.cu` knows are uploaded through pinned memory and repacked by a kernel there. The result
-is the same bytes as `pack_fragments` of the source's `Planes`, which all other layouts are packed from, by threads.
+Raw blocks whose layout `repack.cu` knows are uploaded through pinned memory and repacked by a kernel there, bf16 and
+fp16 matrices by torch. The result is the same bytes as `pack_fragments` of the source's `Planes`, which all other
+layouts are packed from, by threads, or as `fragment_floats`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.cuda.layouts.float_fragments import fragment_floats
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format, pack_fragments
 from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import repack_source
 from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, strip_places
+from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES, reorder_floats
 from realizar.backends.cuda.weights.store import aligned
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import MatrixSource, WeightLayout
@@ -65,6 +68,8 @@ def pack_by_threads(
     def pack_run(run: _Run) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
         part, start, *_ = run
         stop = min(start + _RUN_OUT_FEATURES, part.out_features)
+        if weight_format.is_float:
+            return *fragment_floats(part.read(start, stop)), (stop - start) * part.row_bytes
         return *pack_fragments(part.planes(start, stop), weight_format), (stop - start) * part.row_bytes
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -128,16 +133,37 @@ class Packer:
             raise UnsupportedModelError(
                 f"matrices merge if of one layout and width and at multiples of {BLOCK} output features"
             )
-        raws = [part.raw for part in parts if part.raw is not None and part.layout in REPACKED_LAYOUTS]
-        if len(raws) < len(parts) or first.in_features % BLOCK:
-            return pack_by_threads(parts, self.device, into, uploaded, interleaved)
         weight_format, cols = fragment_format(first.layout), first.in_features
+        known = weight_format.is_float or (first.layout in REPACKED_LAYOUTS and cols % BLOCK == 0)
+        raws = [part.raw for part in parts if part.raw is not None]
+        if not known or len(raws) < len(parts):
+            return pack_by_threads(parts, self.device, into, uploaded, interleaved)
         counts = [part.out_features for part in parts]
         weights, scales = _allocate(weight_format, sum(counts), cols, self.device, into)
         for raw, place in zip(raws, strip_places(counts, interleaved), strict=True):
-            self._pack_part(raw, first.layout, cols, weights, scales, place, uploaded)
+            if (kind := first.layout.float_type) is not None:
+                strips = weights.view(len(scales), -1)[place]
+                self._pack_floats(raw, FLOAT_TYPES[kind], strips, scales[place], uploaded)
+            else:
+                self._pack_part(raw, first.layout, cols, weights, scales, place, uploaded)
         table = _table_of(first.layout, self.device)
         return PackedMatrix(sum(counts), cols, weight_format, weights, scales, table, interleaved)
+
+    def _pack_floats(
+        self, raw: NDArray[np.uint8], dtype: torch.dtype, weights: torch.Tensor, scales: torch.Tensor,
+        uploaded: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        """Pack a float matrix, uint8 [out_features, bytes of one], into strips [strips, bytes] and their scales."""
+        step = max(1, _PIECE_BYTES // (raw.shape[1] * BLOCK)) * BLOCK
+        stream = torch.cuda.current_stream(self.device)
+        for start in range(0, len(raw), step):
+            run = raw[start : start + step]
+            copy, event = self._upload(run, stream)
+            place = slice(start // BLOCK, -(-(start + len(run)) // BLOCK))
+            reorder_floats(copy.reshape(-1)[: run.size].view(dtype).view(len(run), -1), weights[place], scales[place])
+            event.record(stream)
+            if uploaded is not None:
+                uploaded(run.size)
 
     def _pack_part(
         self, raw: NDArray[np.uint8], layout: WeightLayout, cols: int, weights: torch.Tensor, scales: torch.Tensor,
