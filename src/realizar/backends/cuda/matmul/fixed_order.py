@@ -13,14 +13,14 @@ from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, DeviceTunin
 from realizar.backends.cuda.native.sources import MmaSyncTiles, WgmmaTiles
 
 _MOST_PARTS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a part
-_FILLED = 1.4  # strips times parts that a multiprocessor should have with few tokens
-_LEAST_FILLED = 0.85  # blocks of a multiprocessor from which on a tile counts as large enough
-_TILES = (2, 2), (2, 1), (1, 1)  # strips and warpgroups of a block, largest first
-_FEW = {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)}  # stages, step and blocks, by tokens of a block
+_FILLED = 2.0  # strips times parts that a multiprocessor should have with few tokens: one alone decodes too slowly
+_LEAST_BLOCKS, _LEAST_GROUPS = 0.85, 1.8  # blocks and warpgroups of a multiprocessor, for a tile that is large enough
+_FEW = {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)}
 _RINGS = {
     64: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
-    128: {(2, 2): (4, 1, 1), (2, 1): (3, 2, 1), (1, 1): (3, 2, 1)},
+    128: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
 }
+"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, for blocks of so many tokens."""
 
 
 def fixed_parts(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
@@ -38,10 +38,15 @@ def fixed_tiling(
     if not tuning.wgmma:
         return Tiling(tuning.shrunk(MmaSyncTiles(block_tokens, 2, 4, 1), [weight_format]), parts)
     launched = -(-tokens // block_tokens) * parts
-    least = _LEAST_FILLED * tuning.processors
-    sizes = (size for size in _TILES if -(-out_features // (BLOCK * size[0] * size[1])) * launched >= least)
-    strips, groups = next(sizes, _TILES[-1])
-    stages, step, blocks = _RINGS.get(block_tokens, _FEW)[strips, groups]
+    rings = _RINGS.get(block_tokens, _FEW)
+
+    def fills(strips: int, groups: int) -> bool:
+        """True if a tile leaves every multiprocessor something to do, and two warpgroups that decode."""
+        count = -(-out_features // (BLOCK * strips * groups)) * launched / tuning.processors
+        return count >= _LEAST_BLOCKS and count * groups >= _LEAST_GROUPS
+
+    strips, groups = next((size for size in rings if fills(*size)), (1, 1))
+    stages, step, blocks = rings[strips, groups]
     while step > 1 and chunks % (parts * step):  # a stage lies in one part
         step //= 2
     return Tiling(tuning.shrunk(WgmmaTiles(block_tokens, strips, groups, stages, step, blocks), [weight_format]), parts)
