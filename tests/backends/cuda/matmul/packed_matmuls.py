@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda import cuda_runs
+from realizar.backends.cuda import load
 from realizar.backends.cuda.attention import decode as attention_decode
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device
 from realizar.backends.cuda.layouts.activations import int8_activations
@@ -27,6 +28,7 @@ from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
+from realizar.errors import KernelError
 from realizar.quantization import MatrixSource
 
 TOKEN_FACTOR = 64.0  # of halves from matmuls that end with an activation
@@ -217,10 +219,14 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
     def compile_all(sources: Sequence[Source], _arch: str, _compiled: Callable[..., None] | None = None) -> list[bytes]:
         return [b"" for _ in sources]
 
+    def refuse(_device: torch.device) -> None:
+        raise KernelError("there is no GPU to sample on")
+
     own = interpreter_device()
     device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
+    monkeypatch.setattr(load, "SamplingKernels", refuse)  # torch samples
     monkeypatch.setattr(attention_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
     monkeypatch.setattr(matmuls, "Kernel", HostKernel)
     monkeypatch.setattr(matmuls, "compile_sources", compile_all)
