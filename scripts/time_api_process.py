@@ -5,7 +5,8 @@
 A link that makes tokens up stands in for the engine, so everything here is processor time of one thread, in
 microseconds a token. Over HTTP the tokens that come while a client's delta is being written leave as one delta; how
 many deltas there were is printed too. `--steps 4` has every four steps come at once, as they do for a process that is
-so far behind.
+so far behind. `--busy` has a thread of Python beside it, as long prompts make one; then the loop's turns, in wall time,
+are what to look at.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import itertools
 import json
 import socket
+import sys
 import threading
 import time
 from array import array
@@ -33,6 +35,7 @@ from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
+from realizar.server.run import SWITCH_INTERVAL_S
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, StepDeltas
@@ -43,12 +46,16 @@ _TEXT = "Once upon a time in a land far away there lived a small dragon who read
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams of so many tokens; `steps` come at once, and each token lists `logprobs` others."""
+    """So many streams of so many tokens; `steps` come at once, and each token lists `logprobs` others.
+
+    `busy`: a thread of Python runs beside the event loop.
+    """
 
     streams: int
     tokens: int
     steps: int
     logprobs: int | None
+    busy: bool
 
 
 class MadeUpLink:
@@ -67,6 +74,7 @@ class MadeUpLink:
         self._reader: FrameReader[Event] = FrameReader(Event)
         self.write_s = self.read_s = 0.0
         self.num_tokens = 0
+        self.turns_s: list[float] = []
 
     async def start(self, listener: LinkListener) -> None:
         self._listener = listener
@@ -86,6 +94,7 @@ class MadeUpLink:
     async def _run(self) -> None:
         while True:
             idle = not self._open
+            self.turns_s.append(time.monotonic())
             started_s = time.thread_time()
             frames = [self._step() for _ in range(self._steps) if self._open]
             self.write_s += time.thread_time() - started_s
@@ -177,12 +186,25 @@ def time_http(served: ServedModel, load: Load, *, chat: bool) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     started.wait()
+    finished = threading.Event()
+    if load.busy:
+        threading.Thread(target=_work, args=(finished,)).start()
     path, body = _chat(served.name, load) if chat else _completion(served.name, load)
     deltas = asyncio.run(_request_all(listener.getsockname()[1], path, body, load.streams))
+    finished.set()
     server.should_exit = True
     thread.join()
     each_us = 1e6 * spent[0] / link.num_tokens
     print(f"{link.num_tokens} tokens over HTTP by {path} in {deltas} deltas: {each_us:.1f}")
+    turns_ms = sorted(1e3 * (after - before) for before, after in itertools.pairwise(link.turns_s))
+    median, long = (turns_ms[int(len(turns_ms) * share)] for share in (0.5, 0.9))
+    print(f"  turns of the loop: median {median:.1f} ms, one of ten above {long:.1f} ms")
+
+
+def _work(finished: threading.Event) -> None:
+    """Keep the interpreter busy, as long prompts do on the server's worker threads."""
+    while not finished.is_set():
+        sum(number for number in range(2000))
 
 
 def _completion(model: str, load: Load) -> tuple[str, bytes]:
@@ -222,9 +244,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1, help="steps that come at once")
     parser.add_argument("--logprobs", type=int, help="most probable tokens to list for each token")
+    parser.add_argument("--busy", action="store_true", help="a thread of Python runs beside the event loop")
+    parser.add_argument(
+        "--switch-interval", type=float, default=SWITCH_INTERVAL_S, help="the interpreter's, in seconds"
+    )
     arguments = parser.parse_args()
     served = make_served_model(find_checkpoint(arguments.model), ("model",), 4096)
-    load = Load(arguments.streams, arguments.tokens, arguments.steps, arguments.logprobs)
+    sys.setswitchinterval(arguments.switch_interval)
+    load = Load(arguments.streams, arguments.tokens, arguments.steps, arguments.logprobs, arguments.busy)
     asyncio.run(time_text(served, load))
     for chat in (False, True):
         time_http(served, load, chat=chat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -19,6 +20,8 @@ from realizar.server.http.listen import uvicorn_config
 from realizar.server.http.memory_return import keep_little_memory
 from realizar.server.settings import ServerSettings
 
+SWITCH_INTERVAL_S = 0.0005
+"""Seconds that a worker thread keeps the interpreter from the event loop, which asks for it after every write."""
 _POLL_S = 0.1
 _LAST_ANSWERS_S = 10  # for complete answers to be sent, once no request is open
 
@@ -100,6 +103,7 @@ def run_server(
         RealizarError: the engine could not load, or is gone for good.
     """
     keep_little_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = uvicorn_config(app, settings, timeout_graceful_shutdown=_LAST_ANSWERS_S)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         return runner.run(_serve(_Server(config), engine, listener, loading, ready, draining))

@@ -1,0 +1,42 @@
+"""`run_server` in this process; `tests/engine/process/test_serve.py` runs the command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from starlette.applications import Starlette
+
+from number_text import NumberText
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.core.engine_core import EngineCore
+from realizar.errors import CapacityError
+from realizar.server.run import SWITCH_INTERVAL_S, open_port, run_server
+from realizar.server.settings import ServerSettings
+
+
+@pytest.fixture
+def switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switch_interval")
+def test_worker_threads_hand_the_interpreter_to_the_event_loop_soon() -> None:
+    def fail(progress: LoadProgress) -> EngineCore:
+        raise CapacityError("the weights do not fit")
+
+    with open_port("127.0.0.1", 0) as listener, pytest.raises(CapacityError, match="do not fit"):
+        run_server(
+            Starlette(),
+            ServerSettings(),
+            AsyncEngine(ThreadLink(fail), NumberText),
+            listener,
+            loading=lambda what, share: None,
+            ready=lambda info: None,
+            draining=lambda count: None,
+        )
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
