@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from realizar.backends.cuda.native_choices import NativeChoiceMaker
+from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.step import WantedTokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK

@@ -30,6 +30,7 @@ OLD_NAMES = (
     "sampler_select",
     "sampler_truncation",
     "sampling_options",
+    "sampling_source",
     "serve_options",
     "structured_options",
     "template_budget",

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
-from realizar.backends.cuda.choices import ChoiceMaker  # noqa: E402
+from realizar.backends.cuda.sampling.choices import ChoiceMaker  # noqa: E402
 from realizar.backends.cuda.sampling.penalties import PenaltyTable  # noqa: E402
 from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402

@@ -9,10 +9,10 @@ import torch
 from realizar.backends.cuda.device_errors import row_error
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.sampling.step_sampler import RowLogprobs, StepSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import CUDAStep, PendingResult
 from realizar.backends.cuda.step_arrays import StepShape
-from realizar.backends.cuda.step_sampler import RowLogprobs, StepSampler
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import ScheduledRow
 from realizar.outputs import RowError

@@ -13,7 +13,6 @@ from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
-from realizar.backends.cuda.choices import ChoiceMaker
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
@@ -23,14 +22,15 @@ from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.sampling import native_buffers
+from realizar.backends.cuda.sampling.choices import ChoiceMaker
+from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
+from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
-from realizar.backends.cuda.step_sampler import StepSampler
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.loaded_capacity import loaded_capacity

@@ -14,7 +14,7 @@ from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
-from realizar.backends.cuda.verify import NOT_REACHED
+from realizar.backends.cuda.sampling.verify import NOT_REACHED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
 from realizar.batch import NO_CHOICE, RowOutput, ScheduledRow, StepOutput
 from realizar.errors import CapacityError, RealizarError

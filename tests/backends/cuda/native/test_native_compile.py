@@ -15,7 +15,7 @@ from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
-from realizar.backends.cuda.native.sampling_source import sampling_source
+from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.sources import (
     GatedActivation,
     MatvecTiles,

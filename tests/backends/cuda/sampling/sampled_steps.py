@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from realizar.backends.cuda.choices import ChoiceMaker
-from realizar.backends.cuda.native_choices import NativeChoiceMaker
+from realizar.backends.cuda.sampling.choices import ChoiceMaker
+from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, DeviceSampler
+from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
-from realizar.backends.cuda.step_sampler import StepSampler
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
 from realizar.batch import RowOutput, ScheduledRow
 from realizar.sampling_params import SamplingParams

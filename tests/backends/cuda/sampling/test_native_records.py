@@ -21,7 +21,7 @@ from realizar.errors import InvalidRequestError  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from step_inputs import opened_row  # noqa: E402
 
-SOURCE = read("sampling_rows.cu")
+SOURCE = read("sampling/rows.cu")
 CPU = torch.device("cpu")
 SIZES = {"int": 4, "float": 4, "double": 8, "u64": 8}
 

@@ -10,10 +10,7 @@ A kernel's text is put together from .cu files behind a list of macros. Read in 
 5. `attend.cu`, with `attend_heads.cu` and `attend_results.cu`. `bulk.cu`: copies by Hopper's copy engine.
 6. `activations.cu` and `repack.cu`: activations and raw weight blocks to the kernels' formats. `raw_layouts.py` lists
    the layouts whose blocks `repack.cu` reads.
-
-7. The sampler, put together by `sampling_source.py`: `sampling_rows.cu` (rows, choices, integer weights),
-   `sampling_adjust.cu` (mask, bias, penalties, DRY), `sampling_weigh.cu` (passes of many blocks), `sampling_select.cu`
-   and `sampling_cut.cu` (truncations and lists of log-probabilities), `sampling_pick.cu` (the draw, the rows' state).
+7. `sampling/`: the sampler, put together by its `source.py`.
 
 `compiler.py` and `nvrtc.py` compile and keep cubins on disk; `launcher.py` loads and starts them.
 """

@@ -39,7 +39,7 @@ class Source:
 
 @cache
 def read(file: str) -> str:
-    """The text of a source in this folder."""
+    """The text of a source, by its path below this folder."""
     return resources.files("realizar.backends.cuda.native").joinpath(file).read_text(encoding="utf-8")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from realizar.backends.cuda.native.sampling_source import BINS, SPAN, TILE
+from realizar.backends.cuda.native.sampling.source import BINS, SPAN, TILE
 from realizar.backends.cuda.sampling.dry import table_places
 from realizar.backends.cuda.sampling.native_rows import NativeRows
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
@@ -25,7 +25,7 @@ class NativeBuffers:
     Attributes:
         choices, queries: int32 [selected, fields], records of a step. drafted: the same of rows, in a step with drafts.
         draft_table: int32 [rows, 1 + drafts], room for the choices that stand.
-        tables: uint8, `Tables` of sampling_rows.cu.
+        tables: uint8, `Tables` of sampling/rows.cu.
     """
 
     def __init__(self, space: Workspace, rows: NativeRows) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
-from realizar.backends.cuda.native.sampling_source import SELECT_BYTES, sampling_source
+from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
 
 _ALL = -1  # places of drafts

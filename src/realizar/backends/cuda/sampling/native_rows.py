@@ -18,7 +18,7 @@ from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
-ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a choice, as in sampling_rows.cu
+ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a choice, as in sampling/rows.cu
 MIROSTAT = 64  # of rows alone: the kernels read the row
 _LARGEST_INT = (1 << 31) - 1
 
@@ -36,7 +36,7 @@ ROW = np.dtype(
     + [(name, np.float64) for name in _NUMBERS]
     + [(name, np.int32) for name in _INTEGERS]
 )
-"""`Row` of sampling_rows.cu."""
+"""`Row` of sampling/rows.cu."""
 
 CountHistory = Callable[[torch.Tensor, torch.Tensor, int], None]
 """Adds to a row's counts, int32 [vocab], the tokens of its history, int32, of which so many are prompt."""

@@ -11,9 +11,9 @@ from realizar.backends.cuda.device_errors import row_error, translate
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs
 from realizar.backends.cuda.sampling.positions import Positions
 from realizar.backends.cuda.sampling.sampler import Chosen, DeviceSampler
+from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
+from realizar.backends.cuda.sampling.verify import StepDrafts
 from realizar.backends.cuda.step import CUDAStep
-from realizar.backends.cuda.step_sampler import RowLogprobs
-from realizar.backends.cuda.verify import StepDrafts
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import OpenedRow
 from realizar.outputs import RowError

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from realizar.backends.cuda.native.compiler import Source, read
 
-TILE, SPAN, BINS = 4096, 16384, 2048  # as in sampling_rows.cu
+TILE, SPAN, BINS = 4096, 16384, 2048  # as in rows.cu
 MOST_LISTED = 4096  # most probable ids that `report_logprobs` can list
-SELECT_BYTES = 8 * 4096 + 12 * BINS + 8 * 33 + 64  # `Room` of sampling_select.cu, with some to spare
+SELECT_BYTES = 8 * 4096 + 12 * BINS + 8 * 33 + 64  # `Room` of select.cu, with some to spare
 
 _FILES = ("rows", "adjust", "weigh", "select", "cut", "pick")
 
 
 def sampling_source() -> Source:
     """All kernels of the sampler, for any model."""
-    return Source("sampling", "".join(read(f"sampling_{name}.cu") for name in _FILES))
+    return Source("sampling", "".join(read(f"sampling/{name}.cu") for name in _FILES))

@@ -1,5 +1,5 @@
 // Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a block.
-// Defined by the loader: nothing. Mirrored by sampling/native_rows.py (Row) and native_choices.py (Tables, Choice).
+// Defined by the loader: nothing. Mirrored by ../../sampling: native_rows.py (Row), native_choices.py (Tables, Choice).
 //
 // A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their
 // order: every split into blocks gives the same bits. Ids are ordered by (key, id): key grows as the logit falls.

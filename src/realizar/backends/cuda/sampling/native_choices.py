@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.native.sampling_source import MOST_LISTED
+from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
+from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
 from realizar.backends.cuda.step import CUDAStep
-from realizar.backends.cuda.step_sampler import RowLogprobs
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import OpenedRow
 from realizar.outputs import RowError
