@@ -30,7 +30,6 @@ OLD_NAMES = (
     "sampler_select",
     "sampler_truncation",
     "sampling_options",
-    "sampling_source",
     "serve_options",
     "structured_options",
     "template_budget",

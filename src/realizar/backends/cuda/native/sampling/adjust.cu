@@ -62,7 +62,11 @@ extern "C" __global__ void __launch_bounds__(256) adjust_logits(const Tables* ta
 
 INLINE bool is_breaker(const Row& row, int token) {
   int low = 0, high = row.num_breakers;
-  while (low < high) { const int middle = (low + high) / 2; if (row.breakers[middle] < token) low = middle + 1; else high = middle; }
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (row.breakers[middle] < token) low = middle + 1;
+    else high = middle;
+  }
   return low < row.num_breakers && row.breakers[low] == token;
 }
 
@@ -94,7 +98,8 @@ INLINE void lower_to(float* at, float value) {
 
 // Penalise what would lengthen a repetition. Grid: choices; the block of a row's first place does all its places, one
 // after another, for they share `dry_values`. Block: 512 threads.
-extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(const Tables* tables, const Choice* choices, int count) {
+extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(
+    const Tables* tables, const Choice* choices, int count) {
   const Choice first = choices[blockIdx.x];
   if (!(first.flags & DRY) || first.place) return;
   const Tables& t = *tables;
@@ -140,7 +145,8 @@ extern "C" __global__ void __launch_bounds__(256) find_tops(const Tables* tables
 }
 
 // Count a new row's tokens: bit 31 for those of the prompt. Grid: blocks of 256 tokens.
-extern "C" __global__ void __launch_bounds__(256) count_history(u32* counts, const int* tokens, int prompt, int size, int vocab) {
+extern "C" __global__ void __launch_bounds__(256) count_history(
+    u32* counts, const int* tokens, int prompt, int size, int vocab) {
   const int at = blockIdx.x * 256 + threadIdx.x;
   if (at >= size || tokens[at] < 0 || tokens[at] >= vocab) return;
   if (at < prompt) atomicOr(counts + tokens[at], 0x80000000u);

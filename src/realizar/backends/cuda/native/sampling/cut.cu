@@ -1,7 +1,7 @@
 // Truncations of a row, by one block: each sees what the ones before it left. All but typical end at a place in the
 // order of logits; XTC begins at one.
 
-INLINE u64 product_of(double share, u64 mass) {
+INLINE u64 share_of(double share, u64 mass) {
   const double x = ceil(share * (double)mass);
   return x < 1.0 ? 1 : (u64)x;
 }
@@ -52,7 +52,7 @@ INLINE void keep_typical(const View& v, Cut& cut, double share, Room& s) {
   cut.mean = (float)((double)moment / (double)mass);
   const BySurprise order{cut.mean};
   fill_bins(v, cut, order, s);
-  if (reach<false>(v, cut, order, product_of(share, mass), s)) cut.typical = s.found;
+  if (reach<false>(v, cut, order, share_of(share, mass), s)) cut.typical = s.found;
 }
 
 // The first place, in the order of logits, that `cut` leaves; the last one for LAST. ~0 or 0 where there is none.
@@ -77,13 +77,13 @@ INLINE void exclude_top_choices(const View& v, Cut& cut, double threshold, doubl
 }
 
 INLINE double standard_deviation(const Tables& t, const Choice& c) {
-  double sum = 0.0, squares = 0.0, count = 0.0;
+  double sum = 0.0, square_sum = 0.0, count = 0.0;
   for (int i = 0; i < t.tiles; i++) {
     const double* m = t.moments + ((long)c.index * t.tiles + i) * 3;
-    sum += m[0], squares += m[1], count += m[2];
+    sum += m[0], square_sum += m[1], count += m[2];
   }
   const double mean = sum / count;
-  return sqrt(fmax(squares / count - mean * mean, 0.0));
+  return sqrt(fmax(square_sum / count - mean * mean, 0.0));
 }
 
 INLINE Cut mirostat_cut(const Tables& t, const Choice& c, const View& v, const Row& row) {
@@ -108,7 +108,7 @@ INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& 
     if (row.top_p < 1.0 || row.xtc_probability > 0.0) fill_bins(v, cut, order, s);
   }
   if (row.top_p < 1.0) {
-    const u64 target = product_of(row.top_p, mass_left(v, cut, s));
+    const u64 target = share_of(row.top_p, mass_left(v, cut, s));
     if (reach<false>(v, cut, order, target, s)) cut.high = min(cut.high, s.found);
   }
   if (row.min_p > 0.0) {
@@ -146,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tabl
 
 // Log-probability, rank and most probable ids: a line of `most` + 3 + `most` numbers: id, rank, value, ids, values.
 // Grid: queries.
-extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(const Tables* tables, const Query* queries, double* lines, int most) {
+extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
+    const Tables* tables, const Query* queries, double* lines, int most) {
   extern __shared__ __align__(16) char memory[];
   Room& s = *(Room*)memory;
   const Query q = queries[blockIdx.x];
@@ -162,7 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(const Tabl
     sum += t.query_sums[at], rank += t.query_ranks[at];
   }
   const int target = min(max(q.target < 0 ? t.choices[q.slot] : q.target, 0), t.vocab - 1);
-  const double normaliser = broken ? __longlong_as_double(0x7ff8000000000000ll) : (double)v.top + log((double)sum / 1099511627776.0);
+  const double nan = __longlong_as_double(0x7ff8000000000000ll);
+  const double normaliser = broken ? nan : (double)v.top + log((double)sum / 1099511627776.0);
   double* line = lines + (long)blockIdx.x * (3 + 2 * most);
   if (threadIdx.x == 0) line[0] = target, line[1] = (double)rank, line[2] = (double)v.x[target] - normaliser;
   if (!q.top_n) return;

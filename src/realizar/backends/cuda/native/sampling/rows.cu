@@ -1,4 +1,5 @@
-// Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a block.
+// Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a
+// block.
 // Defined by the loader: nothing. Mirrored by ../../sampling: native_rows.py (Row), native_choices.py (Tables, Choice).
 //
 // A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their
@@ -63,7 +64,10 @@ struct Tables {
 };
 
 INLINE bool finite(float x) { return fabsf(x) < INF; }
-INLINE u32 key_of(float x) { const u32 bits = __float_as_uint(x + 0.f); return bits >> 31 ? bits : ~bits & 0x7fffffffu; }
+INLINE u32 key_of(float x) {
+  const u32 bits = __float_as_uint(x + 0.f);
+  return bits >> 31 ? bits : ~bits & 0x7fffffffu;
+}
 INLINE float logit_of(u32 key) { return __uint_as_float(key >> 31 ? key : ~key & 0x7fffffffu); }
 INLINE u64 place_of(u32 key, int id) { return (u64)key << 32 | (u32)id; }
 INLINE u64 place_of(float x, int id) { return place_of(key_of(x), id); }
@@ -117,7 +121,10 @@ INLINE u64 block_min(u64 x, u64* room) {
 INLINE u64 block_scan(u64 x, u64* room) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   u64 through = x;
-  for (int o = 1; o < 32; o <<= 1) { const u64 other = __shfl_up_sync(~0u, through, o); if (lane >= o) through += other; }
+  for (int o = 1; o < 32; o <<= 1) {
+    const u64 other = __shfl_up_sync(~0u, through, o);
+    if (lane >= o) through += other;
+  }
   __syncthreads();
   if (lane == 31) room[warp] = through;
   __syncthreads();

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
       part[i] = id < t.vocab ? v.x[id] : -INF;
     }
     u64 sum = 0;
-    float distances = 0.f, squares = 0.f;
+    float distances = 0.f, square_sum = 0.f;
     int allowed = 0;
     bool broken = false;
 #pragma unroll
@@ -35,11 +35,12 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
       sum += weight;
       if (bins && weight) {
         const int b = bin_of(distance);
-        const u32 added = (u32)weight, before = atomicAdd(low + b, added), carry = (u32)(weight >> 32) + (before + added < before);
+        const u32 added = (u32)weight, before = atomicAdd(low + b, added);
+        const u32 carry = (u32)(weight >> 32) + (before + added < before);
         if (carry) atomicAdd(high + b, carry);
         if (counts) atomicAdd(number + b, 1u);
       }
-      if (c.flags & DEVIATION && away < INF) distances += away, squares += away * away, allowed++;
+      if (c.flags & DEVIATION && away < INF) distances += away, square_sum += away * away, allowed++;
     }
     const bool any_broken = __syncthreads_or(broken);
     sum = block_sum(sum, room);
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
     if (threadIdx.x == 0) t.sums[at] = any_broken ? UNUSABLE : sum;
     if (c.flags & DEVIATION) {  // always added in the same order
       __shared__ double moments[3][16];
-      double m[3] = {distances, squares, (double)allowed};
+      double m[3] = {distances, square_sum, (double)allowed};
       for (int i = 0; i < 3; i++) {
         for (int o = 16; o; o >>= 1) m[i] += __shfl_xor_sync(~0u, m[i], o);
         if (threadIdx.x % 32 == 0) moments[i][threadIdx.x / 32] = m[i];
