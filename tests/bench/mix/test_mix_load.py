@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from realizar.bench.serve_workload import Lengths
 from realizar.cli.main import app, run_app
 from realizar.errors import InvalidRequestError
 from scripted_api import Delta, Script, ScriptedApi, held, words
+from waits import HANG_S
 
 TOKENS = 8
 _NOT_VLLMS = ("typical_p", "mirostat", "dry_multiplier")
@@ -62,7 +63,7 @@ def work(**changes: Any) -> MixWork:
 def load(*apis: ScriptedApi, generators: int = 1, alone: tuple[str, ...] = (), **changes: Any) -> list[MixResult]:
     servers = [find_server(Target(api.owner, api.url, "scripted-1b"), None) for api in apis]
     with Generators(generators) as processes:
-        given: dict[str, Any] = {"rounds": changes.pop("rounds", 1), "timeout_s": 60, "log": str}
+        given: dict[str, Any] = {"rounds": changes.pop("rounds", 1), "timeout_s": HANG_S, "log": str}
         return compare_mixes(servers, work(**changes), processes, alone=alone, **given)
 
 
@@ -129,10 +130,9 @@ def test_clients_leave_in_mid_stream(api: ScriptedApi) -> None:
     assert all(each.left and each.error is None and not each.was_cut for each in run.served)
     assert {each.num_deltas for each in run.served} <= {0, 1, 2, 3, 4, 5}
     assert "| greedy | 12 | 0 | 12 |" in as_markdown([result])
-    for _ in range(500):
-        if api.left == 12:
-            return
-        threading.Event().wait(0.01)
+    deadline_s = time.monotonic() + HANG_S
+    while api.left < 12 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
     assert api.left == 12
 
 
@@ -218,7 +218,7 @@ def metrics(text: Callable[[int], str]) -> list[Route]:
 @pytest.mark.parametrize("prefix", ["realizar:", "vllm:"])
 def test_nothing_is_left(prefix: str) -> None:
     """The last answer's end and the engine's own are not at one time: a server gets a while to be empty."""
-    routes = metrics(lambda time: METRICS.format(prefix, {1: 0.0, 2: 2.0}.get(time, 0.0), 100.0 * time))
+    routes = metrics(lambda asked: METRICS.format(prefix, {1: 0.0, 2: 2.0}.get(asked, 0.0), 100.0 * asked))
     with ScriptedApi(answer, routes=routes) as api:
         (result,) = load(api, num_requests=4)
     text = as_markdown([result])

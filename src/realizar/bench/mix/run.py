@@ -62,11 +62,10 @@ class Served:
     was_cut: bool
 
     @classmethod
-    def of(cls, request: MixRequest, answered: Answered, end_s: float) -> Served:
+    def of(cls, request: MixRequest, answered: Answered, end_s: float, *, was_cut: bool = False) -> Served:
         """What is kept of an answer; a load may have millions of deltas. `end_s` ends the load's time."""
         gaps_s = np.asarray(answered.gaps_s, np.float32)
         gaps_s = gaps_s[gaps_s > 0]
-        was_cut = answered.left and answered.ended_s >= end_s + _GRACE_S
         return cls(
             kind=request.kind,
             num_words=request.num_words,
@@ -182,7 +181,10 @@ class _Clients:
 
     async def _serve(self, request: MixRequest, due_s: float) -> None:
         call, cut_s = request.call, self._end_s + _GRACE_S - time.perf_counter()
-        if call.leave_after_s is None or call.leave_after_s > cut_s:
+        may_be_cut = call.leave_after_s is None or call.leave_after_s > cut_s
+        if may_be_cut:
             call = replace(call, leave_after_s=cut_s)
         answered = await send_call(self._target, call, due_s, self._timeout_s)
-        self._served.append(Served.of(request, answered, self._end_s))
+        has_left = call.leave_after_deltas is not None and len(answered.deltas_s) >= call.leave_after_deltas
+        was_cut = answered.left and may_be_cut and not has_left
+        self._served.append(Served.of(request, answered, self._end_s, was_cut=was_cut))
