@@ -271,9 +271,10 @@ class _Letters:
     """Text of tokens that have a letter each."""
 
     stop_string: str | None = None
+    may_stop = False
 
-    def add(self, token_id: int) -> str:
-        return TOKENS[token_id].decode()
+    def add(self, token_ids: Sequence[int]) -> str:
+        return b"".join(TOKENS[token_id] for token_id in token_ids).decode()
 
     def finish(self) -> str:
         return ""
@@ -366,5 +367,6 @@ def test_a_request_waits_in_the_line_of_its_client() -> None:
 
 
 def finished(events: Sequence[Event]) -> set[str]:
-    outputs = [output for event in events if isinstance(event, Outputs) for output in event.outputs]
-    return {output.request_id for output in outputs if output.finish_reason is not None}
+    steps = [event.deltas for event in events if isinstance(event, Outputs)]
+    names = {start.number: start.request_id for deltas in steps for start in deltas.starts}
+    return {names[end.number] for deltas in steps for end in deltas.ends}

@@ -81,7 +81,9 @@ def test_a_request_gets_the_cause_of_the_fault(
         for output in core.step():
             outputs[output.request_id].append(output)
         core.audit()
-    error = error_of(outputs["stuck"][-1])
+    failure = outputs["stuck"][-1].error
+    assert failure is not None
+    error = error_of(failure)
     assert type(error) is raised
     assert str(error) == f"the output can't go on within its grammar: {reason}"
     assert getattr(error, "param", None) == ("structured" if raised is InvalidRequestError else None)
