@@ -27,6 +27,8 @@ class GroupBlocks:
         self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)
         self.first = [0] * num_rows
         self.end = [0] * num_rows
+        self._most_held = self.blocks_for(max_blocks * block_size, 1)
+        self._num_growing = 0
 
     def first_needed(self, num_computed_tokens: int) -> int:
         """Index of the first block that a token at position `num_computed_tokens`, or a later one, sees."""
@@ -50,8 +52,13 @@ class GroupBlocks:
     @property
     def num_growing(self) -> int:
         """Rows that hold blocks, and fewer than they ever may."""
-        most = self.blocks_for(self.tables.shape[1] * self.block_size, 1)
-        return sum(0 < end - first < most for first, end in zip(self.first, self.end, strict=True))
+        return self._num_growing
+
+    def _hold(self, row: int, first: int, end: int) -> None:
+        """Note that the row holds the blocks from index `first` to `end`."""
+        before, now = self.end[row] - self.first[row], end - first
+        self._num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
+        self.first[row], self.end[row] = first, end
 
     def has_room(self, num_tokens: int, max_step_tokens: int, prefix: Sequence[int]) -> bool:
         """True if a new sequence that starts with the blocks of `prefix` fits, beside a block for each growing row."""
@@ -74,7 +81,7 @@ class GroupBlocks:
     def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
         """Let an empty row share cached blocks that end before index `end`."""
         self.pool.share(blocks)
-        self.first[row], self.end[row] = end - len(blocks), end
+        self._hold(row, end - len(blocks), end)
         self.tables[row, end - len(blocks) : end] = blocks
 
     def register(self, row: int, index: int, key: bytes) -> None:
@@ -89,7 +96,7 @@ class GroupBlocks:
         if first > start:
             self.pool.free(self.tables[row, start:first].tolist())
             self.tables[row, start:first] = 0
-            self.first[row] = first
+            self._hold(row, first, self.end[row])
 
     def fit(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
         """Number of the next `num_tokens` that the row's blocks and the free ones hold; may be more, or below 0."""
@@ -108,7 +115,7 @@ class GroupBlocks:
         end = -(-(num_computed_tokens + num_tokens) // self.block_size)
         if end > self.end[row]:
             self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
-            self.end[row] = end
+            self._hold(row, self.first[row], end)
 
     def steady_until(self, row: int) -> int:
         """The position from which on a decode of the row takes or releases a block."""
@@ -122,15 +129,21 @@ class GroupBlocks:
         first, end = self.first[row], self.end[row]
         self.pool.free(reversed(self.tables[row, first:end].tolist()))
         self.tables[row, first:end] = 0
-        self.first[row] = self.end[row] = 0
+        self._hold(row, 0, 0)
 
     def audit(self) -> BlockCounts:
         """Prove that every block's reference count is the number of rows that hold it, and that the pool adds up.
+
+        The same holds for the count of rows that may still grow.
 
         Raises:
             RuntimeError: it is not so.
         """
         counts = self.pool.audit()
+        held = [end - first for first, end in zip(self.first, self.end, strict=True)]
+        growing = sum(0 < count < self._most_held for count in held)
+        if growing != self._num_growing:
+            raise RuntimeError(f"{growing} rows hold KV blocks and may hold more, not {self._num_growing}")
         owned = np.zeros(self.pool.num_blocks, np.int64)
         for row, (first, end) in enumerate(zip(self.first, self.end, strict=True)):
             np.add.at(owned, self.tables[row, first:end], 1)
