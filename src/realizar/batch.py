@@ -8,6 +8,7 @@ and `RowOutput` are the same facts of one row, for code that is about single row
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -135,17 +136,19 @@ class StepRows:
     def of(cls, rows: Sequence[ScheduledRow]) -> StepRows:
         """The columns of single rows."""
         counts = [len(row.token_ids) for row in rows]
-        return cls(
+        made = cls(
             sequence_ids=np.array([row.sequence_id for row in rows], np.int64),
             numbers=np.array([row.row for row in rows], np.intp),
             num_computed_tokens=np.array([row.num_computed_tokens for row in rows], np.int32),
             token_ids=np.array([token_id for row in rows for token_id in row.token_ids], np.int32),
-            starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+            starts=np.array([0, *itertools.accumulate(counts)], np.int32),
             samples=np.array([row.sample for row in rows], np.bool_),
             num_drafts=np.array([row.num_drafts for row in rows], np.int32),
             logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
             pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
         )
+        made.__dict__["rows"] = tuple(rows)  # the property need not make them again
+        return made
 
     @classmethod
     def of_decodes(
@@ -204,10 +207,14 @@ class StepRows:
     @cached_property
     def rows(self) -> tuple[ScheduledRow, ...]:
         """Each row by itself; made when it is first asked for."""
-        return tuple([self.row(index) for index in range(len(self.numbers))])
+        return tuple([self._new_row(index) for index in range(len(self.numbers))])
 
     def row(self, index: int) -> ScheduledRow:
         """One row by itself."""
+        rows: tuple[ScheduledRow, ...] | None = self.__dict__.get("rows")
+        return self._new_row(index) if rows is None else rows[index]
+
+    def _new_row(self, index: int) -> ScheduledRow:
         return ScheduledRow(
             sequence_id=int(self.sequence_ids[index]),
             row=int(self.numbers[index]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as ListOf
 from contextlib import contextmanager
 from itertools import takewhile
 
@@ -45,12 +46,14 @@ class Drafting:
             return False
         return any(sequence.num_remaining_tokens <= 1 for sequence in sequences)
 
-    def propose(self, sequences: Iterable[Sequence]) -> None:
-        """Have drafts proposed, in one call, for those sequences that go on from a known token."""
-        if self._drafter is None:
-            return
-        going = [sequence for sequence in sequences if sequence.max_drafts > 0 and sequence.awaits_one_token]
-        if not going:
+    @property
+    def is_on(self) -> bool:
+        """True if drafts may be proposed."""
+        return self._drafter is not None
+
+    def propose(self, going: ListOf[Sequence]) -> None:
+        """Have drafts proposed, in one call, for sequences that go on from a known token and have room for a draft."""
+        if self._drafter is None or not going:
             return
         with self._faults():
             for sequence, drafts in zip(going, self._drafter.propose(going), strict=True):

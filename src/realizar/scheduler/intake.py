@@ -67,7 +67,8 @@ class Intake:
         _check_rows(rows, output)
         is_open = self._table.sequence_ids[rows.numbers] == rows.sequence_ids
         owners = [self._open.in_rows[row] for row in rows.numbers.tolist()]
-        choices = self._append(rows, output, is_open)
+        tokens = _single_choices(output)
+        choices = self._append(rows, tokens, is_open)
         by_themselves = (is_open & ~choices.plain).nonzero()[0].tolist()
         settled: dict[int, TokenOutput | None] = {}
         failed: dict[str, int] = {}  # index of the row with which a request failed
@@ -76,7 +77,7 @@ class Intake:
             if found is not None and found.error is not None:
                 failed[found.request_id] = index
         outputs: list[TokenOutput] = []
-        tokens = output.choices.tolist()
+        token_ids = tokens.tolist()
         for index in is_open.nonzero()[0].tolist():
             owner = owners[index]
             if index in settled:
@@ -84,18 +85,24 @@ class Intake:
                 if found is not None:
                     outputs.append(found)
             elif owner is not None and not (failed and failed.get(owner.request.request_id, index) < index):
-                outputs.append(plain_output(owner, tokens[index], now_s))
+                result = output.others.get(index)
+                if result is None:
+                    outputs.append(plain_output(owner, token_ids[index], now_s))
+                elif (found := token_output(owner, Gain(result.token_ids), result, now_s)) is not None:
+                    outputs.append(found)
         return outputs
 
-    def _append(self, rows: StepRows, output: StepOutput, is_open: NDArray[np.bool_]) -> _Choices:
-        """Append the choices of plain decodes to their rows."""
+    def _append(self, rows: StepRows, tokens: NDArray[np.int32], is_open: NDArray[np.bool_]) -> _Choices:
+        """Append the choices of plain decodes to their rows; `tokens` are int32 [rows]."""
         table, numbers = self._table, rows.numbers
-        plain = is_open & table.is_plain[numbers] & (output.choices != NO_CHOICE)
+        plain = is_open & table.is_plain[numbers] & (tokens != NO_CHOICE)
         if not rows.only_decodes:
             plain &= rows.samples & (rows.num_drafts == 0)
         where = plain.nonzero()[0]
+        if not len(where):
+            return _Choices(plain, frozenset(), frozenset(), [])
         those = numbers[where]
-        taken = table.take_in(those, output.choices[where])
+        taken = table.take_in(those, tokens[where])
         need_care = taken.stopped | taken.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(those, table.num_known[those], table.num_computed[those])
@@ -153,6 +160,17 @@ class Intake:
         """Let the full blocks of a sequence that goes on from a choice be found."""
         if sequence.running:
             self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+
+
+def _single_choices(output: StepOutput) -> NDArray[np.int32]:
+    """int32 [rows], the choice of each row that has one and no more, whatever else it has; else NO_CHOICE."""
+    if not output.others:
+        return output.choices
+    choices = output.choices.copy()
+    for index, row in output.others.items():
+        if len(row.token_ids) == 1 and row.error is None:
+            choices[index] = row.token_ids[0]
+    return choices
 
 
 def _check_rows(rows: StepRows, output: StepOutput) -> None:

@@ -99,6 +99,18 @@ class RowTable:
         remaining[self.num_drafts[rows].astype(np.bool_)] = 0
         return remaining
 
+    def go_on(self, step: StepRows) -> NDArray[np.bool_]:
+        """bool [rows]: rows of a step whose sequence has its last token known, alone to compute, and room for a draft.
+
+        A preempted sequence may be among them.
+        """
+        rows = step.numbers
+        known, room = self.num_known[rows], self.most_tokens[rows] - 1 > self.num_known[rows]
+        is_open = self.sequence_ids[rows] == step.sequence_ids
+        waits = (self.num_pending[rows] == 0) & (self.num_drafts[rows] == 0)
+        found: NDArray[np.bool_] = is_open & room & waits & (known - self.num_computed[rows] == 1)
+        return found
+
     def have_one_result(self, rows: Rows) -> bool:
         """True if all rows are plain and none has drafts to be scheduled: a decode of each gives one choice."""
         return np.count_nonzero(self.is_plain[rows]) == len(rows) and not np.count_nonzero(self.num_proposed[rows])

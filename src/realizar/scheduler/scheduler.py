@@ -193,13 +193,18 @@ class Scheduler:
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)
             self._fill_up(plan)
-        columns = self._table.advance(plan.decodes)
-        if plan.tokens:
-            columns = columns.followed_by(StepRows.of([self._advance(sequence, plan) for sequence in plan.tokens]))
+        columns = self._columns(plan)
         self._rows.submitted(columns.numbers)
         if len(columns) and self._pace is not None:
             self._pace.submitted(self._clock())
         return ScheduledBatch(columns, tuple(plan.opened))
+
+    def _columns(self, plan: Plan) -> StepRows:
+        """The planned rows; from now on their tokens count as computed."""
+        if not plan.tokens:
+            return self._table.advance(plan.decodes)
+        others = StepRows.of([self._advance(sequence, plan) for sequence in plan.tokens])
+        return self._table.advance(plan.decodes).followed_by(others) if len(plan.decodes) else others
 
     def update(self, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
         """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
@@ -210,7 +215,9 @@ class Scheduler:
             self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
         outputs = self._intake.take_in(batch.columns, output, now)
         self._rows.finished(batch.columns.numbers)
-        self._drafting.propose(self._sequences(batch))
+        if self._drafting.is_on:
+            going = batch.columns.numbers[self._table.go_on(batch.columns)]
+            self._drafting.propose([sequence for sequence in self._open.of_rows(going) if sequence.running])
         return outputs
 
     def audit(self) -> None:
@@ -311,7 +318,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, plan: Plan) -> ScheduledRow:
         """The sequence's part of the batch; from now on its tokens count as computed."""
         count, drafts = plan.tokens[sequence], plan.drafts.get(sequence, ())
-        request, row = sequence.request, sequence.own_row
+        request, row, computed = sequence.request, sequence.own_row, sequence.num_computed_tokens
         own = count - len(drafts)
         last = own == sequence.num_remaining_tokens
         sample = last and request.max_tokens > 0
@@ -319,17 +326,18 @@ class Scheduler:
             sequence_id=sequence.sequence_id,
             row=row,
             token_ids=sequence.next_tokens(own) + drafts,
-            num_computed_tokens=sequence.num_computed_tokens,
+            num_computed_tokens=computed,
             sample=sample,
             logprob_queries=sequence.take_queries(count),
             num_drafts=len(drafts),
             pooling=request.pooling if last or request.pooling == "mean" else None,
         )
-        sequence.num_computed_tokens += count
+        sequence.num_computed_tokens = computed + count
         sequence.num_pending += sample
-        sequence.drafts, sequence.num_drafts = (), len(drafts)
+        if drafts or sequence.drafts:
+            sequence.drafts, sequence.num_drafts = (), len(drafts)
         if count > 1 or not sample:  # else when the choice after the token is known
-            self._cache.register(row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+            self._cache.register(row, sequence.keys, sequence.token_ids, computed + count)
         return scheduled
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -360,5 +368,6 @@ class Scheduler:
 
     def _sequences(self, batch: ScheduledBatch) -> Iterator[Sequence]:
         """Those of the batch's sequences that have not ended."""
-        numbers = batch.columns.sequence_ids.tolist()
-        return (found for number in numbers if (found := self._open.get(number)) is not None)
+        for number in batch.columns.sequence_ids.tolist():
+            if (found := self._open.get(number)) is not None:
+                yield found

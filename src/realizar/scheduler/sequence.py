@@ -44,6 +44,9 @@ class Sequence:
         self.num_prompt_tokens = request.num_prompt_tokens
         self.most_tokens = self.num_prompt_tokens + max(request.max_tokens, 1)  # scoring never gets there
         self.stop_token_ids = frozenset(request.sampling.stop_token_ids)
+        # Where a grammar is complete, ending is all that is left to choose, however few tokens there are.
+        least = request.sampling.min_tokens if request.sampling.structured is None else 0
+        self._least_tokens = self.num_prompt_tokens + least  # up to so many, stop ids do not end it
         self.row: int | None = None
         self.running = False
         self.num_queried = self.num_cached_tokens = 0
@@ -156,15 +159,10 @@ class Sequence:
         """Drafts that may follow the last known token: a choice follows the last draft."""
         return self.most_tokens - self.num_known_tokens - 1
 
-    @property
-    def awaits_one_token(self) -> bool:
-        """The sequence runs, its last token is known, and that token is the only one to compute."""
-        return self.running and not self.num_pending and self.num_remaining_tokens == 1
-
     def next_tokens(self, count: int) -> tuple[int, ...]:
         """The next `count` tokens to compute."""
-        start, end = self.num_computed_tokens, self.num_computed_tokens + count
-        known = tuple(self.token_ids[start:end].tolist())
+        start = self.num_computed_tokens
+        known = tuple(self.token_ids[start : start + count].tolist())
         return known + (FROM_PREVIOUS_STEP,) * (count - len(known))
 
     def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:
@@ -186,31 +184,20 @@ class Sequence:
 
     def take_in(self, token_ids: Iterable[int]) -> Gain:
         """Append a step's choices up to the one that ends the sequence."""
+        row, known = self.own_row, self.num_known_tokens
         gained: list[int] = []
+        reason: FinishReason | None = None
         for token_id in token_ids:
             gained.append(token_id)
-            known = self._append(token_id)
-            if token_id in self.stop_token_ids and known > self._least_tokens:
-                return Gain(tuple(gained), "stop", token_id)
-            if known >= self.most_tokens:
-                return Gain(tuple(gained), "length")
-        return Gain(tuple(gained))
-
-    def _append(self, token_id: int) -> int:
-        """Append a token; returns how many are known."""
-        row, known = self.own_row, self.num_known_tokens
-        self._table.token_ids[row, known] = token_id
-        self._table.num_known[row] = known + 1
-        return known + 1
-
-    @property
-    def _least_tokens(self) -> int:
-        """The number of tokens up to which stop ids do not end the sequence.
-
-        Where a grammar is complete, ending is all that is left to choose, however few tokens there are.
-        """
-        sampling = self.request.sampling
-        return self.num_prompt_tokens + (sampling.min_tokens if sampling.structured is None else 0)
+            if token_id in self.stop_token_ids and known + len(gained) > self._least_tokens:
+                reason = "stop"
+                break
+            if known + len(gained) >= self.most_tokens:
+                reason = "length"
+                break
+        self._table.token_ids[row, known : known + len(gained)] = gained
+        self._table.num_known[row] = known + len(gained)
+        return Gain(tuple(gained), reason, gained[-1] if reason == "stop" else None)
 
     def opened(self, row: int) -> OpenedRow:
         """The record with which the backend opens the sequence's row."""
