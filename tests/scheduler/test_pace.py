@@ -92,6 +92,19 @@ def test_streams_that_leave_make_room_smaller() -> None:
     assert max(times[30:]) < 4.0 * alone
 
 
+def test_a_fast_device_reads_more_than_keeps_the_decodes_pace() -> None:
+    """Decodes of half a millisecond would leave room for 75 tokens; 8 ms leave it for some 700."""
+    counts = []
+    for least_s in (0.0, 8e-3):
+        pace = Pace(2.5, 64, least_s)
+        for _ in range(40):
+            pace.observe(5, 0, 0.5e-3)
+            read = pace.prompt_tokens(5) or 64
+            pace.observe(5, read, 0.5e-3 + 1e-5 * read)
+        counts.append(pace.prompt_tokens(5))
+    assert counts == [pytest.approx(75, rel=0.1), pytest.approx(750, rel=0.1)]
+
+
 def test_there_is_no_limit_before_anything_is_known() -> None:
     assert Pace(2.5, TILE_TOKENS).prompt_tokens(0) is None
     assert Pace(2.5, TILE_TOKENS).prompt_tokens(7) is None

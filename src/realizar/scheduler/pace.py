@@ -53,10 +53,11 @@ class Pace:
     Args:
         stretch: times as long as a step of decodes alone that a step with decodes and prompts may take.
         tile_tokens: tokens that the device's matmuls take at once.
+        least_s: seconds that a step with decodes and prompts may take in any case.
     """
 
-    def __init__(self, stretch: float, tile_tokens: int) -> None:
-        self._stretch, self._tile_tokens = stretch, tile_tokens
+    def __init__(self, stretch: float, tile_tokens: int, least_s: float = 0.0) -> None:
+        self._stretch, self._tile_tokens, self._least_s = stretch, tile_tokens, least_s
         self._num_steps = 0
         self._num_probes = 0
         self._last_chunk = tile_tokens
@@ -81,7 +82,7 @@ class Pace:
         if token_s is None:
             return None
         decode = self._decode.get(_bucket(num_decode_tokens))
-        spare_s = 0.0 if decode is None else (self._stretch - 1.0) * decode.seconds
+        spare_s = 0.0 if decode is None else max((self._stretch - 1.0) * decode.seconds, self._least_s - decode.seconds)
         chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + self._tile_tokens)
         stale_steps = _STALE_STEPS if chunk >= 2 * _LEAST_TOKENS else _STALE_STEPS_OF_LEAST
         if (decode is None or self._num_steps - decode.step > stale_steps) and self._num_probes < _MOST_PROBES:

@@ -29,7 +29,10 @@ class Policy:
             decode, so that the two phases are apart (benchmarks).
         stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them;
             infinite where only throughput counts.
+        least_step_s: seconds that such a step may take in any case: a fast device would otherwise read prompts in
+            small chunks, to keep a pace that nobody can read.
     """
 
     first: Literal["decode", "prefill"] = "decode"
     stretch: float = 2.5
+    least_step_s: float = 0.008

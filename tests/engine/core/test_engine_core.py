@@ -340,7 +340,7 @@ def test_reading_is_paced_where_somebody_streams_and_not_where_nobody_does() -> 
     longest = {}
     for stretch in (2.5, math.inf):
         backend = ScriptedBackend(num_blocks=[200], max_step_tokens=64)
-        core = make_core(backend, policy=Policy(stretch=stretch))
+        core = make_core(backend, policy=Policy(stretch=stretch, least_step_s=0.0))
         core._scheduler._clock = lambda backend=backend: 1e-3 * backend.num_tokens
         core.add(make_request("stream", [1] * 64, 150))
         for _ in range(10):

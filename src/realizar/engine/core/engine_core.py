@@ -84,7 +84,7 @@ class EngineCore:
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
-            pace=Pace(policy.stretch, config.tile_tokens) if math.isfinite(policy.stretch) else None,
+            pace=_pace(policy, config.tile_tokens),
             drafting=Drafting(drafter or prompt_lookup(config), config.speculative_tokens, spec.vocab_size),
         )
 
@@ -343,3 +343,8 @@ class EngineCore:
     def _die(self, reason: str) -> None:
         self._death = reason
         self._in_flight.clear()
+
+
+def _pace(policy: Policy, tile_tokens: int) -> Pace | None:
+    """What bounds prompts beside decodes; None where only throughput counts."""
+    return Pace(policy.stretch, tile_tokens, policy.least_step_s) if math.isfinite(policy.stretch) else None
