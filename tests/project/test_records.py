@@ -14,8 +14,6 @@ WIRE = PACKAGE / "server" / "protocol"
 # Records that leave as a whole, and why.
 WHOLE = {
     ("Summary", "total_tokens_per_s"): "`bench-serve --json` writes every field",
-    ("KindFigures", "num_cut"): "`bench-serve --mix --json` writes every field",
-    ("KindFigures", "num_shortened"): "`bench-serve --mix --json` writes every field",
     ("BlockCounts", "cached"): "an audit compares two counts",
 }
 # Parts that the reference model computes and no backend yet: experts and short convolutions.
