@@ -9,13 +9,16 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.models.registry import require_weights
 from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
-from realizar.quantization import stored_names, tensor_layout, tensor_shape
+from realizar.quantization import matrix_format, stored_names, tensor_layout, tensor_shape
 
 _MAX_LISTED = 8
 
 
 def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Compare the names and shapes of a spec's tensors with the checkpoint's.
+
+    A tensor that nothing reads is unexpected, but for one of a type without ggml id where all weights are plain: there
+    it is a mask or the like, for a matrix is never stored so. A matrix format stores codes and scales in such types.
 
     Raises:
         UnsupportedModelError: the checkpoint holds no weights, or one of a type or a method that nothing reads.
@@ -32,7 +35,12 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     for name in complete:
         tensor_layout(checkpoint, name)
     known = set(itertools.chain.from_iterable(held.values()))
-    extra = [name for name, stored in checkpoint.tensors.items() if name not in known and stored.ggml_type is not None]
+    any_type = matrix_format(checkpoint) is not None
+    extra = [
+        name
+        for name, stored in checkpoint.tensors.items()
+        if name not in known and (any_type or stored.ggml_type is not None)
+    ]
     misshaped = [
         f"{name} {shape} in place of {expected}"
         for name, parts in complete.items()

@@ -52,11 +52,13 @@ def check(folder: Path) -> None:
 
 def test_strict_loading_of_all_tensors_of_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking, odd = {f"{DOWN}.scales": None}, {f"{DOWN}.g_idx": np.zeros(HIDDEN, np.int32)}
+    left_over = {f"{DOWN}.input_scale": np.zeros(4, np.uint8), "mask": np.zeros(4, np.bool_)}
     narrow = {f"{DOWN}.qweight": np.zeros((WIDTH, 8), np.int32)}
     narrow |= {f"{DOWN}.{name}": np.zeros((4, 64), np.float16) for name in ("scales", "minima")}
     wrong_type = {f"{DOWN}.qweight": np.zeros((WIDTH, 16), np.uint8)}
     for changes, message in (
         (lacking, rf"tensor '{DOWN}\.scales': missing {DOWN}\.scales$"),
+        (left_over, rf"tensor '{DOWN}\.input_scale': unexpected {DOWN}\.input_scale, mask$"),
         (odd, rf"tensor '{DOWN}\.g_idx': unexpected {DOWN}\.g_idx$"),
         (narrow, rf"tensor '{DOWN}\.weight': misshaped {DOWN}\.weight \(64, 256\) in place of \(128, 256\)$"),
         (wrong_type, rf"model\.safetensors: tensor '{DOWN}\.qweight': codes of type U8$"),
