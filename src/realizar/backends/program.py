@@ -5,9 +5,10 @@ A block is one branch of the residual stream `hidden`, float32 [tokens, hidden_s
     hidden += scale * norm(output(part(inputs(norm(hidden)))))
 
 It leaves the stream with `Inputs`, passes its part (attention, a feed-forward, ...), and returns with a `Join`. Each
-backend binds these to kernels of its own. Each block chooses, where it is built, what a backend may fuse into one
-kernel: matrices that share an input, the activation after them, the addition to the stream, and the norm that follows.
-A block that needs the sums of a matmul, to add up those of several devices or an adapter's, declines by its fields.
+backend binds these to kernels of its own. Matrices that share an input may always run as one matmul. What
+else a backend may fuse, each block chooses where it is built: the activation after its inputs, the addition to the
+stream, and the norm that follows. A block that needs the sums of a matmul, to add up those of several devices or an
+adapter's, declines by its fields.
 """
 
 from __future__ import annotations
