@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,32 +52,101 @@ _CONTEXT = 10_240
 _GAPS = 20.0
 
 
-def kinds_in_turn(server: MixTarget, arguments: argparse.Namespace, generators: Generators) -> MixResult:
+class ProcessorTimes:
+    """Processor time of a server's processes during each load, from /proc.
+
+    Args:
+        pid: of the process that was started; its children count by what they do.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._label: str | None = None
+        self._since_s, self._before = 0.0, dict[str, float]()
+        self._taken: dict[str, defaultdict[str, float]] = {}
+
+    def begin(self, label: str | None) -> None:
+        """Another load begins, or with None the last one has ended."""
+        now_s, used = time.perf_counter(), self._used_s()
+        if self._label is not None:
+            taken = self._taken.setdefault(self._label, defaultdict(float))
+            taken["wall"] += now_s - self._since_s
+            for name, seconds in used.items():
+                taken[name] += max(0.0, seconds - self._before.get(name, 0.0))
+        self._label, self._since_s, self._before = label, now_s, used
+
+    def lines(self) -> list[str]:
+        """What each process took of a core, for each load."""
+        lines = []
+        for label, taken in self._taken.items():
+            shares = (f"{name} {taken[name] / taken['wall']:.2f}" for name in sorted(taken) if name != "wall")
+            lines.append(f"{label:>20} cores of the server's processes: {', '.join(shares)}")
+        return lines
+
+    def _used_s(self) -> dict[str, float]:
+        """Seconds by name; processes of one name together."""
+        used: dict[str, float] = {}
+        parents: dict[int, int] = {}
+        seconds: dict[int, tuple[str, float]] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                command = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended
+            pid = int(folder.name)
+            parents[pid] = int(fields[1])
+            seconds[pid] = _name_of(command), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        for pid, (name, taken_s) in seconds.items():
+            above = pid
+            while above not in (self._pid, 0):
+                above = parents.get(above, 0)
+            if above == self._pid:
+                used[name] = used.get(name, 0.0) + taken_s
+        return used
+
+
+def _name_of(command: bytes) -> str:
+    if b"fork_server" in command:
+        return "grammars"
+    return "engine" if b"engine.process" in command else "API"
+
+
+def kinds_in_turn(
+    server: MixTarget, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes
+) -> MixResult:
     work = MixWork(
         seconds=arguments.seconds, concurrency=arguments.in_flight, seed=arguments.seed,
         prompt_words=Lengths(arguments.words, arguments.words),
         output_tokens=Lengths(arguments.tokens, arguments.tokens),
     )  # fmt: skip
-    return _run(server, work, generators, arguments, arguments.kinds.split(","), arguments.rounds)
+    return _run(server, work, generators, arguments, times, arguments.kinds.split(","))
 
 
-def mixed_clients(server: MixTarget, arguments: argparse.Namespace, generators: Generators) -> MixResult:
+def mixed_clients(
+    server: MixTarget, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes
+) -> MixResult:
     work = MixWork(
         seconds=arguments.mixed_seconds, concurrency=arguments.clients, seed=arguments.seed + 1000,
         prompt_words=Lengths.parse(arguments.mixed_words, "mixed-words"),
         output_tokens=Lengths.parse(arguments.mixed_tokens, "mixed-tokens"), leave_share=arguments.leave,
     )  # fmt: skip
-    return _run(server, work, generators, arguments, (), 1)
+    return _run(server, work, generators, arguments, times, ())
 
 
 def _run(
     server: MixTarget, work: MixWork, generators: Generators, arguments: argparse.Namespace,
-    kinds: Sequence[str], rounds: int,
+    times: ProcessorTimes, kinds: Sequence[str],
 ) -> MixResult:  # fmt: skip
+    rounds = arguments.rounds if kinds else 1
+
     def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+        if text.startswith("round "):
+            times.begin(text.rpartition(", ")[2] if kinds else "mixed clients")
 
     (result,) = compare_mixes([server], work, generators, alone=kinds, rounds=rounds, timeout_s=300, log=log)
+    times.begin(None)
     print(as_markdown([result]), flush=True)
     if arguments.out is not None:
         record = as_record([result], {**asdict(work), "rounds": rounds, "options": vars(arguments)}, requests=False)
@@ -165,7 +237,7 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def measure(arguments: argparse.Namespace) -> list[str]:
+def measure(arguments: argparse.Namespace, times: ProcessorTimes) -> list[str]:
     """Load the server that runs at the port; the summary's lines."""
     url = f"http://127.0.0.1:{arguments.port}"
     server = find_server(Target(arguments.model or arguments.shape, url, first_model(url, None)), None)
@@ -173,12 +245,12 @@ def measure(arguments: argparse.Namespace) -> list[str]:
     lines: list[str] = []
     with Generators(arguments.generators) as generators:
         if arguments.seconds:
-            results.append(kinds_in_turn(server, arguments, generators))
+            results.append(kinds_in_turn(server, arguments, generators, times))
             lines += aims(results[-1], arguments)
         if arguments.mixed_seconds:
-            results.append(mixed_clients(server, arguments, generators))
+            results.append(mixed_clients(server, arguments, generators, times))
             lines += mixed_lines(results[-1])
-    return [*lines, *busy_lines(*results)]
+    return [*lines, *busy_lines(*results), *times.lines()]
 
 
 def model_path(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -205,9 +277,9 @@ def main() -> int:
         folder = arguments.keep or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         path = model_path(arguments, folder)
-        with served(path, arguments.port, options, folder / "cache") as seconds:
-            print(f"ready after {seconds:.1f} s", flush=True)
-            lines = measure(arguments)
+        with served(path, arguments.port, options, folder / "cache") as running:
+            print(f"ready after {running.ready_s:.1f} s", flush=True)
+            lines = measure(arguments, ProcessorTimes(running.pid))
     print("\n".join(["", *lines]))
     if arguments.out is not None:
         (arguments.out / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

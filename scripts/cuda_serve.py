@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,9 +62,16 @@ def write_model(shape_name: str, path: Path, folder: Path, file_type: generate.F
     )  # fmt: skip
 
 
+class Running(NamedTuple):
+    """A server: seconds until it was ready, and the process that was started."""
+
+    ready_s: float
+    pid: int
+
+
 @contextlib.contextmanager
-def served(path: Path, port: int, options: Sequence[str], cache_folder: Path) -> Iterator[float]:
-    """A server of the model; seconds until it was ready. Args: options: of `realizar serve`."""
+def served(path: Path, port: int, options: Sequence[str], cache_folder: Path) -> Iterator[Running]:
+    """A server of the model while the block lasts. Args: options: of `realizar serve`."""
     command = [*_REALIZAR, "serve", str(path), "--port", str(port), "--log-level", "warning", *options]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache_folder), "TRITON_CACHE_DIR": str(cache_folder / "triton")}
     started = time.monotonic()
@@ -74,7 +81,7 @@ def served(path: Path, port: int, options: Sequence[str], cache_folder: Path) ->
             if process.poll() is not None or time.monotonic() - started > _READY_S:
                 raise SystemExit("the server did not become ready")
             time.sleep(0.05)
-        yield time.monotonic() - started
+        yield Running(time.monotonic() - started, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -110,10 +117,10 @@ def main() -> int:
         write_model(arguments.shape, path, folder)
         print(f"{path.stat().st_size / 1e9:.2f} GB written", flush=True)
         options = ["--device", arguments.device, "--max-running", str(arguments.streams), "--context-length", "1024"]
-        with served(path, arguments.port, options, folder / "cache") as seconds:
-            print(f"start to ready, nothing compiled: {seconds:.1f} s", flush=True)
-        with served(path, arguments.port, options, folder / "cache") as seconds:
-            print(f"start to ready, all compiled: {seconds:.1f} s", flush=True)
+        with served(path, arguments.port, options, folder / "cache") as server:
+            print(f"start to ready, nothing compiled: {server.ready_s:.1f} s", flush=True)
+        with served(path, arguments.port, options, folder / "cache") as server:
+            print(f"start to ready, all compiled: {server.ready_s:.1f} s", flush=True)
             for streams in sorted({1, arguments.streams}):
                 load(arguments, streams)
     return 0
