@@ -9,7 +9,7 @@ interpreter's lock. Read in this order:
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers. `kernel_faults.py` finds the
    exceptions that kernels raise there.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `kernel_library.py` makes
-   them and `kernel_cache.py` keeps them on disk.
+   them and `kernel_cache.py` keeps them on disk. `memory.py` reads and writes memory by address there.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `sampling/`: the choice of tokens, in numpy.
    `mean_pool.py`: the mean of hidden states, for embeddings.
 
