@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ OLD_NAMES = (
     "tuning_candidates",
     "tuning_search",
 )
+# Dotted names that begin as a package does: keys of GGUF's metadata and of OpenTelemetry, and another library.
+_KEYS = ("tokenizer.ggml.", "http.re", "cuda.bindings")
+_DOTTED = re.compile(r"`(?:realizar\.)?([a-z_]+(?:\.[A-Za-z_]+)+)`")
+_FILES = re.compile(r"\.(?:py|cu|js|md|json|jinja)$")
 _SUFFIXES = (".py", ".cu", ".js", ".md")
 _LISTS = (Path(__file__), Path(__file__).with_name("test_words.py"))  # these name what is forbidden
 
@@ -65,6 +70,51 @@ def test_old_module_names_stay_away() -> None:
 def test_no_module_has_an_old_name() -> None:
     """A name that is taken again must leave the list."""
     assert not {path.stem for path in (ROOT / "src/realizar").rglob("*.py")}.intersection(OLD_NAMES)
+
+
+@cache
+def _members() -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
+    """Names of packages; pairs of a package and a member, and for modules of a package's name of them and a word."""
+    modules = [path.relative_to(ROOT / "src").with_suffix("") for path in (ROOT / "src/realizar").rglob("*.py")]
+    packages = {module.parent for module in modules} - {Path("realizar")}
+    names = frozenset(package.name for package in packages)
+    within = {(member.parent.name, member.name) for member in (*modules, *packages)}
+    for module in modules:
+        if module.name in names:
+            text = (ROOT / "src" / module).with_suffix(".py").read_text(encoding="utf-8")
+            within |= {(module.name, word) for word in re.findall(r"\w+", text)}
+    return names, frozenset(within)
+
+
+def _gone(text: str) -> list[str]:
+    """Dotted names that begin with a package's name, and whose second part nothing of that name has."""
+    packages, within = _members()
+    found = []
+    for name in _DOTTED.findall(text):
+        package, member, *_ = name.split(".")
+        is_other = name.startswith(_KEYS) or _FILES.search(name) is not None
+        if package in packages and (package, member) not in within and not is_other:
+            found.append(name)
+    return found
+
+
+def test_dotted_names_lead_to_modules() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}" for path in _texts() for name in _gone(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("started by `engine.supervisor` or `realizar.engine.supervisor`", ["engine.supervisor", "engine.supervisor"]),
+        ("`engine.process.supervisor`, `layouts.activations.half_positions`, `realizar.engine`", []),
+        ("the key `tokenizer.ggml.pre`, `torch.cuda.graph`, `models.py`, `scheduler.py`", []),
+    ],
+)
+def test_dotted_names_that_lead_nowhere_are_found(text: str, names: list[str]) -> None:
+    assert _gone(text) == names
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The engine process: `python -m realizar.engine.process.main FD`, started by `engine.supervisor`.
+"""The engine process: `python -m realizar.engine.process.main FD`, started by `engine.process.supervisor`.
 
 FD is one end of a pair of sockets. The process ends when the other end closes, for any reason. It ignores the signals
 that a terminal or a service manager sends to the whole group; its parent handles them.

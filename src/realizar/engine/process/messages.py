@@ -1,7 +1,7 @@
 """Messages between an engine and its client: commands in one direction, events in the other. msgspec and the nouns.
 
-An engine on a thread gets the records as they are. For an engine in a process of its own,
-`engine.transport` writes them as msgpack.
+An engine on a thread gets the records as they are. For an engine in a process of its own, `engine.process.transport`
+writes them as msgpack.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def sweep(
         measured: called with each line.
 
     Returns:
-        A line per candidate that runs; `tuning.best_lines` picks from them.
+        A line per candidate that runs; `tuning_table.best_lines` picks from them.
     """
     lines: list[Line] = []
     for shape in shapes:
