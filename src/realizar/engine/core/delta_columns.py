@@ -19,17 +19,19 @@ class DeltaColumns:
 
     def columns(self, outputs: Iterable[TokenOutput]) -> StepDeltas:
         """The columns of a step's outputs, in their order."""
-        numbers, counts, token_ids = array("q"), array("i"), array("i")
+        numbers: list[int] = []
+        counts: list[int] = []
+        token_ids: list[int] = []
         starts: list[ChoiceStart] = []
         logprobs: list[ChoiceLogprobs] = []
         prompt_logprobs: list[ChoiceLogprobs] = []
         ends: list[ChoiceEnd] = []
         failures: list[RequestFailure] = []
         produced_s = 0.0
-        several = False
         for output in outputs:
             produced_s = output.produced_s
-            number = self._numbers.get(output.request_id, {}).get(output.choice)
+            choices = self._numbers.get(output.request_id)
+            number = None if choices is None else choices.get(output.choice)
             if number is None:
                 number = self._start(output, starts)
             if output.error is not None:
@@ -41,7 +43,6 @@ class DeltaColumns:
                 numbers.append(number)
                 counts.append(len(new_ids))
                 token_ids.extend(new_ids)
-                several |= len(new_ids) > 1
             if output.logprobs:
                 logprobs.append(ChoiceLogprobs(number, output.logprobs))
             if output.prompt_logprobs:
@@ -51,9 +52,9 @@ class DeltaColumns:
                 ends.append(ChoiceEnd(number, output.finish_reason, output.stop_token_id, output.pooled))
         return StepDeltas(
             produced_s=produced_s,
-            numbers=numbers.tobytes(),
-            counts=counts.tobytes() if several else b"",
-            token_ids=token_ids.tobytes(),
+            numbers=array("q", numbers).tobytes(),
+            counts=b"" if len(numbers) == len(token_ids) else array("i", counts).tobytes(),
+            token_ids=array("i", token_ids).tobytes(),
             starts=tuple(starts),
             logprobs=tuple(logprobs),
             prompt_logprobs=tuple(prompt_logprobs),
