@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from realizar.backends.cuda.device import open_device
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.step import WantedTokens
@@ -135,8 +136,8 @@ def main() -> None:
     parser.add_argument("--spread", type=float, nargs="*", default=[1.0, 4.0], help="standard deviations of logits")
     given = parser.parse_args()
     kinds = list(KINDS) if given.kinds == "all" else given.kinds.split(",")
-    torch.zeros(1, device="cuda")  # makes the context
-    kernels = SamplingKernels(torch.device("cuda"))
+    device = open_device()
+    kernels = SamplingKernels(device.torch_device, dependent=device.has_dependent_launch)
     print("| logits' spread | vocabulary | rows | kind | device us | host us |\n|---|---|---|---|---|---|")
     for spread in given.spread:
         for vocab in map(int, given.vocab.split(",")):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from realizar.backends.cuda.device import open_device
 from realizar.backends.cuda.sampling.choices import ChoiceMaker
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
@@ -53,7 +54,9 @@ class SampledSteps:
         )
         self.maker: StepSampler
         if at_once is None:
-            self.maker = NativeChoiceMaker(self.space, CONTEXT, SamplingKernels(self.device))
+            profile = open_device()
+            kernels = SamplingKernels(profile.torch_device, dependent=profile.has_dependent_launch)
+            self.maker = NativeChoiceMaker(self.space, CONTEXT, kernels)
         else:
             scratch = at_once * SCRATCH_BYTES_PER_ID * vocab
             self.maker = ChoiceMaker(self.space, DeviceSampler(rows, vocab, CONTEXT, self.device, scratch))

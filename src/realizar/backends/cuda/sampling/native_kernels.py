@@ -15,12 +15,15 @@ _ALL = -1  # places of drafts
 class SamplingKernels:
     """Starts kernels on torch's current stream.
 
+    Args:
+        dependent: each may start while the one before it ends.
+
     Raises:
         KernelError: they don't compile, or the device refuses them.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, dependent: bool) -> None:
+        self._device, self._dependent = device, dependent
         cubin = compile_source(sampling_source(), architecture(torch.cuda.get_device_capability(device)))
         names = (
             "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left",
@@ -80,4 +83,4 @@ class SamplingKernels:
         sizes = "".join("p" if isinstance(each, torch.Tensor) else "i" for each in arguments)
         values = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
         stream = int(torch.cuda.current_stream(self._device).cuda_stream)
-        self._kernels[name].launch((*grid, 1), threads, values, sizes, stream, dependent=False)
+        self._kernels[name].launch((*grid, 1), threads, values, sizes, stream, self._dependent)

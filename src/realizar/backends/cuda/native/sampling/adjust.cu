@@ -9,8 +9,7 @@ INLINE void store_top(const Tables& t, long tile, u64 best, bool broken, u64* ro
   }
 }
 
-INLINE float penalised(const Row& row, float before, int id, const int* drafts, int num_drafts) {
-  const u32 word = row.counts[id];
+INLINE float penalised(const Row& row, float before, u32 word, int id, const int* drafts, int num_drafts) {
   int count = word & 0x7fffffffu;
   for (int i = 0; i < num_drafts; i++) count += drafts[i] == id;
   if (!count && !word) return before;
@@ -19,8 +18,27 @@ INLINE float penalised(const Row& row, float before, int id, const int* drafts, 
   return bounded(value - (row.frequency * count + (count ? row.presence : 0.0)), before);
 }
 
+// End ids and biases of a tile, each read by one thread; `part` is every 256th logit of the tile from a thread's own on.
+INLINE void adjust_listed(const Row& row, bool forbids_ends, int first, int size, float* part, float* values) {
+  for (int i = 0; i < TILE / 256; i++) values[i * 256 + threadIdx.x] = part[i];
+  __syncthreads();
+  if (forbids_ends)
+    for (int i = threadIdx.x; i < row.num_ends; i += 256) {
+      const int at = row.end_ids[i] - first;
+      if (at >= 0 && at < size) values[at] = -INF;
+    }
+  __syncthreads();
+  for (int i = threadIdx.x; i < row.num_biases; i += 256) {
+    const int at = row.bias_ids[i] - first;
+    if (at >= 0 && at < size) values[at] = bounded((double)values[at] + row.biases[i], values[at]);
+  }
+  __syncthreads();
+  for (int i = 0; i < TILE / 256; i++) part[i] = values[i * 256 + threadIdx.x];
+}
+
 // Grid: tiles, choices. Block: 256 threads.
 extern "C" __global__ void __launch_bounds__(256) adjust_logits(const Tables* tables, const Choice* choices) {
+  begin();
   const Choice c = choices[blockIdx.y];
   if (!(c.flags & ADJUST)) return;
   const Tables& t = *tables;
@@ -29,32 +47,34 @@ extern "C" __global__ void __launch_bounds__(256) adjust_logits(const Tables* ta
   __shared__ u64 room[33];
   const int first = blockIdx.x * TILE, size = min(TILE, t.vocab - first);
   const float* x = t.logits + (long)c.index * t.vocab + first;
-  const u32* mask = c.mask < 0 ? nullptr : t.masks + (long)c.mask * t.words + first / 32;
-  for (int i = threadIdx.x; i < size; i += 256) values[i] = !mask || mask[i / 32] >> i % 32 & 1 ? x[i] : -INF;
-  if (!mask && c.num_output + c.place < row.min_tokens) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < row.num_ends; i += 256) {
-      const int at = row.end_ids[i] - first;
-      if (at >= 0 && at < size) values[at] = -INF;
+  float part[TILE / 256];
+#pragma unroll
+  for (int i = 0; i < TILE / 256; i++) part[i] = i * 256 + threadIdx.x < size ? x[i * 256 + threadIdx.x] : -INF;
+  if (c.mask >= 0) {
+    const u32* mask = t.masks + (long)c.mask * t.words + first / 32;
+#pragma unroll
+    for (int i = 0; i < TILE / 256; i++) {
+      const int at = i * 256 + threadIdx.x;
+      if (at < size && !(mask[at / 32] >> at % 32 & 1)) part[i] = -INF;
     }
   }
-  if (row.num_biases) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < row.num_biases; i += 256) {
-      const int at = row.bias_ids[i] - first;
-      if (at >= 0 && at < size) values[at] = bounded((double)values[at] + row.biases[i], values[at]);
-    }
-  }
-  __syncthreads();
+  const bool forbids_ends = c.mask < 0 && c.num_output + c.place < row.min_tokens;
+  if (forbids_ends || row.num_biases) adjust_listed(row, forbids_ends, first, size, part, values);
+  u32 words[TILE / 256];
+#pragma unroll
+  for (int i = 0; i < TILE / 256; i++)
+    words[i] = row.counts && i * 256 + threadIdx.x < size ? row.counts[first + i * 256 + threadIdx.x] : 0;
   u64 best = ~0ull;
   bool broken = false;
   const int* drafts = c.place ? t.token_ids + c.draft_token : nullptr;
   float* out = t.adjusted + (long)c.index * t.vocab + first;
-  for (int i = threadIdx.x; i < size; i += 256) {
-    float value = values[i];
-    if (row.counts) value = penalised(row, value, first + i, drafts, c.place);
-    out[i] = value;
-    best = min(best, place_of(value, first + i));
+#pragma unroll
+  for (int i = 0; i < TILE / 256; i++) {
+    const int at = i * 256 + threadIdx.x;
+    if (at >= size) continue;
+    const float value = row.counts ? penalised(row, part[i], words[i], first + at, drafts, c.place) : part[i];
+    out[at] = value;
+    best = min(best, place_of(value, first + at));
     broken |= value != value;
   }
   store_top(t, (long)c.index * t.tiles + blockIdx.x, best, broken, room);
@@ -100,6 +120,7 @@ INLINE void lower_to(float* at, float value) {
 // after another, for they share `dry_values`. Block: 512 threads.
 extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(
     const Tables* tables, const Choice* choices, int count) {
+  begin();
   const Choice first = choices[blockIdx.x];
   if (!(first.flags & DRY) || first.place) return;
   const Tables& t = *tables;
@@ -129,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(
 
 // The largest logits of tiles again, after penalise_repetitions. Grid: tiles, choices. Block: 256 threads.
 extern "C" __global__ void __launch_bounds__(256) find_tops(const Tables* tables, const Choice* choices) {
+  begin();
   const Choice c = choices[blockIdx.y];
   if (!(c.flags & DRY)) return;
   const Tables& t = *tables;

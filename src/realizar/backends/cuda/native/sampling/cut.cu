@@ -124,6 +124,7 @@ INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& 
 
 // Grid: choices.
 extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tables, const Choice* choices, int place) {
+  begin();
   extern __shared__ __align__(16) char memory[];
   Room& s = *(Room*)memory;
   const Choice c = choices[blockIdx.x];
@@ -148,6 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tabl
 // Grid: queries.
 extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
     const Tables* tables, const Query* queries, double* lines, int most) {
+  begin();
   extern __shared__ __align__(16) char memory[];
   Room& s = *(Room*)memory;
   const Query q = queries[blockIdx.x];

@@ -65,6 +65,7 @@ INLINE int draw(const Tables& t, const Choice& c, const Row& row, const View& v,
 // Grid: choices. Block: 256 threads. `drafted`: settle_rows follows.
 extern "C" __global__ void __launch_bounds__(256) pick_ids(
     const Tables* tables, const Choice* choices, int place, int drafted) {
+  begin();
   extern __shared__ u64 sums[];
   __shared__ u64 room[33];
   const Choice c = choices[blockIdx.x];
@@ -87,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) pick_ids(
 // A step with drafts: table [rows, 1 + most] gets the choices that stand. Grid: blocks of 128 rows that choose.
 extern "C" __global__ void __launch_bounds__(128) settle_rows(
     const Tables* tables, const Drafted* rows, int count, int* table, int most) {
+  begin();
   const int at = blockIdx.x * 128 + threadIdx.x;
   if (at >= count) return;
   const Tables& t = *tables;
@@ -97,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(128) settle_rows(
 // Take the choices that stand into DRY's tables. Grid: choices; the block of a row's first place. Block: 1024 threads.
 extern "C" __global__ void __launch_bounds__(1024) extend_repetitions(
     const Tables* tables, const Choice* choices, int count) {
+  begin();
   const Choice c = choices[blockIdx.x];
   if (!(c.flags & DRY) || c.place) return;
   const Tables& t = *tables;

@@ -3,6 +3,7 @@
 // Grid: spans, choices. Block: 512 threads. Writes `sums` of tiles; adds to `weights` and `counts` of bins, which
 // cut_ids clears.
 extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables, const Choice* choices, int place) {
+  begin();
   const Choice c = choices[blockIdx.y];
   if (!(c.flags & DRAW) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
 
 // `sums` of tiles again, of the ids that cut_ids left. Grid: spans, choices. Block: 512 threads.
 extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* tables, const Choice* choices, int place) {
+  begin();
   const Choice c = choices[blockIdx.y];
   if (!(c.flags & CUT) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
@@ -108,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* table
 
 // Log-probabilities: weights at temperature 1, larger logits than the target's, counts of bins. Grid: spans, queries.
 extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* tables, const Query* queries) {
+  begin();
   const Query q = queries[blockIdx.y];
   const Tables& t = *tables;
   const long tops = (long)q.slot * t.tiles;
