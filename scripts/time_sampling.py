@@ -136,8 +136,8 @@ def main() -> None:
     parser.add_argument("--spread", type=float, nargs="*", default=[1.0, 4.0], help="standard deviations of logits")
     given = parser.parse_args()
     kinds = list(KINDS) if given.kinds == "all" else given.kinds.split(",")
-    device = open_device()
-    kernels = SamplingKernels(device.torch_device, dependent=device.has_dependent_launch)
+    card = open_device()
+    kernels = SamplingKernels(card.torch_device, dependent=card.has_dependent_launch)
     print("| logits' spread | vocabulary | rows | kind | device us | host us |\n|---|---|---|---|---|---|")
     for spread in given.spread:
         for vocab in map(int, given.vocab.split(",")):

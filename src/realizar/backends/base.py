@@ -96,7 +96,8 @@ class Step(Protocol):
         A row with drafts has a mask per choice, uint32 [drafts + 1, ceil(vocab / 32)]; those after a forbidden draft
         are never read. Masks act before bias and penalties; log-probabilities stay the model's own.
 
-        May come after launch and must come before `result`, and before the next `submit`.
+        May come after launch and must come before `result`, and before the next `submit`. Rows are those whose
+        sampling parameters name a grammar: a step without any may sample as soon as it has started.
         """
 
     def result(self) -> StepOutput:

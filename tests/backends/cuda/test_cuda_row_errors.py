@@ -7,6 +7,7 @@ log-probabilities as near as two routes are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, RowOutput  # noqa: 
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError  # noqa: E402
 from realizar.outputs import RowError  # noqa: E402
-from realizar.sampling_params import SamplingParams  # noqa: E402
+from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
 RECIPE = Recipe(32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="Q8_0", windows=(None,))
@@ -114,7 +115,8 @@ def test_every_id_forbidden(runner: GPURunner, alone: tuple[RowOutput, ...], dra
 def test_a_mask_that_allows_nothing(runner: GPURunner, alone: tuple[RowOutput, ...]) -> None:
     masks = {1: np.zeros(-(-RECIPE.vocab_size // 32), np.uint32)}
     reason = "no token can be sampled: the grammar and min_tokens allow none"
-    expect(runner, alone, RowError(reason, "request", "structured"), masks=masks)
+    sampling = replace(SAMPLINGS[1], structured=StructuredOutput("regex", "a"))
+    expect(runner, alone, RowError(reason, "request", "structured"), sampling, masks=masks)
 
 
 @pytest.mark.parametrize(

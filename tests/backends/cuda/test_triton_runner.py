@@ -17,7 +17,7 @@ from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import ForwardInput
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery
 from realizar.config import EngineConfig
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import SamplingParams, StructuredOutput
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 from step_inputs import opened_row, scheduled_row, step_input
@@ -126,9 +126,19 @@ def test_drafts_give_what_steps_give(runner: GPURunner) -> None:
     runner.backend.close(0)
 
 
+@pytest.mark.parametrize("grammar", [None, StructuredOutput("regex", "a")])
+def test_a_step_samples_at_once_unless_a_mask_may_come(runner: GPURunner, grammar: StructuredOutput | None) -> None:
+    ids = random_tokens(RECIPES["q4_0-sinks"][0], 5, 7)
+    runner.backend.open(opened_row(0, SamplingParams(temperature=0, structured=grammar), ids))
+    step = runner.backend.submit(one_row(ids, 0, sample=True))
+    assert (step._pending is None) == (grammar is not None)
+    assert len(step.result().rows[0].token_ids) == 1
+    runner.backend.close(0)
+
+
 def test_masks_queries_and_pooling(runner: GPURunner) -> None:
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 5, 7)
-    sampling = SamplingParams(temperature=0, logprobs=2)
+    sampling = SamplingParams(temperature=0, logprobs=2, structured=StructuredOutput("regex", "a"))
     runner.backend.open(opened_row(0, sampling, ids))
     queries = (LogprobQuery(1, ids[2], 2), LogprobQuery(3, None, 0))
     step = runner.backend.submit(one_row(ids, 0, sample=True, logprob_queries=queries, pooling="mean"))

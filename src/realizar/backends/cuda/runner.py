@@ -35,7 +35,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class CUDABackend:
-    """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts.
+    """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts,
+    at once where no row's grammar gives it a mask.
 
     Args:
         progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
@@ -103,6 +104,8 @@ class CUDABackend:
         self._run(shape, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
         finish, take_in = self.model.finisher.finish, self.model.sampler.take_in
         self._pending = CUDAStep(forward_input, wanted, finish, take_in, self.device.torch_device)
+        if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
+            self._pending.sample()  # the device goes on to it by itself
         return self._pending
 
     def _shape(self, step: ForwardInput) -> StepShape:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from realizar.backends.cuda.device_errors import row_error, translate
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs
@@ -33,6 +35,9 @@ class ChoiceMaker:
 
     def close(self, row: int) -> None:
         self._sampler.close(row)
+
+    def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
+        return self._sampler.follows_grammar(numbers.tolist())
 
     def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
         return self._sampler.take_in(row, token_ids)

@@ -50,6 +50,9 @@ class NativeChoiceMaker:
     def close(self, row: int) -> None:
         self._rows.close(row)
 
+    def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
+        return bool(self._rows.follow_grammars[numbers].any())
+
     def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
         return self._rows.take_in(row, token_ids)
 

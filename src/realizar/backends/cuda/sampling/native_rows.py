@@ -50,6 +50,7 @@ class NativeRows:
         kinds: int64 [max_rows], flags that the row's parameters give each of its choices; 0 for a plain greedy row.
         outputs: int64 [max_rows], tokens chosen so far, those not read back yet included, but for a row with drafts.
         min_tokens: int64 [max_rows], 0 where no id would end the output.
+        follow_grammars: bool [max_rows].
         logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
     """
 
@@ -60,6 +61,7 @@ class NativeRows:
         self.kinds = np.zeros(max_rows, np.int64)
         self.outputs, self.min_tokens = np.zeros(max_rows, np.int64), np.zeros(max_rows, np.int64)
         self.logprobs = np.full(max_rows, -1, np.int64)
+        self.follow_grammars = np.zeros(max_rows, np.bool_)
         self._samplings: dict[int, SamplingParams] = {}
         self._held: dict[int, list[torch.Tensor]] = {}
 
@@ -90,6 +92,7 @@ class NativeRows:
         self.kinds[row] = kinds_of(sampling)
         self.outputs[row] = len(opened.history) - opened.num_prompt_tokens
         self.min_tokens[row] = sampling.min_tokens if record["num_ends"] else 0
+        self.follow_grammars[row] = sampling.structured is not None
         self.logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self.table[row].copy_(torch.from_numpy(record.reshape(1).view(np.uint8)), non_blocking=True)
         if sampling.mirostat:
@@ -100,6 +103,7 @@ class NativeRows:
         self._held.pop(row, None)
         self._samplings.pop(row, None)
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
+        self.follow_grammars[row] = False
 
     @property
     def forbids_ends(self) -> bool:

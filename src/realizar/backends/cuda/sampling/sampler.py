@@ -117,6 +117,11 @@ class DeviceSampler:
         """True if any open row asks for log-probabilities of its choices."""
         return bool(self._logprob_rows)
 
+    def follows_grammar(self, rows: Sequence[int]) -> bool:
+        """True if any of these rows, of which some may not be open, follows a grammar."""
+        states = (self._rows.get(row) for row in rows)
+        return any(state is not None and state.sampling.structured is not None for state in states)
+
     def sampling_of(self, row: int) -> SamplingParams:
         return self._rows[row].sampling
 

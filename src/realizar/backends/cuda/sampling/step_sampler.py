@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.step import CUDAStep
@@ -34,6 +36,9 @@ class StepSampler(Protocol):
 
     def close(self, row: int) -> None:
         """Forget a row, also one that could not be opened."""
+
+    def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
+        """True if any of these rows follows a grammar, whose masks come after the step has started."""
 
     def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
         """Take in the choices of a row with drafts once the host has read them.
