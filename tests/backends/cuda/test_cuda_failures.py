@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.clients.engine_client import EngineClient  # noqa: E402
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # noqa: E402
 from realizar.request import Request  # noqa: E402
-from realizar.sampling_params import SamplingParams  # noqa: E402
+from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
 from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
 
@@ -121,21 +122,25 @@ def step_of(row: int, ids: list[int]) -> ForwardInput:
 def test_a_step_that_could_not_be_sampled_does_not_stop_the_next(
     runner: GPURunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory runs out in sampling; the row is closed, and another one's step runs."""
+    """Memory runs out in sampling, when the step starts or, with a grammar, when its result is asked for."""
     backend, ids = runner.backend, [3, 4, 5]
 
     def no_memory(_step: object) -> None:
         raise OUT_OF_MEMORY
 
     backend.open(opened_row(0, GREEDY, ids))
+    backend.open(opened_row(1, replace(GREEDY, structured=StructuredOutput("regex", "a")), ids))
     with monkeypatch.context() as patched:
         patched.setattr(backend.model.finisher, "finish", no_memory)
-        lost = backend.submit(step_of(0, ids))
+        with pytest.raises(CapacityError, match="Tried to allocate"):
+            backend.submit(step_of(0, ids))
+        lost = backend.submit(step_of(1, ids))
         with pytest.raises(CapacityError, match="Tried to allocate"):
             lost.result()
     with pytest.raises(CapacityError, match="could not be sampled"):
         lost.result()
     backend.close(0)
+    backend.close(1)
     backend.open(opened_row(1, GREEDY, ids))
     assert len(backend.submit(step_of(1, ids)).result().rows[0].token_ids) == 1
     backend.close(1)
