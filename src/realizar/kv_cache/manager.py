@@ -162,9 +162,9 @@ class KVCacheManager:
         self._steady_until[row] = min([group.steady_until(row) for group in self._groups])
         return count
 
-    def need_blocks(self, rows: NDArray[np.intp], num_computed: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """bool [rows]: rows whose blocks `allocate` would change for one more token. Both arguments are [rows]."""
-        return num_computed >= self._steady_until[rows]
+    def num_steady(self, rows: NDArray[np.intp], num_computed: NDArray[np.int32]) -> NDArray[np.int32]:
+        """int32 [rows]: tokens that a row can go on by with the blocks it has. Both arguments are [rows]."""
+        return self._steady_until[rows] - num_computed
 
     def free(self, row: int) -> None:
         """Release all blocks of the row."""

@@ -240,14 +240,18 @@ class Scheduler:
         if schedule_decodes(rows, plan, self._table, self._cache):
             return
         sequences = self._open.of_rows(rows)
-        for index, sequence in enumerate(sequences):
+        rooms = self._cache.num_steady(rows, self._table.num_computed[rows]).tolist()
+        for index, (sequence, room) in enumerate(zip(sequences, rooms, strict=True)):
             if plan.is_full:
                 break
             if sequence.running:  # else preempted a moment ago
                 drafts = sequence.drafts
                 if drafts:  # every later decode has a token, too
                     drafts = drafts[: max(plan.budget - (len(sequences) - index), 0)]
-                self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
+                if len(drafts) < room:
+                    plan.add(sequence, 1 + len(drafts), drafts)
+                else:
+                    self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
 
     def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
         for sequence in sequences:

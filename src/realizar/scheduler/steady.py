@@ -28,7 +28,7 @@ def schedule_decodes(rows: NDArray[np.intp], plan: Plan, table: RowTable, cache:
     if not table.have_one_result(rows):
         return False
     computed = table.num_computed[rows]
-    for index in cache.need_blocks(rows, computed).nonzero()[0].tolist():
+    for index in (cache.num_steady(rows, computed) <= 0).nonzero()[0].tolist():
         if not cache.allocate(int(rows[index]), int(computed[index]), 1):
             return False
     plan.add_decodes(rows)
