@@ -140,18 +140,35 @@ class CUDAStep:
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
+        others: dict[int, RowOutput] = {}
+        if columns.only_decodes and not pending.errors:
+            self._take_logprobs(found, choices, others)
         logprobs_of = self._by_rows(found)
         apart = {*pending.errors, *pending.pooled, *logprobs_of}
         if self.wanted.num_drafts or made[:, 0].min(initial=0) < 0:
             alone = (columns.num_drafts > 0) | (columns.samples & (columns.num_tokens > 0) & (choices < 0))
             apart.update(alone.nonzero()[0].tolist())
-        others: dict[int, RowOutput] = {}
+            apart -= others.keys()
         if apart:
             chosen = dict(zip(self.wanted.choosing, made.tolist(), strict=True))
             for index in sorted(apart):
                 others[index] = self._row_alone(index, pending, chosen.get(index, ()), logprobs_of)
                 choices[index] = NO_CHOICE
         return StepOutput(columns.numbers, choices, others)
+
+    def _take_logprobs(
+        self, found: dict[int, TokenLogprobs], choices: NDArray[np.int32], others: dict[int, RowOutput]
+    ) -> None:
+        """Write outputs of rows with a choice and its log-probability, which leave `found` and `choices`.
+
+        In a step of decodes alone a row's index is also that of its choice. Rows whose numbers can't be used stay.
+        """
+        numbers, made = self.forward_input.columns.numbers.tolist(), choices.tolist()
+        for index, logprobs in list(found.items()):
+            if made[index] >= 0 and not math.isnan(logprobs.logprob):
+                others[index] = RowOutput(numbers[index], (made[index],), (logprobs,))
+                choices[index] = NO_CHOICE
+                del found[index]
 
     def _row_alone(
         self, index: int, pending: PendingResult, choices: Sequence[int],

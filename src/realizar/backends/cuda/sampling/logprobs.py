@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from realizar.outputs import TokenLogprobs
@@ -32,12 +33,15 @@ class PendingLogprobs:
 
     def read(self) -> list[TokenLogprobs]:
         """The log-probabilities of each row. The copy must be done."""
-        most = (self.lines.shape[1] - 3) // 2
-        found = []
-        for count, (token_id, rank, value, *top) in zip(self.top_n, self.lines.tolist(), strict=True):
-            listed = zip(map(int, top[:count]), top[most : most + count], strict=True)
-            found.append(TokenLogprobs(int(token_id), value, int(rank), tuple(listed)))
-        return found
+        lines = self.lines.numpy()
+        most = (lines.shape[1] - 3) // 2
+        with np.errstate(invalid="ignore"):  # nothing was written beyond a row's own list
+            ids = lines[:, [0, 1, *range(3, 3 + most)]].astype(np.int64).tolist()
+        values = lines[:, [2, *range(3 + most, 3 + 2 * most)]].tolist()
+        return [
+            TokenLogprobs(token_id, value, rank, tuple(zip(top_ids[:count], tops[:count], strict=True)))
+            for count, (token_id, rank, *top_ids), (value, *tops) in zip(self.top_n, ids, values, strict=True)
+        ]
 
 
 def start_logprobs(logits: torch.Tensor, asked: Sequence[LogprobsAsked], chosen: torch.Tensor) -> PendingLogprobs:
