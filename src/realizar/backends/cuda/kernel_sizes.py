@@ -118,9 +118,9 @@ def attention_parts(
     )
 
 
-def compute_type(kv_dtype: str, device: DeviceProfile) -> torch.dtype:
+def compute_type(kv_dtype: str, *, is_gpu: bool) -> torch.dtype:
     """Element type that attention multiplies in; the interpreter multiplies in float32 alone."""
-    if not device.is_gpu:
+    if not is_gpu:
         return torch.float32
     return {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
 

@@ -169,7 +169,7 @@ def _load_weights(
 
 
 def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> Workspace:
-    compute = compute_type(config.kv_dtype, device)
+    compute = compute_type(config.kv_dtype, is_gpu=device.is_gpu)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     parts = attention_parts(spec, row_counts(sizes.rows), config.context_length, device, config.batch_invariant)
     return Workspace(spec, sizes, device, compute, parts)

@@ -14,7 +14,7 @@ import torch
 
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.kernel_sizes import MAX_PARTS, fixed_parts, tile_tokens
+from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.sampling import native_buffers
@@ -57,7 +57,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     embedding = tensors.size_bytes(spec.embedding)
     kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
-    compute = {"f32": torch.float32, "bf16": torch.bfloat16}.get(kv_dtype, torch.float16)
+    compute = compute_type(kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
     workspace = Workspace(spec, sizes, device, compute, parts).size_bytes

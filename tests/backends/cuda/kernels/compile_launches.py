@@ -26,7 +26,6 @@ from triton.compiler import ASTSource
 from backends.cuda.cuda_runs import GPURunner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cuda import load
-from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import compute_type
 from realizar.backends.cuda.kernels.fetch import fetch
 from realizar.backends.cuda.matmul import linears
@@ -84,8 +83,7 @@ def stand_in(module: ModuleType, name: str, value: object) -> None:
 def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORMATS)) -> None:
     """Record the launches of a chunk, of a decode, and of both in a step, of recipes and formats of activations."""
     triton.runtime.jit.JITFunction.run = record
-    gpu = dataclasses.replace(interpreter_device(), torch_device=torch.device("cuda"))
-    stand_in(load, "compute_type", lambda dtype, device: compute_type(dtype, gpu))
+    stand_in(load, "compute_type", lambda dtype, is_gpu: compute_type(dtype, is_gpu=True))
     stand_in(linears, "matmul_type", lambda device: tl.float16)
     plain_formats = linears.MergedLinear.input_formats
     plain_launch = linears.MergedLinear.launch
