@@ -76,7 +76,7 @@ class ProcessorTimes:
         self._label, self._since_s, self._before = label, now_s, used
 
     def lines(self) -> list[str]:
-        """What each process took of a core, for each load."""
+        """Each process's share of a core, for each load."""
         lines = []
         for label, taken in self._taken.items():
             shares = (f"{name} {taken[name] / taken['wall']:.2f}" for name in sorted(taken) if name != "wall")
@@ -182,7 +182,7 @@ def mixed_lines(result: MixResult) -> list[str]:
         word = "reached" if gaps.p99_9 < _GAPS else "MISSED"
         lines.append(f"99.9 % of gaps under {gaps.p99_9:.1f} of their stream's median, {word}: {_GAPS:g}")
     if (state := result.state) is not None:
-        lines.append(f"left afterwards: {'nothing' if state.is_empty else dict(state.gauges)}")
+        lines.append(f"the server holds {'nothing' if state.is_empty else dict(state.gauges)} afterwards")
     return lines
 
 

@@ -83,6 +83,6 @@ def test_rounds_are_joined_and_a_busy_generator_is_named() -> None:
     assert "| greedy | 1 | 0 to 1 | 1.00 | 0 |" in text
     assert "| top-p | 0 | 0 to 0 | 0.33 | 0 |" in text, "0.2 of the median of 0.4 and 0.8"
     assert "THE GENERATOR MAY BE THE BOUND" in text
-    assert "load generator: 0.71 of a core, the busiest of 2 processes" in text
+    assert "the busiest of 2 load generators took 0.71 of a core" in text
     result.runs["top-p"] = [run(slow)]
     assert "THE GENERATOR" not in as_markdown([result])

@@ -226,15 +226,15 @@ def test_nothing_is_left(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedApi(answer, routes=routes) as api:
         (result,) = load(api, num_requests=4)
     text = as_markdown([result])
-    assert "left afterwards: nothing (running 0, waiting 0, kv_cache_share 0)" in text
-    assert "counted by the server: output_tokens 200" in text
+    assert "the server holds nothing afterwards (running 0, waiting 0, kv_cache_share 0)" in text
+    assert "the server counted output_tokens 200" in text
 
 
 def test_something_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "_WAIT_S", 0.0)
     with ScriptedApi(answer, routes=metrics(lambda _: "llamacpp:requests_processing 1\n")) as api:
         (result,) = load(api, num_requests=4)
-    assert "left afterwards: SOMETHING (running 1)" in as_markdown([result])
+    assert "the server STILL HOLDS SOMETHING afterwards (running 1)" in as_markdown([result])
 
 
 def test_errors_are_counted_by_kind(api: ScriptedApi) -> None:

@@ -88,18 +88,20 @@ def _notes(result: MixResult) -> list[str]:
     if every.num_shortened:
         notes.append(f"{every.num_shortened} prompts were shortened to the context of {result.server.context_tokens}")
     if every.num_cut:
-        notes.append(f"{every.num_cut} answers were under way long after the end and were cut off")
+        notes.append(f"{every.num_cut} answers were still under way long after the end, so they were cut off")
     if (state := result.state) is None:
-        notes.append("what is left afterwards: the server shows no /metrics")
+        notes.append("the server shows no /metrics, so nobody knows what it still holds")
     else:
         shown = ", ".join(f"{name} {value:g}" for name, value in state.gauges.items())
         counted = ", ".join(f"{name} {value:g}" for name, value in state.counters.items())
-        notes.append(f"left afterwards: {'nothing' if state.is_empty else 'SOMETHING'} ({shown})")
-        notes.append(f"counted by the server: {counted or 'nothing'}")
+        notes.append(
+            f"the server {'holds nothing' if state.is_empty else 'STILL HOLDS SOMETHING'} afterwards ({shown})"
+        )
+        notes.append(f"the server counted {counted or 'nothing'}")
     busiest = _busiest(runs)
-    notes.append(f"load generator: {busiest:.2f} of a core, the busiest of {len(runs[0].busy)} processes")
+    notes.append(f"the busiest of {len(runs[0].busy)} load generators took {busiest:.2f} of a core")
     if busiest > BUSY:
-        notes.append(f"THE GENERATOR MAY BE THE BOUND: over {BUSY:.0%} of a core; give more --generators")
+        notes.append(f"THE GENERATOR MAY BE THE BOUND, as that is over {BUSY:.0%} of a core; give more --generators")
     return ["", *(f"- {note}" for note in notes)]
 
 

@@ -57,7 +57,7 @@ def bench_serve_command(
     parallel: Annotated[Integer, Parameter(help="Requests at a time of started servers.")] = 16,
     context_length: _Context = None,
     threads: _Threads = None,
-    temperature: Annotated[float | None, Parameter(help="Of every request; default 0.")] = None,
+    temperature: Annotated[float | None, Parameter(help="Temperature of every request; default 0.")] = None,
     goodput: _Goodput = (),
     warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
     picture: Annotated[Path | None, Parameter(help="Write the latency picture, SVG, to this file.")] = None,
