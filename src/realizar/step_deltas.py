@@ -65,17 +65,17 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepDeltas:
-    """The deltas of one step. Row i of `numbers` and `counts` is one choice; what few choices have is listed apart.
+    """The deltas of one step. Entry i of `numbers` and `counts` is one choice's; what few choices have is listed apart.
 
     Columns are bytes in the machine's order, since both sides run on one machine: numpy's `tobytes` makes them and
-    `memoryview.cast` reads them. A choice may have several rows. Its tokens come before its end, and its start before
-    everything else that names it.
+    `memoryview.cast` reads them. A choice may have several entries. Its tokens come before its end, and its start
+    before everything else that names it.
 
     Attributes:
         produced_s: of `time.monotonic`: when the step ended.
-        numbers: int64 [rows]; the choices with new tokens, by their number.
-        counts: int32 [rows], new tokens of each row, 1 or more; empty where every row has one.
-        token_ids: int32 [sum of counts], row after row; a stop token that ended a choice is the last of its tokens.
+        numbers: int64 [entries]; the choices with new tokens, by their number.
+        counts: int32 [entries], new tokens of each entry, 1 or more; empty where every entry has one.
+        token_ids: int32 [sum of counts], entry after entry; a stop token that ended a choice is the last of its tokens.
         starts: choices of which nothing came before.
         logprobs: of new tokens, one entry for each of the choice's tokens here, where asked for.
         prompt_logprobs: of the prompt tokens that this step scored; the prompt's first token has none.
@@ -97,19 +97,19 @@ class StepDeltas:
     failures: tuple[RequestFailure, ...] = ()
 
     def __post_init__(self) -> None:
-        rows, rest = divmod(len(self.numbers), _NUMBER_BYTES)
+        entries, rest = divmod(len(self.numbers), _NUMBER_BYTES)
         num_tokens, rest_of_tokens = divmod(len(self.token_ids), _TOKEN_BYTES)
         if rest or rest_of_tokens:
             raise ValueError("a column of deltas ends inside a value")
         if not self.counts:
-            if num_tokens != rows:
-                raise ValueError(f"{rows} rows of one token each have {num_tokens} tokens")
+            if num_tokens != entries:
+                raise ValueError(f"{entries} entries of one token each have {num_tokens} tokens")
             return
-        if len(self.counts) != rows * _COUNT_BYTES:
-            raise ValueError(f"{rows} rows have {len(self.counts)} bytes of counts")
+        if len(self.counts) != entries * _COUNT_BYTES:
+            raise ValueError(f"{entries} entries have {len(self.counts)} bytes of counts")
         counts = memoryview(self.counts).cast("i").tolist()
         if min(counts) < 1 or sum(counts) != num_tokens:
-            raise ValueError(f"the counts of {rows} rows do not add up to {num_tokens} tokens")
+            raise ValueError(f"the counts of {entries} entries do not add up to {num_tokens} tokens")
 
     @property
     def num_tokens(self) -> int:
@@ -124,7 +124,7 @@ class StepDeltas:
         return memoryview(self.token_ids).cast("i").tolist()
 
     def count_list(self) -> list[int]:
-        """Tokens of each row."""
+        """Tokens of each entry."""
         if not self.counts:
             return [1] * (len(self.numbers) // _NUMBER_BYTES)
         return memoryview(self.counts).cast("i").tolist()

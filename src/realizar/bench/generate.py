@@ -64,7 +64,7 @@ def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, s
         seed: equal seeds give equal files.
 
     Raises:
-        ValueError: no such shape, or its rows are not whole blocks of the type.
+        ValueError: no such shape, or its out_features are not whole blocks of the type.
     """
     shape = SHAPES.get(shape_name)
     if shape is None:
@@ -100,12 +100,12 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
 def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int) -> Iterator[NewTensor]:
     """All tensors of the file, in llama.cpp's order."""
 
-    def matrix(name: str, rows: int, cols: int, *, six_bits: bool = False) -> NewTensor:
+    def matrix(name: str, out_features: int, cols: int, *, six_bits: bool = False) -> NewTensor:
         ggml_type = _matrix_type(file_type, six_bits)
         if cols % ggml_type.block_size:
-            raise ValueError(f"rows of {cols} weights are not whole {ggml_type.name} blocks")
-        make = partial(_random_matrix, ggml_type, rows, cols, _state(seed, name))
-        return NewTensor(name, ggml_type, (rows, cols), make)
+            raise ValueError(f"out_features of {cols} weights are not whole {ggml_type.name} blocks")
+        make = partial(_random_matrix, ggml_type, out_features, cols, _state(seed, name))
+        return NewTensor(name, ggml_type, (out_features, cols), make)
 
     def vector(name: str, size: int, mean: float) -> NewTensor:
         return NewTensor(name, GGMLType.F32, (size,), partial(_random_vector, size, mean, _state(seed, name)))
@@ -163,9 +163,9 @@ def _state(seed: int, name: str) -> list[int]:
     return [seed, zlib.crc32(name.encode())]
 
 
-def _random_matrix(ggml_type: GGMLType, rows: int, cols: int, state: list[int]) -> NDArray[np.uint8]:
+def _random_matrix(ggml_type: GGMLType, out_features: int, cols: int, state: list[int]) -> NDArray[np.uint8]:
     """Random weights with a standard deviation that keeps the size of a vector that they multiply."""
-    return random_blocks(ggml_type, rows, cols, np.random.default_rng(state), std=cols**-0.5)
+    return random_blocks(ggml_type, out_features, cols, np.random.default_rng(state), std=cols**-0.5)
 
 
 def _random_vector(size: int, mean: float, state: list[int]) -> NDArray[np.float32]:

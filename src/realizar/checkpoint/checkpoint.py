@@ -21,8 +21,8 @@ class StoredTensor:
         name: as in the file.
         ggml_type: element type; safetensors' BF16, F16 and F32 have ggml ids too. None for a type without one (fp8,
             unsigned).
-        shape: slowest dimension first, so a matrix is (rows, cols).
-        data: uint8 [size in bytes], a view of the mapped file; rows are contiguous blocks.
+        shape: slowest dimension first, so a matrix is (out_features, cols).
+        data: uint8 [size in bytes], a view of the mapped file; each out_feature is a run of blocks.
         path, offset: the file and the absolute offset of the first byte in it.
         dtype: safetensors' name of the element type; empty in a GGUF file.
     """

@@ -23,12 +23,12 @@ def multiply_floats(
         values = tl.load(
             x + token[:, None] * x_stride + columns[None, :], mask=has_token[:, None] & inside[None, :], other=0.0
         )
-        rows = tl.load(
+        block = tl.load(
             weights + features.to(tl.int64)[:, None] * cols + columns[None, :],
             mask=has_feature[:, None] & inside[None, :],
             other=0.0,
         )
-        sums += tl.dot(values.to(COMPUTE), tl.trans(rows.to(COMPUTE)), input_precision="ieee")
+        sums += tl.dot(values.to(COMPUTE), tl.trans(block.to(COMPUTE)), input_precision="ieee")
     scale = tl.load(x_scale + token, mask=has_token, other=0.0)
     at = out + token[:, None] * out_stride + features[None, :]
     tl.store(at, sums * scale[:, None], mask=has_token[:, None] & has_feature[None, :])
