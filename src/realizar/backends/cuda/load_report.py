@@ -47,11 +47,11 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
 
 def _way(linear: MergedLinear, tokens: int) -> str:
     """The kernel, splits and epilogue of a matmul of `tokens` tokens."""
-    forms = "+".join(input_format.kind for input_format in linear.input_formats(tokens))
+    input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(tokens))
     kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(tokens))) or "Triton or cuBLAS"
     epilogue = ""
     if linear.is_gated(tokens):
         epilogue = " with the activation epilogue"
     elif linear.adds_residual(tokens):
         epilogue = " with the residual-add epilogue"
-    return f"{forms} by {kernels}, {linear.splits(tokens)} splits{epilogue}"
+    return f"{input_kinds} by {kernels}, {linear.splits(tokens)} splits{epilogue}"

@@ -32,22 +32,22 @@ class TileEmitter:
         self.vector_bytes = 4 * e.lanes
 
     def emit(self, tile: TileAddresses) -> list[Value]:
-        """float32 lanes per token: rows of the tile times each token."""
-        e, form = self.e, self.format
-        if form.kept is not None:
-            return VectorCodebookTile(e, form, self.instruction_set, self.tokens).emit(tile)
+        """float32 lanes per token: out_features of the tile times each token."""
+        e, weight_format = self.e, self.format
+        if weight_format.kept is not None:
+            return VectorCodebookTile(e, weight_format, self.instruction_set, self.tokens).emit(tile)
         start = [e.const_f32(0.0)] * self.tokens
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
-        table = e.load(tile.table, e.bytes, 1) if form.codebook else None
-        if not form.super_size:
+        table = e.load(tile.table, e.bytes, 1) if weight_format.codebook else None
+        if not weight_format.super_size:
             return e.loop(tile.groups, start, lambda g, sums: self._group(tile, bases, g, sums, (None, None), table))
-        per_super = form.super_size // GROUP
+        per_super = weight_format.super_size // GROUP
 
         def super_group(index: Value, sums: list[Value]) -> list[Value]:
-            at = e.scaled(tile.supers, index, form.planes * e.lanes * 2)
+            at = e.scaled(tile.supers, index, weight_format.planes * e.lanes * 2)
             scale = e.load_half(at)
-            minimum = e.load_half(e.at(at, e.lanes * 2)) if form.minima else None
-            if form.centred:
+            minimum = e.load_half(e.at(at, e.lanes * 2)) if weight_format.minima else None
+            if weight_format.centred:
                 scale, minimum = e.b.fadd(scale, scale), e.b.fneg(scale)
             first = e.b.mul(index, e.const(per_super))
 
@@ -67,19 +67,21 @@ class TileEmitter:
         supers: tuple[Value | None, Value | None],
         table: Value | None,
     ) -> list[Value]:
-        e, form = self.e, self.format
-        codes = e.scaled(tile.codes, g, form.vectors * self.vector_bytes)
-        e.prefetch_ahead(codes, form.vectors * self.vector_bytes)
-        vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(form.vectors)]
+        e, weight_format = self.e, self.format
+        codes = e.scaled(tile.codes, g, weight_format.vectors * self.vector_bytes)
+        e.prefetch_ahead(codes, weight_format.vectors * self.vector_bytes)
+        vectors = [e.load(e.at(codes, k * self.vector_bytes), e.i32, 4) for k in range(weight_format.vectors)]
         records = [e.scaled(base, g, tile.group_stride) for base in bases]
-        parts = GROUP // form.group
-        small = e.scaled(tile.scales, g, parts * form.small_planes * e.lanes * SMALL_BYTES[form.small])
+        parts = GROUP // weight_format.group
+        small = e.scaled(
+            tile.scales, g, parts * weight_format.small_planes * e.lanes * SMALL_BYTES[weight_format.small]
+        )
         word: Codes = cache(lambda index: self._word(vectors, index, table))
         scales: Scales = cache(lambda part: self._scales(small, part, supers))
-        together = self.tokens if form.group == GROUP else _TOGETHER
+        together = self.tokens if weight_format.group == GROUP else _TOGETHER
         for first in range(0, self.tokens, together):
             some = slice(first, first + together)
-            add = self._add_whole if form.group == GROUP else self._add_halves
+            add = self._add_whole if weight_format.group == GROUP else self._add_halves
             sums[some] = add(word, scales, records[some], sums[some])
         return sums
 
@@ -113,12 +115,12 @@ class TileEmitter:
 
     def _dots(self, word: Codes, half: int | None, records: list[Value]) -> list[Value]:
         """int32 lanes per token: integer sums over the columns of a group or of one half, offset included."""
-        e, form = self.e, self.format
-        dot = make_dot(self.instruction_set, e, len(records), form.value_bits)
-        offset = form.offset - 128 if dot.signed else form.offset
+        e, weight_format = self.e, self.format
+        dot = make_dot(self.instruction_set, e, len(records), weight_format.value_bits)
+        offset = weight_format.offset - 128 if dot.signed else weight_format.offset
         dot.begin([offset_sum(e, record, offset, half) for record in records])
-        first = (half or 0) * form.group // 4
-        for index in range(first, first + form.group // 4):
+        first = (half or 0) * weight_format.group // 4
+        for index in range(first, first + weight_format.group // 4):
             codes = word(index)
             if dot.signed:
                 codes = e.b.xor(codes, e.byte_mask(0x80))
@@ -128,9 +130,9 @@ class TileEmitter:
 
     def _word(self, vectors: list[Value], word: int, table: Value | None) -> Value:
         """Four unsigned codes per lane: columns 4 word .. 4 word + 3."""
-        e, form = self.e, self.format
+        e, weight_format = self.e, self.format
         first, shift, combined = 0, 0, None
-        for bits in PLANES[form.bits]:
+        for bits in PLANES[weight_format.bits]:
             vector, place = vectors[first + word % bits], bits * (word // bits)
             mask = ((1 << bits) - 1) << shift
             moved = self._shift(vector, place - shift)
@@ -169,16 +171,18 @@ class TileEmitter:
 
     def _scales(self, small: Value, part: int, supers: tuple[Value | None, Value | None]) -> tuple[Value, Value | None]:
         """float32 lanes: scale and minimum of one part of a group."""
-        e, form = self.e, self.format
-        if form.small == "none":
+        e, weight_format = self.e, self.format
+        if weight_format.small == "none":
             return supers[0], supers[1]
-        size = e.lanes * SMALL_BYTES[form.small]
+        size = e.lanes * SMALL_BYTES[weight_format.small]
         values = []
-        for plane in range(form.planes):
+        for plane in range(weight_format.planes):
             super_value = supers[plane]
-            value = self._small(e.at(small, (part * form.small_planes + plane % form.small_planes) * size), plane)
+            value = self._small(
+                e.at(small, (part * weight_format.small_planes + plane % weight_format.small_planes) * size), plane
+            )
             values.append(value if super_value is None else e.b.fmul(super_value, value))
-        return values[0], values[1] if form.minima else None
+        return values[0], values[1] if weight_format.minima else None
 
     def _small(self, address: Value, plane: int) -> Value:
         e, kind = self.e, self.format.small

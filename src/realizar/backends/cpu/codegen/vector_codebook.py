@@ -31,7 +31,7 @@ class VectorCodebookTile:
         self.kind, self.entry = KINDS[self.layout], self.layout.vector_size
 
     def emit(self, tile: TileAddresses) -> list[Value]:
-        """float32 lanes per token: rows of the tile times each token."""
+        """float32 lanes per token: out_features of the tile times each token."""
         e = self.e
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
 

@@ -43,7 +43,7 @@ def float_tile(
     typing_context: Any, instruction_set: Any, weight_type: Any, tokens: Any, add: Any, weights: Any, columns: Any,
     source: Any, source_stride: Any, out: Any, out_stride: Any, factor: Any,
 ) -> Any:  # fmt: skip
-    """out[t][rows] = tile x token t, or out += factor * that where `add`."""
+    """out[t][out_features of the tile] = tile x token t, or out += factor * that where `add`."""
     constants = [instruction_set, weight_type, tokens, add]
     if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
         return None

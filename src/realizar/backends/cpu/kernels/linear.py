@@ -38,20 +38,20 @@ def tile_matmul(
     supers: Any, table: Any, groups: Any, activations: Any, out: Any, out_stride: Any,
     residual_scale: Any,
 ) -> Any:  # fmt: skip
-    """out[t][rows] = tile x token t, or out += residual_scale * that where `add`. Addresses, and bytes."""
+    """out[t][out_features of the tile] = tile x token t, or out += residual_scale * that if `add`. Addresses, bytes."""
     constants = [instruction_set, weight_format, tokens, add]
     if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
         return None
     signature = types.void(*constants, *[types.int64] * 8, types.float32)
     instructions = INSTRUCTION_SETS[instruction_set.literal_value]
     group_stride = instructions.tile_tokens[0] * RECORD_BYTES
-    form, count, adds = format_at(weight_format.literal_value), tokens.literal_value, add.literal_value
+    tile_format, count, adds = format_at(weight_format.literal_value), tokens.literal_value, add.literal_value
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         codes, scales, supers, table, groups, activations, out, out_stride, factor = arguments[4:]
         e = Emitter(builder, instructions.lanes)
         tile = TileAddresses(codes, scales, supers, table, activations, groups, group_stride)
-        sums = TileEmitter(e, form, instructions.name, count).emit(tile)
+        sums = TileEmitter(e, tile_format, instructions.name, count).emit(tile)
         for t, value in enumerate(sums):
             address = e.scaled(out, e.const(t), out_stride)
             if adds:
@@ -64,7 +64,7 @@ def tile_matmul(
 
 @inner
 def add_bias(bias: int, out: int, out_stride: int, tokens: int, start: int, stop: int, factor: float) -> None:
-    """out[t][start:stop] += factor * bias[start:stop]: a thread finishes the rows that it computed."""
+    """out[t][start:stop] += factor * bias[start:stop]: a thread finishes the out_features that it computed."""
     values = view(bias, stop, np.float32)
     for token in range(tokens):
         row = view(out + token * out_stride, stop, np.float32)

@@ -97,27 +97,28 @@ def _load_floats(e: Fields, kind: FloatType) -> Value:
 
 def _dequantize(e: Fields, layout: WeightLayout) -> list[Value]:
     """float32 [32] per group: scale * (code - offset) + minimum, each step rounded."""
-    form, reader = packed_format(layout), READERS[layout]
-    nibbles = 2 if form.small == "u4" else 1  # that share a stored value
-    small = [_small(e, form.small, value, plane) for value in reader.small(e) for plane in range(nibbles)]
+    weight_format, reader = packed_format(layout), READERS[layout]
+    nibbles = 2 if weight_format.small == "u4" else 1  # that share a stored value
+    small = [_small(e, weight_format.small, value, plane) for value in reader.small(e) for plane in range(nibbles)]
     supers = [_half(e, value) for value in reader.supers(e)]
-    parts = GROUP // form.group
+    parts = GROUP // weight_format.group
     result = []
     for group in range(layout.block_size // GROUP):
-        if form.centred:
+        if weight_format.centred:
             planes = [[e.b.fadd(supers[0], supers[0])], [e.b.fneg(supers[0])]]
-        elif form.small == "none":
+        elif weight_format.small == "none":
             planes = [supers]
         else:
-            first = group * parts * form.planes
+            first = group * parts * weight_format.planes
             planes = [
-                [small[first + part * form.planes + plane] for part in range(parts)] for plane in range(form.planes)
+                [small[first + part * weight_format.planes + plane] for part in range(parts)]
+                for plane in range(weight_format.planes)
             ]
             if supers:
                 planes = [[e.b.fmul(value, supers[i]) for value in plane] for i, plane in enumerate(planes)]
         wide = ir.VectorType(I32, GROUP)
         codes = e.b.zext(e.b.bitcast(reader.words(e, group), e.bytes), wide)
-        integers = e.b.sitofp(e.b.sub(codes, ir.Constant(wide, [form.offset] * GROUP)), _WIDE)
+        integers = e.b.sitofp(e.b.sub(codes, ir.Constant(wide, [weight_format.offset] * GROUP)), _WIDE)
         values = e.b.fmul(integers, _spread(e, planes[0]))
         result.append(values if len(planes) == 1 else e.b.fadd(values, _spread(e, planes[1])))
     return result

@@ -150,12 +150,13 @@ def _refusal(layout: WeightLayout) -> str | None:
     return None
 
 
-def format_number(form: WeightFormat) -> int:
+def format_number(weight_format: WeightFormat) -> int:
     """A format as a number, for use as a compile-time constant: equal in every process."""
-    kept = 0 if form.kept is None else 1 + KEPT_LAYOUTS.index(form.kept)
+    kept = 0 if weight_format.kept is None else 1 + KEPT_LAYOUTS.index(weight_format.kept)
     digits = (
-        form.bits, form.offset, int(form.group == GROUP), tuple(SMALL_BYTES).index(form.small), int(form.minima),
-        form.super_size, int(form.codebook), int(form.centred), kept,
+        weight_format.bits, weight_format.offset, int(weight_format.group == GROUP),
+        tuple(SMALL_BYTES).index(weight_format.small), int(weight_format.minima), weight_format.super_size,
+        int(weight_format.codebook), int(weight_format.centred), kept,
     )  # fmt: skip
     number = 0
     for digit, radix in zip(reversed(digits), reversed(_RADICES), strict=True):

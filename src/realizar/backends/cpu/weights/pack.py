@@ -46,12 +46,13 @@ class PackedMatrix:
 
     def fields(self, lanes: int) -> dict[str, int]:
         """Addresses of the matrix for a matmul's record, by the names in `kernels.linear.LINEAR`."""
-        form, cols = self.weight_format, self.in_features
+        weight_format, cols = self.weight_format, self.in_features
         return {
             "codes": address(self.codes), "scales": address(self.scales), "supers": address(self.supers),
             "table": address(self.table), "tiles": self.tiles, "groups": cols // GROUP,
-            "codes_stride": form.codes_bytes(lanes, cols), "scales_stride": form.scales_bytes(lanes, cols),
-            "supers_stride": form.supers_bytes(lanes, cols),
+            "codes_stride": weight_format.codes_bytes(lanes, cols),
+            "scales_stride": weight_format.scales_bytes(lanes, cols),
+            "supers_stride": weight_format.supers_bytes(lanes, cols),
         }  # fmt: skip
 
 
@@ -63,8 +64,8 @@ def allocate(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> 
     """
     sizes = _sizes(layout, out_features, cols, lanes)
     codes, scales, supers = (aligned_zeros(size, np.uint8) for size in sizes)
-    form, tiles = packed_format(layout), -(-out_features // lanes)
-    return PackedMatrix(form, out_features, cols, tiles, codes, scales, supers, _table(layout))  # type: ignore[arg-type]
+    weight_format, tiles = packed_format(layout), -(-out_features // lanes)
+    return PackedMatrix(weight_format, out_features, cols, tiles, codes, scales, supers, _table(layout))  # type: ignore[arg-type]
 
 
 def packed_bytes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> int:
@@ -78,13 +79,13 @@ def packed_bytes(layout: WeightLayout, out_features: int, cols: int, lanes: int)
 
 def _sizes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> tuple[int, int, int]:
     """Bytes of codes, scales and super-scales."""
-    form, tiles = packed_format(layout), -(-out_features // lanes)
+    weight_format, tiles = packed_format(layout), -(-out_features // lanes)
     if cols % GROUP:
         raise UnsupportedModelError(
             f"weights in the layout {layout.name} do not run on the CPU: {cols} columns are not a multiple of {GROUP}"
         )
-    codes, scales = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
-    return tiles * codes, tiles * scales, tiles * form.supers_bytes(lanes, cols)
+    codes, scales = weight_format.codes_bytes(lanes, cols), weight_format.scales_bytes(lanes, cols)
+    return tiles * codes, tiles * scales, tiles * weight_format.supers_bytes(lanes, cols)
 
 
 def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
@@ -141,12 +142,12 @@ def _repacked(
 
 def _from_planes(source: MatrixSource, matrix: PackedMatrix, lanes: int) -> Callable[[int, int], None]:
     """Packs runs of tiles by numpy."""
-    form = matrix.weight_format
+    weight_format = matrix.weight_format
     codes, scales, supers = (array.reshape(matrix.tiles, -1) for array in (matrix.codes, matrix.scales, matrix.supers))
 
     def run(first: int, stop: int) -> None:
         planes = source.planes(first * lanes, min(stop * lanes, matrix.out_features))
-        pack_planes(planes, form, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
+        pack_planes(planes, weight_format, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
 
     return run
 

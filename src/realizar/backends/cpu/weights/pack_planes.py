@@ -19,41 +19,41 @@ Tiles = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
 """Codes, scales and super-scales of some tiles: uint8, zero before they are written."""
 
 
-def pack_planes(planes: Planes, form: WeightFormat, lanes: int, tiles: Tiles) -> None:
+def pack_planes(planes: Planes, weight_format: WeightFormat, lanes: int, tiles: Tiles) -> None:
     """Write some out_features, whole tiles of them or the last of a matrix, into their tiles.
 
     Args:
         planes: of the out_features.
-        form: of the matrix, from the planes' layout; not one that keeps blocks.
+        weight_format: of the matrix, from the planes' layout; not one that keeps blocks.
         lanes: out_features of a tile.
         tiles: those that the out_features lie in.
     """
     codes, scales, supers = tiles
-    _write_codes(planes, form, lanes, codes)
+    _write_codes(planes, weight_format, lanes, codes)
     small: tuple[NDArray[Any] | None, NDArray[Any] | None] = (planes.scales, planes.minima)
-    if form.super_size:
-        large = (planes.super_scales, planes.super_minima) if form.small != "none" else small
-        if form.centred:
+    if weight_format.super_size:
+        large = (planes.super_scales, planes.super_minima) if weight_format.small != "none" else small
+        if weight_format.centred:
             large = (planes.scales / 2, None)
         _write(large, supers, lanes, _half)
-    if form.small == "none":
+    if weight_format.small == "none":
         return
     repeat = max(1, planes.group_size // GROUP)
-    if form.small == "u4" and planes.minima is not None:
+    if weight_format.small == "u4" and planes.minima is not None:
         small = (planes.scales | planes.minima << 4, None)  # type: ignore[operator]
     wide = [None if values is None else np.repeat(values, repeat, axis=1) for values in small]
-    _write((wide[0], wide[1]), scales, lanes, _CONVERTERS[form.small])
+    _write((wide[0], wide[1]), scales, lanes, _CONVERTERS[weight_format.small])
 
 
-def _write_codes(planes: Planes, form: WeightFormat, lanes: int, target: NDArray[np.uint8]) -> None:
+def _write_codes(planes: Planes, weight_format: WeightFormat, lanes: int, target: NDArray[np.uint8]) -> None:
     """The bits of codes, plane by plane: the layout stands in `formats`."""
     count = -(-planes.out_features // lanes)
     codes = np.zeros((count * lanes, planes.in_features), np.uint8)
     codes[: planes.out_features] = planes.codes
     words = codes.reshape(count, lanes, planes.in_features // GROUP, 8, 4)
-    out = target.reshape(count, planes.in_features // GROUP, form.vectors, lanes, 4)
+    out = target.reshape(count, planes.in_features // GROUP, weight_format.vectors, lanes, 4)
     first_vector, shift = 0, 0
-    for bits in PLANES[form.bits]:
+    for bits in PLANES[weight_format.bits]:
         part = (words >> shift) & ((1 << bits) - 1)
         for word in range(8):
             place = bits * (word // bits)

@@ -38,16 +38,22 @@ def repack_block(
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, codes, scales, supers = arguments[2:]
         e = Fields(builder, source)
-        form = packed_format(layout)
-        if form.kept is not None:
+        weight_format = packed_format(layout)
+        if weight_format.kept is not None:
             for index in range(layout.block_bytes // 2):
                 e.store(e.half_word(2 * index), e.at(codes, index * count * 2), 2)
             return context.get_dummy_value()
         reader = READERS[layout]
         for group in range(layout.block_size // GROUP):
-            _store_codes(e, form, reader.words(e, group), e.at(codes, form.codes_bytes(count, GROUP * group)), count)
+            _store_codes(
+                e,
+                weight_format,
+                reader.words(e, group),
+                e.at(codes, weight_format.codes_bytes(count, GROUP * group)),
+                count,
+            )
         for index, value in enumerate(reader.small(e)):
-            e.store(value, e.at(scales, index * count * SMALL_BYTES[form.small]), 1)
+            e.store(value, e.at(scales, index * count * SMALL_BYTES[weight_format.small]), 1)
         for index, value in enumerate(reader.supers(e)):  # one per block
             e.store(value, e.at(supers, index * count * 2), 2)
         return context.get_dummy_value()
@@ -55,10 +61,10 @@ def repack_block(
     return types.void(kind, lanes, *[types.int64] * 4), codegen
 
 
-def _store_codes(e: Fields, form: WeightFormat, words: Value, target: Value, lanes: int) -> None:
+def _store_codes(e: Fields, weight_format: WeightFormat, words: Value, target: Value, lanes: int) -> None:
     """Split a group's eight words into planes of bits: the layout stands in `formats`."""
     vector, shift = 0, 0
-    for bits in PLANES[form.bits]:
+    for bits in PLANES[weight_format.bits]:
         plane = e.field(words, shift, bits) if bits < 8 else words
         plane = e.b.shl(plane, e.lanes_of([bits * (word // bits) for word in range(WORDS)]))
         count = WORDS
@@ -80,10 +86,10 @@ def make_repack(kind: int, lanes: int) -> Any:
     lie `row bytes` apart. Lanes beyond the last out_feature are left as they are.
     """
     layout = REPACKED[kind]
-    form, block_bytes, cols = packed_format(layout), layout.block_bytes, layout.block_size
-    codes_bytes, scales_bytes = form.codes_bytes(lanes, cols), form.scales_bytes(lanes, cols)
-    supers_bytes, small_bytes = form.supers_bytes(lanes, cols), SMALL_BYTES[form.small]
-    code_bytes = 4 if form.kept is None else 2
+    weight_format, block_bytes, cols = packed_format(layout), layout.block_bytes, layout.block_size
+    codes_bytes, scales_bytes = weight_format.codes_bytes(lanes, cols), weight_format.scales_bytes(lanes, cols)
+    supers_bytes, small_bytes = weight_format.supers_bytes(lanes, cols), SMALL_BYTES[weight_format.small]
+    code_bytes = 4 if weight_format.kept is None else 2
 
     @njit(_SIGNATURE, nogil=True, cache=is_kept())
     def repack(

@@ -1,9 +1,9 @@
 """Tiles of matmuls whose sums have one order, whatever the number of tokens: for `batch_invariant`. torch-free.
 
-A matrix's columns are cut into parts by its shape alone, and every tile multiplies a part's columns in ascending order
-into one accumulator. The consumer adds the parts in ascending order. So tiles may follow the number of tokens, and a
-token's sums have the same bits in all of them, as long as one kind of instruction multiplies: wgmma's columns of tokens
-do not see each other, nor do those of mma.sync, but the two round differently.
+A matrix's columns are cut into splits by its shape alone, and every tile multiplies a split's columns in ascending
+order into one accumulator. The consumer adds the splits in ascending order. So tiles may follow the number of tokens,
+and a token's sums have the same bits in all of them, as long as one kind of instruction multiplies: wgmma's columns of
+tokens do not see each other, nor do those of mma.sync, but the two round differently.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, DeviceTuning, Tiling
 from realizar.backends.cuda.native.sources import MmaSyncTiles, WgmmaTiles
 
-_MOST_PARTS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a part
-_FILLED = 2.0  # strips times parts that a multiprocessor should have with few tokens: one alone decodes too slowly
+_MOST_SPLITS, _LEAST_CHUNKS = 4, 8  # of a matrix's columns; chunks of a split
+_FILLED = 2.0  # strips times splits that a multiprocessor should have with few tokens: one alone decodes too slowly
 _LEAST_BLOCKS, _LEAST_GROUPS = 0.85, 1.8  # blocks and warpgroups of a multiprocessor, for a tile that is large enough
 _FEW = {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (6, 2, 2)}
 _RINGS = {
     64: {(2, 2): (4, 2, 1), (2, 1): (6, 2, 1), (1, 1): (4, 2, 2)},
     128: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
 }
-"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, for blocks of so many tokens."""
+"""Stages, step and blocks of tiles by their strips and warpgroups, largest first, by the tokens of a block."""
 
 
-def fixed_parts(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
-    """Parts of a matrix's columns: enough that few tokens occupy the device, few enough for many."""
+def fixed_splits(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
+    """Splits of a matrix's columns: enough that few tokens occupy the device, few enough for many."""
     wanted = max(1, round(_FILLED * tuning.processors / -(-out_features // BLOCK)))
-    return max(1, min(1 << (wanted - 1).bit_length(), _MOST_PARTS, chunks // _LEAST_CHUNKS))
+    return max(1, min(1 << (wanted - 1).bit_length(), _MOST_SPLITS, chunks // _LEAST_CHUNKS))
 
 
 def fixed_tiling(
     tuning: DeviceTuning, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat
 ) -> Tiling:
-    """The tiles of a step of `tokens`, and the parts, which depend on the shape alone."""
+    """The tiles of a step of `tokens`, and the splits, which depend on the shape alone."""
     chunks, block_tokens = weight_format.chunks(cols), tuning.block_tokens(tokens)
-    parts = fixed_parts(tuning, out_features, chunks)
+    splits = fixed_splits(tuning, out_features, chunks)
     if not tuning.wgmma:
-        return Tiling(tuning.shrunk(MmaSyncTiles(block_tokens, 2, 4, 1), [weight_format]), parts)
-    launched = -(-tokens // block_tokens) * parts
+        return Tiling(tuning.shrunk(MmaSyncTiles(block_tokens, 2, 4, 1), [weight_format]), splits)
+    launched = -(-tokens // block_tokens) * splits
     rings = _RINGS.get(block_tokens, _FEW)
 
     def fills(strips: int, groups: int) -> bool:
@@ -47,9 +47,11 @@ def fixed_tiling(
 
     strips, groups = next((size for size in rings if fills(*size)), (1, 1))
     stages, step, blocks = rings[strips, groups]
-    while step > 1 and chunks % (parts * step):  # a stage lies in one part
+    while step > 1 and chunks % (splits * step):  # a stage lies in one split
         step //= 2
-    return Tiling(tuning.shrunk(WgmmaTiles(block_tokens, strips, groups, stages, step, blocks), [weight_format]), parts)
+    return Tiling(
+        tuning.shrunk(WgmmaTiles(block_tokens, strips, groups, stages, step, blocks), [weight_format]), splits
+    )
 
 
 def is_gated(tuning: DeviceTuning, out_features: int, cols: int, weight_format: FragmentFormat) -> bool:
