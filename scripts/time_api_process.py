@@ -46,7 +46,7 @@ _TEXT = "Once upon a time in a land far away there lived a small dragon who read
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many streams of so many tokens; `steps` come at once, and each token lists `logprobs` others.
+    """A number of streams, and of tokens in each; `steps` come at once, and each token lists `logprobs` others.
 
     `busy`: a thread of Python runs beside the event loop.
     """
@@ -221,7 +221,7 @@ def _chat(model: str, load: Load) -> tuple[str, bytes]:
 
 
 async def _request_all(port: int, path: str, body: bytes, streams: int) -> int:
-    """Run so many streams at once; how many deltas came."""
+    """Run `streams` streams at once, and count their deltas."""
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
 
     async def one() -> int:

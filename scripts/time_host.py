@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def step_s(rows: int, *, prefix_cache: bool) -> float:
-    """Processor seconds of a step in which so many rows decode, with stop ids; the median of all such steps."""
+    """Processor seconds of a step in which `rows` rows decode, with stop ids; the median of all such steps."""
     config = EngineConfig(
         max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=prefix_cache
     )

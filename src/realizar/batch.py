@@ -240,7 +240,7 @@ class StepRows:
 
 @lru_cache(maxsize=1024)
 def _decode_columns(count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
-    """`starts`, `samples` and `num_drafts` of so many rows that decode; never written."""
+    """`starts`, `samples` and `num_drafts` of `count` rows that decode; never written."""
     return np.arange(count + 1, dtype=np.int32), np.ones(count, np.bool_), np.zeros(count, np.int32)
 
 

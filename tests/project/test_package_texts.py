@@ -21,7 +21,7 @@ def _members(package: Path) -> set[str]:
 
 
 def left_out(package: Path) -> set[str]:
-    """What a package's docstring leaves out of its list; nothing where it has no list, but one name at most."""
+    """Members that a package's docstring leaves out of its list; none where it has no list, but one name at most."""
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
     members = _members(package)
     named = members & set(_NAMED.findall(text))

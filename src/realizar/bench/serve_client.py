@@ -96,8 +96,8 @@ class Call:
         body: JSON.
         chat: true for a chat, false for a completion.
         may_be_empty: an answer without a text is none the worse, as where a stop string comes first.
-        leave_after_deltas: the client closes the connection after so many deltas; None for never.
-        leave_after_s: it closes the connection after so many seconds; None for never.
+        leave_after_deltas: number of deltas after which the client closes the connection; None for never.
+        leave_after_s: seconds after which it closes the connection; None for never.
     """
 
     body: bytes

@@ -76,7 +76,7 @@ def first_model(url: str, api_key: str | None) -> str:
 
 
 def first_card(url: str, api_key: str | None) -> dict[str, Any]:
-    """What a server says of its first model; `id` is its name.
+    """The first entry of a server's list of models; `id` is the model's name.
 
     Raises:
         InvalidRequestError: the address is none. HubError: the server does not answer, or has none.

@@ -24,7 +24,7 @@ Column = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TakenIn:
-    """What the choices of some rows have come to, one for each row. All are [rows].
+    """The rows whose choices end with the tokens taken in. All are [rows].
 
     Attributes:
         stopped: the choice is a stop id, and late enough to be one.

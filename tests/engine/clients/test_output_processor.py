@@ -19,7 +19,7 @@ from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, Request
 
 
 class Listener:
-    """Notes what it is told, and discards what failed, as clients do."""
+    """Notes the choices that are reported to it, and discards what failed, as clients do."""
 
     def __init__(self) -> None:
         self.processor = OutputProcessor(NumberText, self)

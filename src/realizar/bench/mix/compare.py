@@ -37,7 +37,7 @@ class MixTarget:
 
 @dataclass(slots=True)
 class MixResult:
-    """What came of a server's loads.
+    """The runs of a server's loads, and what they left.
 
     Attributes:
         left_out: kinds that were not sent, and why.
@@ -133,7 +133,7 @@ def _tried(server: MixTarget, work: MixWork, kinds: Sequence[str], timeout_s: fl
 
 
 def _refusal(server: MixTarget, work: MixWork, timeout_s: float) -> str | None:
-    """Why the server does not take a kind; None if it does.
+    """The server's reason not to take a kind; None if it takes it.
 
     Raises:
         InvalidRequestError: it failed otherwise.

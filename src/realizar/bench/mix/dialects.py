@@ -1,4 +1,4 @@
-"""How servers name the fields of a request: realizar's, vLLM's and llama.cpp's names, and OpenAI's alone.
+"""Names of a request's fields: realizar's, vLLM's and llama.cpp's, and OpenAI's alone.
 
 A field that a server does not know is left away where it changes nothing (a `min_p` of 0); a kind that needs one is not
 sent to that server.

@@ -15,7 +15,7 @@ from realizar.bench.serve_report import Percentiles
 
 ALL = "all"
 LONG_GAP = 20.0
-"""A gap of more than so many times its stream's median is counted as a stall."""
+"""A gap of more than this multiple of its stream's median is counted as a stall."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a server still holds once a load is over, and what it counted during it, from its `/metrics`."""
+"""A server's gauges once a load is over, and its counters' growth during it, from `/metrics`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Served:
 
     @classmethod
     def of(cls, request: MixRequest, answered: Answered, end_s: float, *, was_cut: bool = False) -> Served:
-        """What is kept of an answer; a load may have millions of deltas. `end_s` ends the load's time."""
+        """The figures of an answer, without its deltas: a load may have millions. `end_s` ends the load's time."""
         gaps_s = np.asarray(answered.gaps_s, np.float32)
         gaps_s = gaps_s[gaps_s > 0]
         return cls(
@@ -102,7 +102,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """What became of a part.
+    """The answers of a part of a load.
 
     Attributes:
         served: in the order of their ends.

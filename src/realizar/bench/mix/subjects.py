@@ -36,7 +36,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class SubjectWork:
-    """How requests are drawn.
+    """Requests to draw.
 
     Attributes:
         vocab_size: of the model.

@@ -87,7 +87,7 @@ class GrowingChoice:
         self.stop_reason: str | int | None = None
 
     def note(self) -> None:
-        """Tell the consumer that there is a delta to take, unless it knows."""
+        """Report to the consumer that there is a delta to take, unless it knows."""
         if not self.is_noted and self._on_news is not None:
             self.is_noted = True
             self._on_news(self)

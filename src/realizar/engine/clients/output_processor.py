@@ -142,7 +142,7 @@ class OutputProcessor:
                 each.num_cached_tokens = start.num_cached_tokens
 
     def _take_scored(self, scored: ChoiceLogprobs) -> None:
-        """Take in log-probabilities of a prompt; a delta without tokens tells the consumer that the prompt is read."""
+        """Take in log-probabilities of a prompt; a delta without tokens reports that the prompt is read."""
         choice = self._growing.get(scored.number)
         if choice is not None:
             self._numbered[scored.number].prompt_logprobs.extend(scored.entries)

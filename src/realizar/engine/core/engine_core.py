@@ -346,5 +346,5 @@ class EngineCore:
 
 
 def _pace(policy: Policy, tile_tokens: int) -> Pace | None:
-    """What bounds prompts beside decodes; None where only throughput counts."""
+    """The bound of prompts beside decodes; None where only throughput counts."""
     return Pace(policy.stretch, tile_tokens, policy.least_step_s) if math.isfinite(policy.stretch) else None

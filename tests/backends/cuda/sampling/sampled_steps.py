@@ -84,7 +84,7 @@ class SampledSteps:
         return list(step.result().rows)
 
     def _run_head(self, values: torch.Tensor) -> None:
-        """What the head's kernels leave: logits, the largest of each block, the largest of all."""
+        """Write what the head's kernels leave: logits, the largest of each block, the largest of all."""
         space, count = self.space, values.shape[0]
         space.logits[:count] = values
         for block, part in enumerate(values.split(LOGIT_BLOCK, dim=1)):

@@ -1,4 +1,4 @@
-"""What the sampling kernels read beside what Python writes, without a GPU: records, addresses, memory, flags."""
+"""The records, addresses, memory and flags that sampling kernels read are those that Python writes. Without a GPU."""
 
 from __future__ import annotations
 
