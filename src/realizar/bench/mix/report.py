@@ -88,7 +88,7 @@ def _notes(result: MixResult) -> list[str]:
     if every.num_shortened:
         notes.append(f"{every.num_shortened} prompts were shortened to the context of {result.server.context_tokens}")
     if every.num_cut:
-        notes.append(f"{every.num_cut} answers were still under way long after the end, so they were cut off")
+        notes.append(f"{every.num_cut} answers were under way long after the end, so they were cut off")
     if (state := result.state) is None:
         notes.append("the server shows no /metrics, so nobody knows what it still holds")
     else:
