@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from backends.cpu_runs import Runner, load_runner
+from cpu_runs import Runner, load_runner
 from fidelity.fidelity_rows import KEYS, TOP, Row, divergence, mean
 from realizar.batch import LogprobQuery
 from realizar.config import EngineConfig

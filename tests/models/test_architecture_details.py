@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_conversion import PERMUTED
-from models.handmade_checkpoint import (
+from handmade_checkpoint import (
     HEADS,
     HIDDEN,
     KV_HEADS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
+from handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.handmade_checkpoint import HIDDEN, KV_HEADS, LAYERS, config_checkpoint, gguf_checkpoint, stored
+from handmade_checkpoint import HIDDEN, KV_HEADS, LAYERS, config_checkpoint, gguf_checkpoint, stored
 from realizar.backends.program import (
     AttentionBlock,
     ExpertsBlock,

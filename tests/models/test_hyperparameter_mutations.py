@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.handmade_checkpoint import CONFIG, GGUF_METADATA, config_checkpoint, gguf_checkpoint
+from handmade_checkpoint import CONFIG, GGUF_METADATA, config_checkpoint, gguf_checkpoint
 from realizar.errors import RealizarError
 from realizar.models import registry
 from realizar.models.spec import ModelSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.handmade_checkpoint import CONFIG, FOLDER, GGUF_METADATA, GGUF_PATH, config_checkpoint, gguf_checkpoint
+from handmade_checkpoint import CONFIG, FOLDER, GGUF_METADATA, GGUF_PATH, config_checkpoint, gguf_checkpoint
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.models.registry import build_spec
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.handmade_checkpoint import config_checkpoint
+from handmade_checkpoint import config_checkpoint
 from realizar.models.registry import build_spec
 from realizar.models.spec import Rope
 

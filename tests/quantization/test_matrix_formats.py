@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.handmade_checkpoint import config_checkpoint, gguf_checkpoint
+from handmade_checkpoint import config_checkpoint, gguf_checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import build_spec
 from realizar.quantization import matrix_format

@@ -11,7 +11,7 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
-from server.server_thread import CONTEXT, RunningServer, ServerThread
+from server_thread import CONTEXT, RunningServer, ServerThread
 from waits import HANG_S
 
 

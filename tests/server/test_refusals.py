@@ -13,7 +13,7 @@ import pytest
 
 from realizar.server.settings import ServerSettings
 from server.http.http_door import Door, at_the_door
-from server.server_thread import RunningServer, exchange
+from server_thread import RunningServer, exchange
 
 MODEL = "org/smollm2"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

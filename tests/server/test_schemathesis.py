@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is absent")
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402

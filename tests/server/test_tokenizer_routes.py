@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 
 TEXTS = ["Hello, world", "Grüße 🙂", " <|im_start|> x", "日本語", "a" * 20_000]
 

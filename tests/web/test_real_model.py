@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
-from server.server_thread import CONTEXT, ServerThread
+from server_thread import CONTEXT, ServerThread
 from waits import HANG_S
 
 

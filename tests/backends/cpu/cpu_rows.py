@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from realizar.backends.base import ForwardInput
 from realizar.batch import LogprobQuery, RowOutput
 from realizar.outputs import TokenLogprobs

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.runner import CPUBackend

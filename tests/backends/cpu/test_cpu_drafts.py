@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backends.cpu.cpu_rows import Part, plain_decode, run_step
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.batch import LogprobQuery
 from realizar.config import EngineConfig

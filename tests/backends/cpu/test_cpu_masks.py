@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.cpu.cpu_rows import Part, forward_input, mask_of, plain_decode, run_step
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.config import EngineConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from architectures import ROWS_THAT_RUN, Form, build_case, check_logits
-from backends.cpu_runs import load_runner
+from cpu_runs import load_runner
 from realizar.config import EngineConfig
 
 pytest.importorskip("torch", reason="parity is against transformers, which needs torch")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.cpu_runs import Runner, skip_unless_supported
+from cpu_runs import Runner, skip_unless_supported
 from random_models import Recipe, random_model, random_tokens
 from realizar.config import EngineConfig
 from reference_model import ReferenceModel

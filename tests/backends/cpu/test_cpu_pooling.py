@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.cpu.cpu_rows import Part, plain_decode, run_step
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.config import EngineConfig
 from realizar.outputs import RowError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.cpu_runs import Runner, skip_unless_supported
+from cpu_runs import Runner, skip_unless_supported
 from random_models import Recipe, random_model, random_tokens
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model
 from realizar.backends.cpu.kv import memory as kv_memory
 from realizar.backends.cpu.kv.memory import KVMemory

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model
 from realizar.backends.cpu import load
 from realizar.backends.program import Program, build_program

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backends.cpu.cpu_rows import Part, mask_of, run_step
-from backends.cpu_runs import Runner
+from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.sampling import logit_reader

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from backends.backend_runs import BackendRunner
+from backend_runs import BackendRunner
 from realizar.backends.cuda.device import interpreter_device, open_device
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.checkpoint.checkpoint import Checkpoint

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 from numpy.typing import NDArray  # noqa: E402
 
-from backends.backend_runs import Request  # noqa: E402
+from backend_runs import Request  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402

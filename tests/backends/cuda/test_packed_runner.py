@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if torch.cuda.is_available():
     pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
 
-from backends.backend_runs import Request  # noqa: E402
+from backend_runs import Request  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402

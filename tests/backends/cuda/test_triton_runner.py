@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from backends.cpu_runs import Runner
 from backends.cuda.cuda_runs import GPURunner
+from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.base import ForwardInput
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery

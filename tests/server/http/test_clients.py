@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 
 MODEL = "org/smollm2"
 QUESTIONS = [

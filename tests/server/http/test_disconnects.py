@@ -14,7 +14,7 @@ import pytest
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 from waits import HANG_S
 
 MODEL = "org/smollm2"

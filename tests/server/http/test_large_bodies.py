@@ -14,7 +14,7 @@ from realizar.server.http.body import read_body
 from realizar.server.http.request_memory import RequestMemory
 from realizar.server.settings import ServerSettings
 from server.http.http_door import Door, at_the_door
-from server.server_thread import RunningServer, exchange
+from server_thread import RunningServer, exchange
 
 
 def test_a_client_that_writes_first_reads_its_refusal(server: RunningServer) -> None:

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 
 MODEL = "org/smollm2"
 PROMPT = "The capital of France is"

@@ -10,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 
 MODEL = "org/smollm2"
 

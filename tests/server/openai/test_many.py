@@ -6,7 +6,7 @@ import asyncio
 
 import openai
 
-from server.server_thread import RunningServer
+from server_thread import RunningServer
 
 MODEL = "org/smollm2"
 SUBJECTS = ["fox", "sea", "moon", "king", "tree", "clock", "river", "bread"]

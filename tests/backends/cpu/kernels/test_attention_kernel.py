@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from backends.cpu.kernels.kernel_calls import call, poisoned
 from backends.cpu.kernels.kv_blocks import KVBlocks
 from backends.cpu.kernels.record_checks import WIDTH, check_records, poisoned_records, rows_of
-from backends.cpu_runs import skip_unless_supported
+from cpu_runs import skip_unless_supported
 from realizar.backends.cpu.instruction_set import index_of, select
 from realizar.backends.cpu.kernels.attention import (
     ATTEND,

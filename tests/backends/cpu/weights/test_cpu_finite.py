@@ -77,8 +77,8 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_a_safetensors_folder(tmp_path: Path, dtype: str, name: str) -> None:
-    from models.handmade_checkpoint import CONFIG as MODEL
-    from models.handmade_checkpoint import config_checkpoint
+    from handmade_checkpoint import CONFIG as MODEL
+    from handmade_checkpoint import config_checkpoint
 
     size = GGMLType[dtype].type_size
     header: dict[str, object] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu_runs import load_runner
+from cpu_runs import load_runner
 from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint

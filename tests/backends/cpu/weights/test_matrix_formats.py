@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.cpu_runs import Runner
 from backends.grouped_format import HIDDEN, VOCABULARY, WIDTH, write_config, write_grouped_model
+from cpu_runs import Runner
 from realizar.backends.cpu.plan import plan_memory
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig

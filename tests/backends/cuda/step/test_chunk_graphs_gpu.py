@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from backends.backend_runs import Request  # noqa: E402
+from backend_runs import Request  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
-from backends.cpu_runs import Runner  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from cpu_runs import Runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cpu.inspection import step_values as on_cpu  # noqa: E402
 from realizar.backends.cuda.inspection import step_values as on_gpu  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.backend_runs import BackendRunner
+from backend_runs import BackendRunner
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, index_of, supported
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.checkpoint.checkpoint import Checkpoint
