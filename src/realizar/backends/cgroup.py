@@ -1,7 +1,7 @@
 """Limits that Linux control groups put on this process, as containers and service managers set them. Version 1 and 2.
 
 A group's limit holds for all groups below it, so the least one from this process's group up to the root counts. Inside
-of a container the root is often the container's own group, whatever path the process is told: both are looked at.
+of a container the root is often the container's own group, whatever path the process is given: both are looked at.
 """
 
 from __future__ import annotations

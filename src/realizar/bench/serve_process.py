@@ -43,7 +43,7 @@ def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
 
     Raises:
         HubError: the program is not there.
-        CapacityError: it ends or does not answer in time; tells its last words.
+        CapacityError: it ends or does not answer in time; the message has its last words.
     """
     if not program.is_file():
         raise HubError(f"llama-server was not found: {program}")
@@ -60,7 +60,7 @@ def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
     """Runs `realizar serve` while the block lasts; gives its address.
 
     Raises:
-        CapacityError: it ends or does not answer in time; tells its last words.
+        CapacityError: it ends or does not answer in time; the message has its last words.
     """
     options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
     if size.threads is not None:

@@ -209,7 +209,7 @@ class EngineChild(asyncio.Protocol):
             await asyncio.sleep(interval_s)
 
     def _is_stopped(self) -> bool:
-        """True if a signal has stopped the process (a debugger's stop does not count). Only Linux tells."""
+        """True if a signal has stopped the process (a debugger's stop does not count). Only Linux reports it."""
         if self._process is None:
             return False
         try:

@@ -77,7 +77,7 @@ class ServerHandle:
         """Start a grammar's process; returns its pid, which stays valid until `reap`, and the channel to it.
 
         Raises:
-            ServerError: no process can be forked, or the server has died; `alive` tells which.
+            ServerError: no process can be forked, or the server has died; `alive` says which.
         """
         ours, theirs = _pair()
         channel: Channel[FromWorker] = Channel(ours, FromWorker)
