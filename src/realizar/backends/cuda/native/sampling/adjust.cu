@@ -18,7 +18,8 @@ INLINE float penalised(const Row& row, float before, u32 word, int id, const int
   return bounded(value - (row.frequency * count + (count ? row.presence : 0.0)), before);
 }
 
-// End ids and biases of a tile, each read by one thread; `part` is every 256th logit of the tile from a thread's own on.
+// End ids and biases of a tile, each read by one thread; `part` is every 256th logit of the tile from a thread's own
+// on.
 INLINE void adjust_listed(const Row& row, bool forbids_ends, int first, int size, float* part, float* values) {
   for (int i = 0; i < TILE / 256; i++) values[i * 256 + threadIdx.x] = part[i];
   __syncthreads();
