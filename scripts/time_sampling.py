@@ -137,10 +137,10 @@ def main() -> None:
     given = parser.parse_args()
     kinds = list(KINDS) if given.kinds == "all" else given.kinds.split(",")
     card = open_device()
-    kernels = SamplingKernels(card.torch_device, dependent=card.has_dependent_launch)
     print("| logits' spread | vocabulary | rows | kind | device us | host us |\n|---|---|---|---|---|---|")
     for spread in given.spread:
         for vocab in map(int, given.vocab.split(",")):
+            kernels = SamplingKernels(card.torch_device, vocab, dependent=card.has_dependent_launch)
             for rows in map(int, given.rows.split(",")):
                 maker = NativeChoiceMaker(make_space(rows, vocab, spread), CONTEXT, kernels)
                 for kind in kinds:

@@ -67,7 +67,9 @@ class StepFinisher:
 
     def _select(self, tokens: Sequence[int]) -> None:
         arrays = self._space.arrays
-        arrays["selected"][: len(tokens)].copy_(torch.tensor(tokens, dtype=torch.int32))
+        selected = arrays["selected"][: len(tokens)]
+        # from pinned memory, or the host would wait for the step that is on its way
+        selected.copy_(torch.tensor(tokens, dtype=torch.int32, pin_memory=selected.is_cuda), non_blocking=True)
         arrays["selected_rows"].fill_(-1)
 
     def _pool_rows(self, step: CUDAStep, errors: dict[int, RowError]) -> dict[int, torch.Tensor]:

@@ -182,7 +182,7 @@ def _make_sampler(
     rows, vocab, context = config.max_running, spec.vocab_size, config.context_length
     if device.has_cuda_kernels:
         try:
-            kernels = SamplingKernels(device.torch_device, dependent=device.has_dependent_launch)
+            kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
         except KernelError as error:
             _LOG.warning("%s; torch samples instead, and slowly", error)
         else:

@@ -55,7 +55,7 @@ class SampledSteps:
         self.maker: StepSampler
         if at_once is None:
             profile = open_device()
-            kernels = SamplingKernels(profile.torch_device, dependent=profile.has_dependent_launch)
+            kernels = SamplingKernels(profile.torch_device, vocab, dependent=profile.has_dependent_launch)
             self.maker = NativeChoiceMaker(self.space, CONTEXT, kernels)
         else:
             scratch = at_once * SCRATCH_BYTES_PER_ID * vocab

@@ -147,3 +147,23 @@ def test_the_end_of_an_output_with_drafts() -> None:
     grammar = SamplingParams(min_tokens=9, stop_token_ids=(3,), structured=StructuredOutput("regex", "a"))
     rows.open(opened_row(0, grammar, [1]), lambda *_: None)
     assert rows.take_in(0, [3]) == ([3], True)
+
+
+def test_adjusted_logits_that_do_not_fit_leave_no_address_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that ends between the buffers costs that step; later ones find all of them."""
+    space = space_of(4, 12, 5000)
+    buffers = NativeBuffers(space, NativeRows(4, 5000, 64, CPU))
+    zeros, calls = torch.zeros, []
+
+    def zeros_once_short(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        return zeros(*arguments, **options)
+
+    monkeypatch.setattr(torch, "zeros", zeros_once_short)
+    with pytest.raises(torch.OutOfMemoryError):
+        buffers.need_adjusted()
+    buffers.need_adjusted()
+    addresses = buffers.tables.numpy()[: 8 * 6].view(np.uint64)
+    assert all(addresses[3:6])

@@ -13,6 +13,7 @@ from realizar.extras import how_to_install
 
 _LOG = logging.getLogger(__name__)
 
+_modules: dict[tuple[int, bytes], Any] = {}
 _functions: dict[tuple[int, str, bytes], Any] = {}
 _ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 
@@ -45,10 +46,13 @@ def _function(cubin: bytes, name: str) -> Any:
     """
     driver = _driver()
     context = int(_check(driver.cuCtxGetCurrent(), "finding the context"))
-    key = context, name, hashlib.sha256(cubin).digest()
+    digest = hashlib.sha256(cubin).digest()
+    key = context, name, digest
     if key not in _functions:
-        module = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
-        _functions[key] = _check(driver.cuModuleGetFunction(module, name.encode()), f"finding kernel {name}")
+        if (context, digest) not in _modules:
+            _modules[context, digest] = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
+        function = driver.cuModuleGetFunction(_modules[context, digest], name.encode())
+        _functions[key] = _check(function, f"finding kernel {name}")
     return _functions[key]
 
 

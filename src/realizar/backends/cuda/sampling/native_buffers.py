@@ -56,12 +56,17 @@ class NativeBuffers:
         self._write_tables()
 
     def need_adjusted(self) -> None:
-        """Make room for the adjusted logits of a step."""
+        """Make room for the adjusted logits of a step: all of it, or none where memory does not suffice.
+
+        Raises:
+            torch.OutOfMemoryError: it does not.
+        """
         if not self._adjusted.numel():
-            count = self._space.logits.shape[0]
-            self._adjusted = torch.empty_like(self._space.logits)
-            self._adjusted_tops = torch.zeros((count, self.tiles), device=self._device)
-            self._adjusted_ids = torch.zeros((count, self.tiles), dtype=torch.int32, device=self._device)
+            shape = self._space.logits.shape[0], self.tiles
+            adjusted = torch.empty_like(self._space.logits)
+            tops = torch.zeros(shape, device=self._device)
+            ids = torch.zeros(shape, dtype=torch.int32, device=self._device)
+            self._adjusted, self._adjusted_tops, self._adjusted_ids = adjusted, tops, ids
             self._write_tables()
 
     def masks(self, count: int) -> torch.Tensor:

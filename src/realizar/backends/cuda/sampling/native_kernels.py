@@ -6,7 +6,7 @@ import torch
 
 from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
-from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source
+from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, TILE, sampling_source
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
 
 _ALL = -1  # places of drafts
@@ -16,13 +16,14 @@ class SamplingKernels:
     """Starts kernels on torch's current stream.
 
     Args:
+        vocab_size: ids of a choice.
         dependent: each may start while the one before it ends.
 
     Raises:
         KernelError: they don't compile, or the device refuses them.
     """
 
-    def __init__(self, device: torch.device, *, dependent: bool) -> None:
+    def __init__(self, device: torch.device, vocab_size: int, *, dependent: bool) -> None:
         self._device, self._dependent = device, dependent
         cubin = compile_source(sampling_source(), architecture(torch.cuda.get_device_capability(device)))
         names = (
@@ -30,8 +31,8 @@ class SamplingKernels:
             "survey_ids", "settle_rows", "extend_repetitions",
         )  # fmt: skip
         shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
+        shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
         self._kernels = {name: Kernel(cubin, name, size) for name, size in shared.items()}
-        self._cubin = cubin
 
     def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
         """Write adjusted logits of the choices that need them; `repetitions` if DRY acts on any."""
@@ -54,8 +55,6 @@ class SamplingKernels:
     def pick(self, buffers: NativeBuffers, count: int, place: int | None, *, drafted: bool) -> None:
         """Choose. Rows take their choices in unless `settle` follows, as it must if `drafted`."""
         at = _ALL if place is None else place
-        if "pick_ids" not in self._kernels:
-            self._kernels["pick_ids"] = Kernel(self._cubin, "pick_ids", 8 * buffers.tiles)
         self._run("pick_ids", (count, 1), 256, buffers.tables, buffers.choices, at, int(drafted))
 
     def settle(self, buffers: NativeBuffers, rows: int, most: int) -> None:

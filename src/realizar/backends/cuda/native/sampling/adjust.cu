@@ -170,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(256) find_tops(const Tables* tables
 // Count a new row's tokens: bit 31 for those of the prompt. Grid: blocks of 256 tokens.
 extern "C" __global__ void __launch_bounds__(256) count_history(
     u32* counts, const int* tokens, int prompt, int size, int vocab) {
+  begin();
   const int at = blockIdx.x * 256 + threadIdx.x;
   if (at >= size || tokens[at] < 0 || tokens[at] >= vocab) return;
   if (at < prompt) atomicOr(counts + tokens[at], 0x80000000u);
