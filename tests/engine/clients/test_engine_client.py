@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
 from number_text import NumberText, spelled
 from realizar.config import EngineConfig
-from realizar.engine.clients.engine_client import EngineClient
+from realizar.engine.clients.engine_client import EngineClient, RequestStream
 from realizar.engine.clients.interrupts import interrupts_deferred
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError, RealizarError, RequestFailedError
 from realizar.sampling_params import SamplingParams
@@ -196,6 +197,55 @@ def test_text_that_fails_costs_only_its_own_request() -> None:
     with pytest.raises(RequestFailedError, match="could not be turned into text"):
         bad.result()
     assert good.result().outputs[0].text == spelled(expected_tokens([1], (None,), GREEDY, 8))
+
+
+class FailingText(NumberText):
+    """Text that fails at its first tokens where the request has this seed."""
+
+    SEED = 7
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        super().__init__(sampling)
+        self._fails = sampling.seed == self.SEED
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        if self._fails:
+            raise ValueError("no such number")
+        return super().add(token_ids)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8])
+@pytest.mark.parametrize("n", [1, 2])
+def test_text_that_fails_when_it_is_taken_costs_only_its_own_request(n: int, max_tokens: int) -> None:
+    """The text of all choices fails in one step, in which they end or not, beside a stream that drives the steps."""
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig(max_step_tokens=1000))
+    client = EngineClient(core, FailingText)
+    sampling = SamplingParams(max_tokens=max_tokens, n=n, seed=FailingText.SEED)
+    bad = client.submit([1, 2], sampling)
+    good = client.submit([1], replace(GREEDY, max_tokens=max_tokens))
+    other_bad = client.submit([1, 2, 3], sampling)
+    wanted = spelled(expected_tokens([1], (None,), GREEDY, max_tokens))
+    assert good.result().outputs[0].text == wanted
+    for stream in (bad, other_bad):
+        with pytest.raises(RequestFailedError, match="could not be turned into text"):
+            list(stream)
+    assert core.counts.running == 0
+    assert client.submit([1], replace(GREEDY, max_tokens=max_tokens)).result().outputs[0].text == wanted
+
+
+def test_closing_reaches_every_stream_though_a_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig(max_step_tokens=1000))
+    client = EngineClient(core, FailingText)
+    sampling = SamplingParams(max_tokens=8, n=2, seed=FailingText.SEED)
+    streams = [client.submit([1, 2], sampling), client.submit([1], GREEDY)]
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestStream, "take_noted", lambda self: None)  # the step's deltas are not taken yet
+        for _ in range(3):
+            client._step()
+    client.close()
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="closed"):
+            list(stream)
 
 
 @pytest.fixture

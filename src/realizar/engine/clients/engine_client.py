@@ -94,11 +94,11 @@ class RequestStream:
 
     def take_noted(self) -> None:
         """Take the deltas of the step that brought them. The client calls this once it has the step's."""
-        for choice in self._noted:
+        noted, self._noted = self._noted, []  # a text that fails ends this stream meanwhile
+        for choice in noted:
             delta = choice.take_delta()
             if delta is not None:
                 self._deltas.append(delta)
-        self._noted.clear()
 
     def end(self, output: RequestOutput | None, error: RealizarError | None = None) -> None:
         """End the stream. The client calls this."""
@@ -214,7 +214,7 @@ class EngineClient:
             return
         if outputs:
             self._processor.take_in(self._columns.columns(outputs))
-            for stream in self._streams.values():
+            for stream in list(self._streams.values()):  # one whose text fails is forgotten meanwhile
                 stream.take_noted()
 
     def choice_ended(self, choice: GrowingChoice) -> None:
@@ -234,7 +234,8 @@ class EngineClient:
 
     def text_failed(self, request_id: str) -> None:
         """See `OutputListener`."""
-        self.request_failed(request_id, RequestFailedError("the tokens could not be turned into text"))
+        if request_id in self._streams:  # a second choice may fail while the first one's failure ends the stream
+            self.request_failed(request_id, RequestFailedError("the tokens could not be turned into text"))
 
     def _abort_in_core(self, request_id: str, choice: int | None = None) -> None:
         self._core.abort(request_id, choice)
@@ -246,7 +247,7 @@ class EngineClient:
         self._processor.discard(stream.request_id)
 
     def _fail(self, error: EngineDeadError) -> None:
-        for stream in self._streams.values():
-            stream.end(None, error)
-        self._streams.clear()
+        streams, self._streams = self._streams, {}
         self._processor.discard_all()
+        for stream in streams.values():
+            stream.end(None, error)
