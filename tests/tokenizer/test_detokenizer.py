@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realizar.sampling_params import SamplingParams
+from realizar.engine.clients.growing_choice import GrowingChoice
+from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.tokenizer.detokenizer import Detokenizer
 from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.tokenizer import TokenBytes, Tokenizer
@@ -137,3 +138,20 @@ def test_held_text_comes_out_at_a_stop_token() -> None:
     assert checker.add((ord("a"),)) + checker.add((ord("b"),)) == ""
     assert checker.add((256,)) == "ab"
     assert checker.finish() == ""
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_a_stop_token_that_ends_a_grammar_before_min_tokens_has_no_text(stop: tuple[str, ...]) -> None:
+    """Under a grammar the engine ends a choice at its first stop token, so no text follows from `min_tokens`."""
+    sampling = SamplingParams(
+        stop=stop, stop_token_ids=(ord("}"),), min_tokens=5, structured=StructuredOutput("regex", "[{][}]")
+    )
+    choice = GrowingChoice("a", 0, StopChecker(ByteTokens(), sampling), pytest.fail, None)
+    for byte in b"{}":
+        if choice.may_stop:
+            assert not choice.stops_at(byte)
+        else:
+            choice.token_ids.append(byte)
+    assert choice.end("stop", ord("}"))
+    completion = choice.completion(with_logprobs=False)
+    assert (completion.text, completion.token_ids, completion.stop_reason) == ("{", tuple(b"{}"), ord("}"))

@@ -15,12 +15,13 @@ class StopChecker:
 
     A possible beginning of a stop string is held back until it is certain. The first complete stop string counts, so
     the result does not depend on how the text is cut into tokens. Neither the stop string nor a stop token is part of
-    the text. The text of the first `min_tokens` tokens is not searched. Control tokens that mark tool calls or
+    the text. The text of the first `min_tokens` tokens is not searched, and a stop token among them is text, unless the
+    output has a grammar: then it ends the output, as it does in the engine. Control tokens that mark tool calls or
     reasoning are text.
 
     Args:
         tokenizer: the model's tokenizer.
-        sampling: `stop`, `stop_token_ids`, `ignore_eos` and `min_tokens` are used.
+        sampling: `stop`, `stop_token_ids`, `ignore_eos`, `min_tokens` and the presence of `structured` are used.
         eos_ids: the model's end-of-generation ids.
     """
 
@@ -29,6 +30,7 @@ class StopChecker:
         self._stop = sampling.stop
         self._stop_ids = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_ids)
         self._min_tokens = sampling.min_tokens
+        self._min_before_id = sampling.min_tokens if sampling.structured is None else 0
         self._num_tokens = 0
         self._held = ""
         self.stop_string: str | None = None
@@ -57,12 +59,11 @@ class StopChecker:
         if self.finish_reason is not None:
             return ""
         self._num_tokens += 1
-        searched = self._num_tokens > self._min_tokens
-        if searched and token_id in self._stop_ids:
+        if self._num_tokens > self._min_before_id and token_id in self._stop_ids:
             self.stop_token_id = token_id
             return self._rest()
         text = self._detokenizer.add((token_id,))
-        return self._search(text) if searched and self._stop else text
+        return self._search(text) if self._stop and self._num_tokens > self._min_tokens else text
 
     def finish(self) -> str:
         """The text that is still held back when the answer ends without a stop."""
