@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -30,7 +31,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import RequestFailure, StepDeltas
 from resolving import new_core
-from scripted_backend import ScriptedBackend, make_spec
+from scripted_backend import ScriptedBackend, expected_tokens, make_spec
 from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -134,17 +135,49 @@ def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
     assert failed.failures == (RequestFailure(failed.starts[0].number, error),)
 
 
-def test_a_request_whose_results_could_not_be_sent_ends_in_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_whose_results_could_not_be_sent_ends_in_the_engine() -> None:
+    """The engine's next answer is that the other request runs alone."""
     core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
-    aborted: list[str] = []
-    monkeypatch.setattr(core, "abort", lambda name, choice=None: aborted.append(name))
-    loop = EngineLoop(lambda event: None)
-    deltas = loop._columns.columns([TokenOutput(name, 1, (1,), 0.0, 0.0) for name in ("a", "b")])
-    loop.abort_unsent(deltas.starts[1].number)
-    loop.abort_unsent(deltas.starts[1].number)  # the second finds it ended
-    loop.post(Shutdown())
+    answers: list[StatsAnswer] = []
+
+    def report(event: Event) -> None:
+        if isinstance(event, StatsAnswer):
+            answers.append(event)
+        elif isinstance(event, Outputs) and event.deltas.starts:
+            number = next(start.number for start in event.deltas.starts if start.request_id == "b")
+            loop.abort_unsent(number)
+            loop.abort_unsent(number)  # the second finds it ended
+            loop.post(AskStats(0))
+            loop.post(Shutdown())
+
+    loop = EngineLoop(report)
+    for name in ("a", "b"):
+        loop.post(Add(Request(name, (1, 2), GREEDY, 50)))
     loop.run(lambda: core)
-    assert aborted == ["b"]
+    assert [answer.stats.num_running for answer in answers] == [1]
+
+
+def test_a_choice_that_ended_in_the_step_that_could_not_be_sent_ends_its_request() -> None:
+    sampling = SamplingParams(seed=5, n=2)
+    first, second = (expected_tokens([1, 2], (None,), sampling, 50, choice) for choice in range(2))
+    stop = next(token for token in first if token not in second)
+    core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
+    answers: list[StatsAnswer] = []
+
+    def report(event: Event) -> None:
+        if isinstance(event, StatsAnswer):
+            answers.append(event)
+        elif isinstance(event, Outputs) and event.deltas.ends and not answers:
+            (end,) = event.deltas.ends
+            assert end.stop_token_id == stop
+            loop.abort_unsent(end.number)
+            loop.post(AskStats(0))
+            loop.post(Shutdown())
+
+    loop = EngineLoop(report)
+    loop.post(Add(Request("a", (1, 2), replace(sampling, stop_token_ids=(stop,)), 50)))
+    loop.run(lambda: core)
+    assert [(answer.stats.num_running, answer.stats.num_used_blocks) for answer in answers] == [(0, 0)]
 
 
 def test_the_prompt_of_a_request_that_fails_is_counted_and_forgotten() -> None:

@@ -16,6 +16,7 @@ class DeltaColumns:
     def __init__(self) -> None:
         self._next = itertools.count()
         self._numbers: dict[str, dict[int, int]] = {}  # by request id and choice
+        self._ended: dict[int, str] = {}  # request ids of the choices that the last step ended
 
     def columns(self, outputs: Iterable[TokenOutput]) -> StepDeltas:
         """The columns of a step's outputs, in their order."""
@@ -28,6 +29,7 @@ class DeltaColumns:
         ends: list[ChoiceEnd] = []
         failures: list[RequestFailure] = []
         produced_s = 0.0
+        self._ended.clear()
         for output in outputs:
             produced_s = output.produced_s
             choices = self._numbers.get(output.request_id)
@@ -49,6 +51,7 @@ class DeltaColumns:
                 prompt_logprobs.append(ChoiceLogprobs(number, output.prompt_logprobs))
             if output.finish_reason is not None:
                 self.forget(output.request_id, output.choice)
+                self._ended[number] = output.request_id
                 ends.append(ChoiceEnd(number, output.finish_reason, output.stop_token_id, output.pooled))
         return StepDeltas(
             produced_s=produced_s,
@@ -73,7 +76,12 @@ class DeltaColumns:
             del self._numbers[request_id]
 
     def request_of(self, number: int) -> str | None:
-        """The id of the open request that has a choice of this number. This looks through all of them."""
+        """The id of the request that a choice is of, if the choice is open or the last step ended it.
+
+        This looks through all open requests.
+        """
+        if number in self._ended:
+            return self._ended[number]
         return next((name for name, choices in self._numbers.items() if number in choices.values()), None)
 
     def _start(self, output: TokenOutput, starts: list[ChoiceStart]) -> int:

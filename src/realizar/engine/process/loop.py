@@ -47,14 +47,7 @@ class _Compiled:
     error: RealizarError | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Unsent:
-    """A choice whose deltas could not be sent, by its number."""
-
-    number: int
-
-
-_Command: TypeAlias = Command | _Compiled | _Unsent
+_Command: TypeAlias = Command | _Compiled
 
 
 class EngineLoop:
@@ -75,6 +68,7 @@ class EngineLoop:
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
         self._columns = DeltaColumns()
+        self._unsent: list[str] = []  # requests with a choice of the last step that could not be sent
         self._compiling: dict[
             str, tuple[Add, Callable[[], None]]
         ] = {}  # with the function that cancels the compilation, by id
@@ -86,8 +80,13 @@ class EngineLoop:
             self._news.notify()
 
     def abort_unsent(self, number: int) -> None:
-        """End the request of a choice whose deltas could not be sent, unless it has ended. Any thread may call this."""
-        self.post(_Unsent(number))
+        """End the request of a choice whose deltas of this step can't be sent, by its number.
+
+        `report` may call this while it has the step's deltas; the request ends when it returns.
+        """
+        request_id = self._columns.request_of(number)
+        if request_id is not None:
+            self._unsent.append(request_id)
 
     @property
     def step_age_s(self) -> float:
@@ -149,6 +148,9 @@ class EngineLoop:
             deltas = self._columns.columns(outputs)
             self._count(deltas)
             self._report(Outputs(deltas))
+            unsent, self._unsent = self._unsent, []
+            for request_id in unsent:
+                self._abort(core, request_id)
 
     def _count(self, deltas: StepDeltas) -> None:
         """Count a step's tokens, and the prompts of requests of which nothing came before."""
@@ -187,10 +189,6 @@ class EngineLoop:
             self._add(core, command)
         elif isinstance(command, Abort):
             self._abort(core, command.request_id, command.choice)
-        elif isinstance(command, _Unsent):
-            request_id = self._columns.request_of(command.number)
-            if request_id is not None:
-                self._abort(core, request_id)
         elif isinstance(command, AskStats):
             self._report(StatsAnswer(command.ticket, self._stats(core)))
         elif isinstance(command, AskAudit):
