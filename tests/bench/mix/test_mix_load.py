@@ -84,8 +84,9 @@ def test_every_kind_is_tried_and_counted(api: ScriptedApi) -> None:
     assert figures["all"]["output_tokens"] == choices * TOKENS
     assert len(api.requests) == 120 + 16, "and one request of each kind before"
     assert result.server.context_tokens == 4096, "as /v1/models says"
-    gaps = figures["kinds"]["temperature-top-p"]["multiples"]["num_gaps"]
-    assert gaps <= figures["kinds"]["temperature-top-p"]["num_requests"] * (TOKENS - 1)
+    kind = figures["kinds"]["temperature-top-p"]
+    gaps = 0 if kind["multiples"] is None else kind["multiples"]["num_gaps"]  # a busy client reads deltas at once
+    assert gaps <= kind["num_requests"] * (TOKENS - 1)
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning", "tool_calls"])

@@ -13,6 +13,7 @@ from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
+from waits import HANG_S
 
 SETTINGS = ServerSettings(log_requests=False)
 
@@ -64,6 +65,6 @@ def at_the_door(
 ) -> None:
     async def run() -> None:
         async with Door(settings, **engine) as door:
-            await asyncio.wait_for(main(door), 120)
+            await asyncio.wait_for(main(door), HANG_S)
 
     asyncio.run(run())
