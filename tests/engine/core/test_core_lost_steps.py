@@ -24,6 +24,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec
+from waits import HANG_S
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(1, 30))
@@ -167,7 +168,7 @@ def test_a_stream_of_the_server_hears_of_it() -> None:
         engine = AsyncEngine(ThreadLink(lambda _progress: make_core(backend, 1)), NumberText)
         await engine.start()
         try:
-            await asyncio.wait_for(engine.wait_ready(), 60)
+            await asyncio.wait_for(engine.wait_ready(), HANG_S)
             with pytest.raises(RequestFailedError, match="a kernel failed"):
                 await (await engine.generate([1, 2], sampling)).result()
             assert engine.state == "ready"

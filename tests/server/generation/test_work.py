@@ -14,7 +14,7 @@ from waits import HANG_S
 
 
 def with_pool(main: Callable[[WorkPool], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(WorkPool()), 120))
+    asyncio.run(asyncio.wait_for(main(WorkPool()), HANG_S))
 
 
 class Held:

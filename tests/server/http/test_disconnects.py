@@ -140,7 +140,7 @@ def test_a_client_that_takes_nothing() -> None:
             "headers": [(b"content-type", b"application/json")],
             "query_string": b"",
         }
-        await asyncio.wait_for(app(cast("Any", scope), cast("Any", receive), cast("Any", send)), 60)
+        await asyncio.wait_for(app(cast("Any", scope), cast("Any", receive), cast("Any", send)), HANG_S)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
