@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.backends import philox
 from realizar.backends.cuda.sampling.dry import suffix_matches, table_places
+from realizar.backends.cuda.sampling.positions import up_to_end
 from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
@@ -122,14 +123,9 @@ class NativeRows:
             The choices up to one that ends the output, and True if there is one. A grammar may end it before
             `min_tokens`.
         """
-        sampling, standing = self._samplings[row], []
-        for token_id in token_ids:
-            standing.append(token_id)
-            self.outputs[row] += 1
-            late = self.outputs[row] > sampling.min_tokens or sampling.structured is not None
-            if late and token_id in sampling.stop_token_ids:
-                return standing, True
-        return standing, False
+        standing, ended = up_to_end(token_ids, self._samplings[row], int(self.outputs[row]))
+        self.outputs[row] += len(standing)
+        return standing, ended
 
     def without_ends(self, row: int, mask: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """A grammar's mask, uint32 [words], less the ids that end the output, unless it allows nothing else."""

@@ -18,7 +18,7 @@ from realizar.backends import philox
 from realizar.backends.cuda.sampling import truncation
 from realizar.backends.cuda.sampling.dry import DryTable, table_places
 from realizar.backends.cuda.sampling.penalties import PenaltyTable, add_bias
-from realizar.backends.cuda.sampling.positions import Positions
+from realizar.backends.cuda.sampling.positions import Positions, up_to_end
 from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
@@ -205,15 +205,12 @@ class DeviceSampler:
             The choices up to one that ends the output, and True if there is one. A grammar may end it before
             `min_tokens`.
         """
-        state, standing = self._rows[row], []
-        for token_id in token_ids:
-            standing.append(token_id)
-            state.num_output_tokens += 1
+        state = self._rows[row]
+        standing, ended = up_to_end(token_ids, state.sampling, state.num_output_tokens)
+        state.num_output_tokens += len(standing)
+        for token_id in standing:
             self._dry.accept(row, token_id)
-            late = state.num_output_tokens > state.sampling.min_tokens or state.sampling.structured is not None
-            if late and token_id in state.sampling.stop_token_ids:
-                return standing, True
-        return standing, False
+        return standing, ended
 
     def _choose(
         self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],
