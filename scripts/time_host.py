@@ -4,6 +4,7 @@ No GPU is needed: each step is answered at once, with the same token for every r
 thread that drives the engine, the median over the steps of all rows, since other programs come and go.
 
     python scripts/time_host.py 1 16 64 256
+    python scripts/time_host.py 64 --drafts 4
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence as ListOf
 
 import numpy as np
 import torch
@@ -20,6 +22,8 @@ from cuda_bench import random_checkpoint
 
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.sampling.ends import OutputEnds
+from realizar.backends.cuda.sampling.verify import NOT_REACHED
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
@@ -34,8 +38,28 @@ from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
+from realizar.scheduler.sequence import Sequence
 
 PROMPT, STEPS, TILE = 128, 128, 64
+RIGHT, WRONG = 7, 8  # a draft that is chosen, and the choice where it is not
+
+
+class Drafts:
+    """A drafter of as many drafts for each sequence as it has room for."""
+
+    awaits_results = True
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
+        return [(RIGHT,) * min(self._count, sequence.max_drafts) for sequence in sequences]
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        pass
+
+    def forget(self, sequence_id: int) -> None:
+        pass
 
 
 class AtOnce:
@@ -45,6 +69,7 @@ class AtOnce:
         self._config, self._sizes = config, step_sizes(spec, config, TILE)
         self._arrays = StepArrays(self._sizes, interpreter_device())
         self._pending: CUDAStep | None = None
+        self._ends = OutputEnds(spec.vocab_size)
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         raise NotImplementedError("it is made loaded")
@@ -80,30 +105,45 @@ class AtOnce:
         self._pending = CUDAStep(
             step,
             wanted,
-            lambda done: PendingResult(torch.full((done.wanted.num_choices, 1), 7), [], {}, {}, None),
-            lambda _row, token_ids: (list(token_ids), False),
+            _answer,
+            lambda numbers, choices: self._ends.up_to_end(numbers, choices, np.zeros(len(numbers), np.int64)),
             torch.device("cpu"),
         )
         return self._pending
 
 
+def _answer(step: CUDAStep) -> PendingResult:
+    """The same choice for each row; of a row's drafts the first half is right."""
+    wanted = step.wanted
+    if not wanted.num_drafts:
+        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), [], {}, {}, None)
+    right = (step.forward_input.columns.num_drafts[wanted.choosing] // 2)[:, None]
+    places = np.arange(1 + wanted.num_drafts)
+    made = np.where(places < right, RIGHT, np.where(places == right, WRONG, NOT_REACHED))
+    return PendingResult(torch.from_numpy(made.astype(np.int32)), [], {}, {}, None)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Times the host's share of a step of decodes; needs no GPU.")
     parser.add_argument("rows", type=int, nargs="*", default=[256], help="sequences that decode together (default 256)")
-    for rows in parser.parse_args().rows:
-        found = [step_s(rows, prefix_cache=prefix_cache) for prefix_cache in (False, True)]
+    parser.add_argument("--drafts", type=int, default=0, help="drafts of each, half of which are right (default 0)")
+    given = parser.parse_args()
+    for rows in given.rows:
+        found = [step_s(rows, given.drafts, prefix_cache=prefix_cache) for prefix_cache in (False, True)]
         plain, cached = (f"{1e3 * seconds:.3f}" for seconds in found)
         print(f"{rows} rows: {plain} ms of the host's a step, {cached} with the prefix cache", flush=True)
     return 0
 
 
-def step_s(rows: int, *, prefix_cache: bool) -> float:
+def step_s(rows: int, drafts: int, *, prefix_cache: bool) -> float:
     """Processor seconds of a step in which `rows` rows decode, with stop ids; the median of all such steps."""
     config = EngineConfig(
-        max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=prefix_cache
-    )
+        max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=prefix_cache,
+        speculative_tokens=drafts,
+    )  # fmt: skip
     spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
-    core = EngineCore(AtOnce(spec, resolved), spec, resolved, policy=Policy("prefill"))
+    drafter = Drafts(drafts) if drafts else None
+    core = EngineCore(AtOnce(spec, resolved), spec, resolved, policy=Policy("prefill"), drafter=drafter)
     rng, sampling = random.Random(rows), SamplingParams(temperature=0.0, stop_token_ids=(1, 2, 3))
     for row in range(rows):
         prompt = tuple(rng.randrange(spec.vocab_size) for _ in range(PROMPT))

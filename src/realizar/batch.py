@@ -292,7 +292,7 @@ class ScheduledBatch:
 
 @dataclass(slots=True)  # frozen it would take four times as long to make
 class RowOutput:
-    """One row's results, outside of the columns of `StepOutput`.
+    """One row's results by themselves.
 
     Attributes:
         row: its number.
@@ -315,9 +315,9 @@ class RowOutput:
 
     @property
     def has_more(self) -> bool:
-        """True if there is anything beside one choice."""
+        """True if there is anything beside choices."""
         wanted = self.logprobs or self.queried or self.pooled is not None
-        return bool(wanted) or self.error is not None or len(self.token_ids) > 1
+        return bool(wanted) or self.error is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,8 +326,9 @@ class StepOutput:
 
     Attributes:
         numbers: intp [rows], the number of each row.
-        choices: int32 [rows], the choice of each row that has one and nothing else; NO_CHOICE for any other.
-        others: by index, rows that have more than one choice, log-probabilities, a pooled state or an error.
+        choices: int32 [rows, 1 + drafts], the choices of each row, accepted drafts among them; as wide as the row with
+            the most drafts needs. NO_CHOICE follows a row's last choice, and stands for all of a row with an error.
+        others: by index, rows that have more than choices: log-probabilities, a pooled state or an error.
     """
 
     numbers: NDArray[np.intp]
@@ -339,18 +340,21 @@ class StepOutput:
         """The columns of single rows' results."""
         outputs = dict(enumerate(rows))
         numbers = np.array([row.row for row in outputs.values()], np.intp)
-        return cls.merged(numbers, np.full(len(outputs), NO_CHOICE, np.int32), outputs)
+        width = max((len(row.token_ids) for row in outputs.values()), default=0)
+        return cls.merged(numbers, np.full((len(outputs), max(width, 1)), NO_CHOICE, np.int32), outputs)
 
     @classmethod
     def merged(cls, numbers: NDArray[np.intp], choices: NDArray[np.int32], rows: Mapping[int, RowOutput]) -> StepOutput:
-        """Choices, and by their index rows that were made by themselves: a choice alone joins the column."""
-        others: dict[int, RowOutput] = {}
+        """Choices, to which those of rows that were made by themselves are added, by their index."""
         for index, row in rows.items():
-            if row.has_more:
-                others[index] = row
-            elif row.token_ids:
-                choices[index] = row.token_ids[0]
-        return cls(numbers, choices, others)
+            choices[index, : len(row.token_ids)] = row.token_ids
+        return cls(numbers, choices, {index: row for index, row in rows.items() if row.has_more})
+
+    @cached_property
+    def num_choices(self) -> NDArray[np.intp]:
+        """intp [rows], the number of choices of each row."""
+        counts: NDArray[np.intp] = np.count_nonzero(self.choices != NO_CHOICE, axis=1)
+        return counts
 
     @cached_property
     def rows(self) -> tuple[RowOutput, ...]:
@@ -362,5 +366,5 @@ class StepOutput:
         found = self.others.get(index)
         if found is not None:
             return found
-        choice = int(self.choices[index])
-        return RowOutput(int(self.numbers[index]), () if choice == NO_CHOICE else (choice,))
+        token_ids = self.choices[index, : self.num_choices[index]]
+        return RowOutput(int(self.numbers[index]), tuple(token_ids.tolist()))

@@ -70,9 +70,11 @@ def test_columns_and_rows_say_the_same() -> None:
 def test_results_as_columns_and_by_row() -> None:
     rows = (RowOutput(4, (9,)), RowOutput(2, ()), RowOutput(3, (1, 2)), RowOutput(0, (), pooled=np.ones(2, np.float32)))
     output = StepOutput.of(rows)
-    assert output.choices.tolist() == [9, -1, -1, -1]
-    assert sorted(output.others) == [2, 3]
+    assert output.choices.tolist() == [[9, -1], [-1, -1], [1, 2], [-1, -1]]
+    assert output.num_choices.tolist() == [1, 0, 2, 0]
+    assert sorted(output.others) == [3]
     assert output.rows == rows
+    assert StepOutput.of(rows[:2]).choices.tolist() == [[9], [-1]]
 
 
 def test_a_row_with_many_stop_ids_is_not_plain() -> None:
@@ -85,3 +87,21 @@ def test_a_row_with_many_stop_ids_is_not_plain() -> None:
     taken = table.take_in(np.array([0, 1]), np.array([5, 5], np.int32))
     assert taken.stopped.tolist() == [False, True]
     assert table.token_ids[:2, :3].tolist() == [[1, 2, 5]] * 2
+
+
+def test_choices_of_drafts_are_taken_in_up_to_the_end() -> None:
+    """Rows that go on, stop at a stop id that comes late enough, and are full; wrong drafts give fewer choices."""
+    table, ids = RowTable(4, 12), np.arange(3, dtype=np.int32)
+    for row in range(4):
+        stops = frozenset({9, -1}) if row else None
+        table.open(row, row, ids, most_tokens=5 if row == 3 else 12, least_tokens=4, stop_ids=stops)
+    table.num_pending[:] = 1
+    choices = np.array([[9, 9, 6], [5, -1, -1], [9, 9, 6], [5, 9, 6]], np.int32)
+    taken = table.take_in_several(np.array([2, 1, 3]), choices[[2, 1, 3]])
+    assert taken.counts is not None
+    assert taken.counts.tolist() == [2, 1, 2]
+    assert taken.stopped.tolist() == [True, False, True]
+    assert taken.full.tolist() == [False, False, True]
+    assert table.num_known.tolist() == [3, 4, 5, 5]
+    assert table.token_ids[1:, 3:6].tolist() == [[5, 0, 0], [9, 9, 0], [5, 9, 0]]
+    assert table.num_pending.tolist() == [1, 0, 0, 0]

@@ -59,13 +59,14 @@ class Drafting:
             for sequence, drafts in zip(going, self._drafter.propose(going), strict=True):
                 sequence.drafts = self._usable(sequence, drafts)
 
-    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """Drafts of a sequence came back with a step."""
-        self.num_drafts += num_drafts
-        self.num_accepted += num_accepted
+    def verified(self, sequences: Iterable[Sequence], num_drafts: ListOf[int], num_accepted: ListOf[int]) -> None:
+        """Drafts of sequences came back with a step, so many of each, and so many were right."""
+        self.num_drafts += sum(num_drafts)
+        self.num_accepted += sum(num_accepted)
         if self._drafter is not None:
             with self._faults():
-                self._drafter.verified(sequence, num_drafts, num_accepted)
+                for sequence, drafts, accepted in zip(sequences, num_drafts, num_accepted, strict=True):
+                    self._drafter.verified(sequence, drafts, accepted)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended."""

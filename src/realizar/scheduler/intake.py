@@ -1,10 +1,11 @@
-"""`Intake`: takes in the results of a step, those of plain decodes all at once and any other row by itself."""
+"""`Intake`: takes in the results of a step, those of plain rows all at once and any other row by itself."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from realizar.outputs import FinishReason, RowError, TokenOutput
 from realizar.scheduler.drafting import Drafting
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.results import plain_output, token_output
-from realizar.scheduler.row_table import RowTable
+from realizar.scheduler.row_table import RowTable, TakenIn
 from realizar.scheduler.sequence import Gain, Sequence
 
 _LOG = logging.getLogger(__name__)
@@ -24,15 +25,17 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """The choices of plain decodes that were appended to their rows. Rows are named by their index in the step.
+    """The choices of plain rows that were appended to them. Rows are named by their index in the step.
 
     Attributes:
         plain: bool [rows], true for these rows.
-        stopped, full: those that end with their choice, a stop id or the last that is wanted.
+        gained: of every row, the choices that it keeps if it is plain.
+        stopped, full: those that end with their last choice, a stop id or the last that is wanted.
         need_care: those that end, or have filled a block.
     """
 
     plain: NDArray[np.bool_]
+    gained: list[tuple[int, ...]]
     stopped: frozenset[int]
     full: frozenset[int]
     need_care: list[int]
@@ -67,8 +70,7 @@ class Intake:
         _check_rows(rows, output)
         is_open = self._table.sequence_ids[rows.numbers] == rows.sequence_ids
         owners = [self._open.in_rows[row] for row in rows.numbers.tolist()]
-        tokens = _single_choices(output)
-        choices = self._append(rows, tokens, is_open)
+        choices = self._append(rows, output, is_open, owners)
         by_themselves = (is_open & ~choices.plain).nonzero()[0].tolist()
         settled: dict[int, TokenOutput | None] = {}
         failed: dict[str, int] = {}  # index of the row with which a request failed
@@ -77,7 +79,6 @@ class Intake:
             if found is not None and found.error is not None:
                 failed[found.request_id] = index
         outputs: list[TokenOutput] = []
-        token_ids = tokens.tolist()
         for index in is_open.nonzero()[0].tolist():
             owner = owners[index]
             if index in settled:
@@ -87,31 +88,57 @@ class Intake:
             elif owner is not None and not (failed and failed.get(owner.request.request_id, index) < index):
                 result = output.others.get(index)
                 if result is None:
-                    outputs.append(plain_output(owner, token_ids[index], now_s))
-                elif (found := token_output(owner, Gain(result.token_ids), result, now_s)) is not None:
+                    outputs.append(plain_output(owner, choices.gained[index], now_s))
+                elif (found := token_output(owner, Gain(choices.gained[index]), result, now_s)) is not None:
                     outputs.append(found)
         return outputs
 
-    def _append(self, rows: StepRows, tokens: NDArray[np.int32], is_open: NDArray[np.bool_]) -> _Choices:
-        """Append the choices of plain decodes to their rows; `tokens` are int32 [rows]."""
-        table, numbers = self._table, rows.numbers
-        plain = is_open & table.is_plain[numbers] & (tokens != NO_CHOICE)
+    def _append(
+        self, rows: StepRows, output: StepOutput, is_open: NDArray[np.bool_], owners: ListOf[Sequence | None]
+    ) -> _Choices:
+        """Append the choices of plain rows to them."""
+        table, numbers, choices = self._table, rows.numbers, output.choices
+        plain = is_open & table.is_plain[numbers] & (choices[:, 0] != NO_CHOICE)
         if not rows.only_decodes:
-            plain &= rows.samples & (rows.num_drafts == 0)
+            plain &= rows.samples
+        if output.others:
+            plain &= ~_after_a_failure(output, is_open, owners)
         where = plain.nonzero()[0]
         if not len(where):
-            return _Choices(plain, frozenset(), frozenset(), [])
+            return _Choices(plain, [], frozenset(), frozenset(), [])
         those = numbers[where]
-        taken = table.take_in(those, tokens[where])
+        gained: list[tuple[int, ...]]
+        if choices.shape[1] == 1:
+            taken = table.take_in(those, choices[where, 0])
+            gained = [(token_id,) for token_id in choices[:, 0].tolist()]
+        else:
+            taken = table.take_in_several(those, choices[where])
+            gained = _first_of_each(choices, where, taken)
+        if not rows.only_decodes:
+            self._settle_drafts(rows, output, where, owners)
         need_care = taken.stopped | taken.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(those, table.num_known[those], table.num_computed[those])
         return _Choices(
             plain,
+            gained,
             stopped=frozenset(where[taken.stopped].tolist()),
             full=frozenset(where[taken.full].tolist()),
             need_care=where[need_care].tolist(),
         )
+
+    def _settle_drafts(
+        self, rows: StepRows, output: StepOutput, where: NDArray[np.intp], owners: ListOf[Sequence | None]
+    ) -> None:
+        """Count the drafts of some rows, by their index, as verified; those that were wrong are computed no more."""
+        drafted = where[rows.num_drafts[where] > 0]
+        if not len(drafted):
+            return
+        num_choices = output.num_choices[drafted]
+        computed = rows.num_computed_tokens[drafted] + num_choices
+        self._table.settle_drafts(rows.numbers[drafted], computed)
+        sequences = [owner for index in drafted.tolist() if (owner := owners[index]) is not None]
+        self._drafting.verified(sequences, rows.num_drafts[drafted].tolist(), (num_choices - 1).tolist())
 
     def _settle(
         self, index: int, rows: StepRows, output: StepOutput, choices: _Choices, now_s: float
@@ -125,7 +152,7 @@ class Intake:
             return self._fail(sequence.sequence_id, result.error)
         try:
             if choices.plain[index]:
-                gain = _gain(result, index in choices.stopped, index in choices.full)
+                gain = _gain(choices.gained[index], index in choices.stopped, index in choices.full)
                 self._register(sequence)
             else:
                 gain = self._gain_of_row(sequence, rows.row(index), result)
@@ -150,7 +177,7 @@ class Intake:
         sequence.num_pending -= 1
         if num_drafts:
             sequence.num_drafts = 0
-            self._drafting.verified(sequence, num_drafts, num_accepted)
+            self._drafting.verified([sequence], [num_drafts], [num_accepted])
             sequence.num_computed_tokens = scheduled.num_computed_tokens + len(token_ids)
         gain = sequence.take_in(token_ids)
         self._register(sequence)
@@ -162,15 +189,27 @@ class Intake:
             self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
 
 
-def _single_choices(output: StepOutput) -> NDArray[np.int32]:
-    """int32 [rows], the choice of each row that has one and no more, whatever else it has; else NO_CHOICE."""
-    if not output.others:
-        return output.choices
-    choices = output.choices.copy()
-    for index, row in output.others.items():
-        if len(row.token_ids) == 1 and row.error is None:
-            choices[index] = row.token_ids[0]
-    return choices
+def _after_a_failure(
+    output: StepOutput, is_open: NDArray[np.bool_], owners: ListOf[Sequence | None]
+) -> NDArray[np.bool_]:
+    """bool [rows]: rows of a request that fails with an earlier row, of which nothing is taken in."""
+    found = np.zeros(len(owners), np.bool_)
+    failed: dict[str, int] = {}
+    for index in sorted(index for index, row in output.others.items() if row.error is not None):
+        owner = owners[index]
+        if owner is not None and is_open[index]:
+            failed.setdefault(owner.request.request_id, index)
+    if failed:
+        for index, owner in enumerate(owners):
+            found[index] = owner is not None and failed.get(owner.request.request_id, index) < index
+    return found
+
+
+def _first_of_each(choices: NDArray[np.int32], where: NDArray[np.intp], taken: TakenIn) -> list[tuple[int, ...]]:
+    """The choices that rows keep, of which the rows `where` were taken in; none of any other row."""
+    counts = np.zeros(len(choices), np.intp)
+    counts[where] = 1 if taken.counts is None else taken.counts
+    return [tuple(token_ids[:count]) for token_ids, count in zip(choices.tolist(), counts.tolist(), strict=True)]
 
 
 def _check_rows(rows: StepRows, output: StepOutput) -> None:
@@ -180,7 +219,7 @@ def _check_rows(rows: StepRows, output: StepOutput) -> None:
         raise RuntimeError(f"the backend answered for row {answered} in place of row {row}")
 
 
-def _gain(result: RowOutput, stopped: bool, full: bool) -> Gain:
-    """The gain of a row whose choice was appended with all others."""
+def _gain(token_ids: tuple[int, ...], stopped: bool, full: bool) -> Gain:
+    """The gain of a row whose choices were appended with all others."""
     reason: FinishReason | None = "stop" if stopped else "length" if full else None
-    return Gain(result.token_ids, reason, result.token_ids[0] if stopped else None)
+    return Gain(token_ids, reason, token_ids[-1] if stopped else None)

@@ -27,10 +27,10 @@ def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float
     )
 
 
-def plain_output(sequence: Sequence, token_id: int, now_s: float) -> TokenOutput:
-    """The output of a step that gave a sequence one token and nothing else."""
+def plain_output(sequence: Sequence, token_ids: tuple[int, ...], now_s: float) -> TokenOutput:
+    """The output of a step that gave a sequence tokens and nothing else."""
     started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
-    output = TokenOutput(sequence.request.request_id, sequence.choice, (token_id,), started_s, now_s)
+    output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s)
     output.num_cached_tokens = sequence.num_cached_tokens
     return output
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import FROM_PREVIOUS_STEP, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, StepRows
 
 MOST_STOP_IDS = 16  # of a row that is compared with them beside the others; a row with more is taken in by itself
 _NOBODY = -1  # in place of the number of a sequence
@@ -27,12 +27,14 @@ class TakenIn:
     """The rows whose choices end with the tokens taken in. All are [rows].
 
     Attributes:
-        stopped: the choice is a stop id, and late enough to be one.
+        stopped: the last choice is a stop id, and late enough to be one.
         full: no further token is wanted.
+        counts: choices of each row that were appended; None where it is one of each.
     """
 
     stopped: NDArray[np.bool_]
     full: NDArray[np.bool_]
+    counts: NDArray[np.intp] | None = None
 
 
 class RowTable:
@@ -133,3 +135,29 @@ class RowTable:
         self.num_pending[rows] -= 1
         stopped = (self.stop_ids.take(rows, axis=0) == choices[:, None]).any(axis=1) & (known > self.least_tokens[rows])
         return TakenIn(stopped, known >= self.most_tokens[rows])
+
+    def take_in_several(self, rows: Rows, choices: NDArray[np.int32]) -> TakenIn:
+        """Append choices to each row up to the one that ends it.
+
+        Args:
+            choices: int32 [rows, 1 + drafts], at least one of each row, NO_CHOICE after its last.
+        """
+        places, each = self.num_known[rows], np.arange(choices.shape[1], dtype=np.int32)
+        chosen = choices != NO_CHOICE
+        known = places[:, None] + (each + np.int32(1))  # tokens with each choice
+        stops = (self.stop_ids[rows][:, None, :] == choices[:, :, None]).any(axis=2)
+        stops &= chosen & (known > self.least_tokens[rows][:, None])
+        full = chosen & (known >= self.most_tokens[rows][:, None])
+        ends = stops | full
+        counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, np.count_nonzero(chosen, axis=1))
+        index, place = (each < counts[:, None]).nonzero()
+        self.token_ids[rows[index], places[index] + place] = choices[index, place]
+        self.num_known[rows] = places + counts
+        self.num_pending[rows] -= 1
+        last = np.arange(len(rows)), counts - 1
+        return TakenIn(stops[last], full[last], counts)
+
+    def settle_drafts(self, rows: Rows, num_computed: NDArray[np.intp]) -> None:
+        """Drafts of these rows are in flight no more; so many tokens of each, intp [rows], stay computed."""
+        self.num_drafts[rows] = 0
+        self.num_computed[rows] = num_computed

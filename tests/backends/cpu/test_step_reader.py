@@ -76,5 +76,5 @@ def test_plain_rows_have_no_reader() -> None:
     samplers = {row: RowSampler(opened_row(row, KINDS[0], [1, 2, 3]), VOCAB) for row in range(3)}
     reader = StepReader(columns, samplers, {})
     reader.read(0, np.eye(3, VOCAB, 5, np.float32))
-    assert reader.choices.tolist() == [5, 6, 7]
+    assert reader.choices.tolist() == [[5], [6], [7]]
     assert not reader.readers

@@ -28,7 +28,7 @@ from realizar.backends.cpu.sampling.step_reader import StepReader
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import StepError
 from realizar.models.check_tensors import check_tensors
@@ -192,11 +192,9 @@ class CPUBackend:
             reader.read(first, self._logits(reader.tokens[first : first + MAX_SELECTED]))
         outputs = {index: self._output(each) for index, each in reader.readers.items()}
         output = StepOutput.merged(columns.numbers, reader.choices, outputs)
-        chosen = (output.choices != NO_CHOICE).nonzero()[0]
-        self._last.update(zip(columns.numbers[chosen].tolist(), output.choices[chosen].tolist(), strict=True))
-        for other in output.others.values():
-            if other.token_ids:
-                self._last[other.row] = other.token_ids[-1]
+        chosen = output.num_choices.nonzero()[0]
+        last = output.choices[chosen, output.num_choices[chosen] - 1]
+        self._last.update(zip(columns.numbers[chosen].tolist(), last.tolist(), strict=True))
         return output
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,9 +17,12 @@ from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
 from realizar.backends.cuda.sampling.verify import NOT_REACHED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
-from realizar.batch import NO_CHOICE, RowOutput, ScheduledRow, StepOutput
+from realizar.batch import NO_CHOICE, RowOutput, StepOutput
 from realizar.errors import CapacityError, RealizarError
 from realizar.outputs import RowError, TokenLogprobs
+
+TakeIn: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int32]], tuple[NDArray[np.intp], NDArray[np.bool_]]]
+"""Takes in the choices of rows with drafts; see `CUDAStep`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,9 @@ class CUDAStep:
 
     Args:
         finish: samples and starts the copies; called once.
-        take_in: called with the choices of a row with drafts; returns those up to its output's end, True if it ends.
+        take_in: called with the numbers of rows with drafts, intp [rows], and their choices, int32 [rows, 1 + drafts],
+            some below 0 from where none stands on; returns how many each keeps up to its output's end, intp [rows], and
+            whether that is reached, bool [rows].
         device: where the step runs.
     """
 
@@ -101,7 +107,7 @@ class CUDAStep:
         forward_input: ForwardInput,
         wanted: WantedTokens,
         finish: Callable[[CUDAStep], PendingResult],
-        take_in: Callable[[int, Sequence[int]], tuple[list[int], bool]],
+        take_in: TakeIn,
         device: torch.device,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
@@ -133,10 +139,9 @@ class CUDAStep:
         return self._output
 
     def _read(self, pending: PendingResult) -> StepOutput:
-        """The rows' outputs: columns of choices, and by themselves the rows that have more, or that failed."""
-        columns, made = self.forward_input.columns, pending.choices.numpy()
-        choices = np.full(len(columns), NO_CHOICE, np.int32)
-        choices[self.wanted.choosing] = made[:, 0]
+        """The step's columns, and by themselves the rows that have more than choices, or that failed."""
+        columns = self.forward_input.columns
+        choices, faults = self._standing(pending)
         found: dict[int, TokenLogprobs] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
@@ -144,45 +149,69 @@ class CUDAStep:
         if columns.only_decodes and not pending.errors:
             self._take_logprobs(found, choices, others)
         logprobs_of = self._by_rows(found)
-        apart = {*pending.errors, *pending.pooled, *logprobs_of}
-        if self.wanted.num_drafts or made[:, 0].min(initial=0) < 0:
-            alone = (columns.num_drafts > 0) | (columns.samples & (columns.num_tokens > 0) & (choices < 0))
-            apart.update(alone.nonzero()[0].tolist())
-            apart -= others.keys()
-        if apart:
-            chosen = dict(zip(self.wanted.choosing, made.tolist(), strict=True))
-            for index in sorted(apart):
-                others[index] = self._row_alone(index, pending, chosen.get(index, ()), logprobs_of)
+        for index in sorted({*pending.errors, *pending.pooled, *logprobs_of, *faults} - others.keys()):
+            others[index] = self._row_alone(index, pending, choices, faults, logprobs_of.get(index, ((), ())))
+            if others[index].error is not None:
                 choices[index] = NO_CHOICE
         return StepOutput(columns.numbers, choices, others)
+
+    def _standing(self, pending: PendingResult) -> tuple[NDArray[np.int32], dict[int, int]]:
+        """The choices that stand, int32 [rows, 1 + drafts], and by index the codes of rows that could not choose."""
+        columns, made = self.forward_input.columns, pending.choices.numpy()
+        if columns.only_decodes:
+            choices = made
+        else:
+            choices = np.full((len(columns), made.shape[1]), NO_CHOICE, np.int32)
+            choices[self.wanted.choosing] = made
+        if not self.wanted.num_drafts and made.min(initial=0) >= 0:
+            return choices, {}
+        chooses = columns.samples & (columns.num_tokens > 0)
+        counts, ended = (choices[:, 0] >= 0).astype(np.intp), np.zeros(len(columns), np.bool_)
+        drafted = chooses & (columns.num_drafts > 0)
+        drafted[list(pending.errors)] = False
+        if drafted.any():
+            counts[drafted], ended[drafted] = self._take_in(columns.numbers[drafted], choices[drafted])
+        width = choices.shape[1]
+        after = choices[np.arange(len(columns)), np.minimum(counts, width - 1)]
+        failed = chooses & ~ended & (counts < width) & (after < 0) & (after != NOT_REACHED)
+        counts[failed] = 0
+        choices[np.arange(width) >= counts[:, None]] = NO_CHOICE
+        return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
 
     def _take_logprobs(
         self, found: dict[int, TokenLogprobs], choices: NDArray[np.int32], others: dict[int, RowOutput]
     ) -> None:
-        """Write outputs of rows with a choice and its log-probability, which leave `found` and `choices`.
+        """Write outputs of rows with a choice and its log-probability, which leave `found`.
 
         In a step of decodes alone a row's index is also that of its choice. Rows whose numbers can't be used stay.
         """
-        numbers, made = self.forward_input.columns.numbers.tolist(), choices.tolist()
+        numbers, made = self.forward_input.columns.numbers.tolist(), choices[:, 0].tolist()
         for index, logprobs in list(found.items()):
             if made[index] >= 0 and not math.isnan(logprobs.logprob):
                 others[index] = RowOutput(numbers[index], (made[index],), (logprobs,))
-                choices[index] = NO_CHOICE
                 del found[index]
 
     def _row_alone(
-        self, index: int, pending: PendingResult, choices: Sequence[int],
-        logprobs_of: Mapping[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]],
+        self, index: int, pending: PendingResult, choices: NDArray[np.int32], faults: Mapping[int, int],
+        logprobs: tuple[Sequence[TokenLogprobs], Sequence[TokenLogprobs]],
     ) -> RowOutput:  # fmt: skip
         """One row's output. A row whose numbers can't be used gets an error, and the others are unharmed."""
-        row, error = self.forward_input.columns.row(index), pending.errors.get(index)
+        number, error = int(self.forward_input.columns.numbers[index]), pending.errors.get(index)
         if error is None:
             try:
-                of_choices, of_queries = logprobs_of.get(index, ((), ()))
-                return self._row_output(row, choices, of_choices, of_queries, pending.pooled.get(index))
+                if index in faults:
+                    raise self._fault(number, faults[index])
+                token_ids = tuple([token_id for token_id in choices[index].tolist() if token_id != NO_CHOICE])
+                return _row_output(number, token_ids, *logprobs, pending.pooled.get(index))
             except RealizarError as raised:
                 error = RowError.of(raised, "sampling")
-        return RowOutput(row.row, (), error=error)
+        return RowOutput(number, (), error=error)
+
+    def _fault(self, number: int, code: int) -> RealizarError:
+        """The error of a row whose choice is a code below 0."""
+        if code == NONE_ALLOWED:
+            return nothing_allowed(number in self.masks)
+        return RealizarError("no token can be sampled: the model gave a logit that is not finite")
 
     def _by_rows(
         self, found: Mapping[int, TokenLogprobs]
@@ -194,38 +223,18 @@ class CUDAStep:
             pair[index >= self.wanted.num_choices].append(found[index])
         return by_rows
 
-    def _row_output(
-        self, row: ScheduledRow, choices: Sequence[int], logprobs: Sequence[TokenLogprobs],
-        queried: Sequence[TokenLogprobs], vector: torch.Tensor | None,
-    ) -> RowOutput:  # fmt: skip
-        """One row's results, of which choices that were not reached are left out, and their log-probabilities.
 
-        Raises:
-            RealizarError: nothing could be chosen, or a number is not finite.
-        """
-        standing = self._standing(row, choices)
-        logprobs = logprobs[: len(standing)]
-        if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
-            raise RealizarError("the model's logits are not usable: their maximum is not finite")
-        pooled = None if vector is None else finite_vector(vector.numpy())
-        return RowOutput(row.row, tuple(standing), tuple(logprobs), tuple(queried), pooled)
+def _row_output(
+    number: int, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs], queried: Sequence[TokenLogprobs],
+    vector: torch.Tensor | None,
+) -> RowOutput:  # fmt: skip
+    """One row's results; log-probabilities of choices that do not stand are left out.
 
-    def _standing(self, row: ScheduledRow, choices: Sequence[int]) -> Sequence[int]:
-        """The choices of a row that stand: those that were reached, up to one that ends the output.
-
-        Raises:
-            RealizarError: one that would stand could not be made.
-        """
-        if choices and not row.num_drafts:
-            choices = choices[:1]
-            if choices[0] >= 0:
-                return choices
-        count = next((index for index, token_id in enumerate(choices) if token_id < 0), len(choices))
-        standing, ended = choices[:count], False
-        if row.num_drafts:
-            standing, ended = self._take_in(row.row, standing)
-        if ended or count == len(choices) or choices[count] == NOT_REACHED:
-            return standing
-        if choices[count] == NONE_ALLOWED:
-            raise nothing_allowed(row.row in self.masks)
-        raise RealizarError("no token can be sampled: the model gave a logit that is not finite")
+    Raises:
+        RealizarError: a number is not finite.
+    """
+    logprobs = logprobs[: len(token_ids)]
+    if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
+        raise RealizarError("the model's logits are not usable: their maximum is not finite")
+    pooled = None if vector is None else finite_vector(vector.numpy())
+    return RowOutput(number, token_ids, tuple(logprobs), tuple(queried), pooled)

@@ -142,11 +142,31 @@ def test_ends_leave_a_mask_unless_nothing_else_is_allowed() -> None:
 def test_the_end_of_an_output_with_drafts() -> None:
     rows = NativeRows(1, 100, 64, CPU)
     rows.open(opened_row(0, SamplingParams(min_tokens=2, stop_token_ids=(3,)), [1]), lambda *_: None)
-    assert rows.take_in(0, [4, 3]) == ([4, 3], False)
-    assert rows.take_in(0, [5, 3, 6]) == ([5, 3], True)
+    assert kept(rows, [4, 3]) == (2, False)
+    assert kept(rows, [5, 3, 6]) == (2, True)
     grammar = SamplingParams(min_tokens=9, stop_token_ids=(3,), structured=StructuredOutput("regex", "a"))
     rows.open(opened_row(0, grammar, [1]), lambda *_: None)
-    assert rows.take_in(0, [3]) == ([3], True)
+    assert kept(rows, [3, -2]) == (1, True)
+
+
+def kept(rows: NativeRows, choices: list[int]) -> tuple[int, bool]:
+    """How many choices row 0 keeps, and whether they end its output."""
+    counts, ended = rows.take_in(np.array([0]), np.array([choices], np.int32))
+    return int(counts[0]), bool(ended[0])
+
+
+def test_choices_are_compared_with_the_stop_ids_of_their_own_row() -> None:
+    """Ids that end another row, ids beyond the vocabulary, rows that are closed or opened again, codes of errors."""
+    rows = NativeRows(4, 100, 64, CPU)
+    for row, stops in enumerate(((3, 3, 2**40), (5, -1), (), (3,))):
+        rows.open(opened_row(row, SamplingParams(stop_token_ids=stops), [1]), lambda *_: None)
+    rows.close(3)
+    rows.open(opened_row(3, SamplingParams(stop_token_ids=(6,)), [1]), lambda *_: None)
+    choices = np.array([[5, 3, 6], [3, 6, -2], [3, 5, -1], [3, 5, 6]], np.int32)
+    counts, ended = rows.take_in(np.arange(4), choices)
+    assert counts.tolist() == [2, 2, 2, 3]
+    assert ended.tolist() == [True, False, False, True]
+    assert rows.outputs.tolist() == [2, 2, 2, 3]
 
 
 def test_adjusted_logits_that_do_not_fit_leave_no_address_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ class StepReader:
 
     Attributes:
         tokens: indices in the step of the tokens whose logits are wanted.
-        choices: int32 [rows], of the rows that take the largest logit.
+        choices: int32 [rows, 1 + drafts], of the rows that take the largest logit; room for those of all others.
         readers: of all other rows that want anything, by their index.
     """
 
@@ -35,7 +35,7 @@ class StepReader:
     ) -> None:
         self._columns, self._samplers, self._masks = columns, samplers, masks
         self._numbers: list[int] = columns.numbers.tolist()
-        self.choices = np.full(len(columns), NO_CHOICE, np.int32)
+        self.choices = np.full((len(columns), 1 + int(columns.num_drafts.max(initial=0))), NO_CHOICE, np.int32)
         self.readers: dict[int, LogitReader] = {}
         self.tokens: list[int] = []
         self._owners: list[int] = []  # index of the row that wants each of `tokens`
@@ -80,5 +80,5 @@ class StepReader:
             reader = self.readers[index] = self._new_reader(index, sampler)
             return reader
         sampler.accept(best)
-        self.choices[index] = best
+        self.choices[index, 0] = best
         return None

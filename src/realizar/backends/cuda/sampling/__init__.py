@@ -1,6 +1,7 @@
 """Sampling of all rows of a step at once, on the device. torch.
 
-There are two samplers, behind one interface: `step_sampler.py`.
+There are two samplers, behind one interface: `step_sampler.py`. Both cut the choices of rows with drafts at the ends of
+their outputs by `ends.py`.
 
 By CUDA kernels, on NVIDIA cards from Ampere on, as `native_choices.py`: `native_rows.py` keeps the rows' parameters
 where kernels read them, `native_buffers.py` the memory of a step's choices, `native_kernels.py` compiles and starts the

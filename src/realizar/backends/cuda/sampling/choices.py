@@ -39,8 +39,10 @@ class ChoiceMaker:
     def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
         return self._sampler.follows_grammar(numbers.tolist())
 
-    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        return self._sampler.take_in(row, token_ids)
+    def take_in(
+        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        return self._sampler.take_in(numbers, choices)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
         self.errors = {}

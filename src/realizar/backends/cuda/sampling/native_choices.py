@@ -53,8 +53,10 @@ class NativeChoiceMaker:
     def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
         return bool(self._rows.follow_grammars[numbers].any())
 
-    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        return self._rows.take_in(row, token_ids)
+    def take_in(
+        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        return self._rows.take_in(numbers, choices)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
         wanted, columns = step.wanted, step.forward_input.columns

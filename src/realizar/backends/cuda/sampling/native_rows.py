@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.backends import philox
 from realizar.backends.cuda.sampling.dry import suffix_matches, table_places
-from realizar.backends.cuda.sampling.positions import up_to_end
+from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
@@ -64,6 +64,7 @@ class NativeRows:
         self.logprobs = np.full(max_rows, -1, np.int64)
         self.follow_grammars = np.zeros(max_rows, np.bool_)
         self._samplings: dict[int, SamplingParams] = {}
+        self._ends = OutputEnds(vocab_size)
         self._held: dict[int, list[torch.Tensor]] = {}
 
     def open(self, opened: OpenedRow, count_history: CountHistory) -> None:
@@ -90,6 +91,7 @@ class NativeRows:
         if _has_dry(sampling):
             self._write_dry(record, opened, held)
         self._held[row], self._samplings[row] = held, sampling
+        self._ends.open(row, sampling)
         self.kinds[row] = kinds_of(sampling)
         self.outputs[row] = len(opened.history) - opened.num_prompt_tokens
         self.min_tokens[row] = sampling.min_tokens if record["num_ends"] else 0
@@ -103,6 +105,7 @@ class NativeRows:
         """Forget a row; what steps on their way read of its tables is freed after them, on their stream."""
         self._held.pop(row, None)
         self._samplings.pop(row, None)
+        self._ends.close(row)
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
         self.follow_grammars[row] = False
 
@@ -116,16 +119,13 @@ class NativeRows:
         """True if any open row asks for log-probabilities of its choices."""
         return bool((self.logprobs >= 0).any())
 
-    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Count the choices of a row with drafts once the host has read them.
-
-        Returns:
-            The choices up to one that ends the output, and True if there is one. A grammar may end it before
-            `min_tokens`.
-        """
-        standing, ended = up_to_end(token_ids, self._samplings[row], int(self.outputs[row]))
-        self.outputs[row] += len(standing)
-        return standing, ended
+    def take_in(
+        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Count the choices of rows with drafts once the host has read them; see `StepSampler`."""
+        counts, ended = self._ends.up_to_end(numbers, choices, self.outputs[numbers])
+        self.outputs[numbers] += counts
+        return counts, ended
 
     def without_ends(self, row: int, mask: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """A grammar's mask, uint32 [words], less the ids that end the output, unless it allows nothing else."""

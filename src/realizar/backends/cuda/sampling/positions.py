@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from realizar.sampling_params import SamplingParams
-
 
 @dataclass(frozen=True, slots=True)
 class Positions:
@@ -61,18 +59,3 @@ class Positions:
         counts = torch.tensor([self.places[index] for index in indices], device=device)[:, None]
         before = (torch.arange(ids.shape[1], device=device) < counts) & (ids >= 0) & (ids < vocab_size)
         return torch.where(before, ids, 0), before
-
-
-def up_to_end(token_ids: Sequence[int], sampling: SamplingParams, num_output_tokens: int) -> tuple[list[int], bool]:
-    """The choices of a row up to one that ends its output, and True if there is one.
-
-    A grammar may end the output before `min_tokens`.
-
-    Args:
-        num_output_tokens: of the row before these choices.
-    """
-    least = 0 if sampling.structured is not None else sampling.min_tokens
-    for index, token_id in enumerate(token_ids):
-        if num_output_tokens + index + 1 > least and token_id in sampling.stop_token_ids:
-            return list(token_ids[: index + 1]), True
-    return list(token_ids), False

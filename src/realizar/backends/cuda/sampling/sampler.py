@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from realizar.backends import philox
 from realizar.backends.cuda.sampling import truncation
 from realizar.backends.cuda.sampling.dry import DryTable, table_places
+from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.backends.cuda.sampling.penalties import PenaltyTable, add_bias
-from realizar.backends.cuda.sampling.positions import Positions, up_to_end
+from realizar.backends.cuda.sampling.positions import Positions
 from realizar.batch import OpenedRow
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
@@ -79,6 +80,7 @@ class DeviceSampler:
         self.rows_at_once = max(1, scratch_bytes // (SCRATCH_BYTES_PER_ID * vocab_size))
         self._vocab_size, self._device = vocab_size, device
         self._rows: dict[int, RowState] = {}
+        self._ends = OutputEnds(vocab_size)
         self._logprob_rows: set[int] = set()
         self._penalties = PenaltyTable(max_rows, vocab_size, device)
         self._dry = DryTable(vocab_size, context_length, device)
@@ -101,6 +103,7 @@ class DeviceSampler:
         self._rows[row] = RowState(sampling, seed, opened.choice, num_output_tokens, ends)
         if sampling.logprobs is not None:
             self._logprob_rows.add(row)
+        self._ends.open(row, sampling)
         self._penalties.open(opened)
         self._dry.open(opened)
         if sampling.mirostat:
@@ -108,6 +111,7 @@ class DeviceSampler:
 
     def close(self, row: int) -> None:
         self._rows.pop(row, None)
+        self._ends.close(row)
         self._logprob_rows.discard(row)
         self._penalties.close(row)
         self._dry.close(row)
@@ -198,19 +202,18 @@ class DeviceSampler:
         self._mirostat_mu[table_rows] = 0.0
         self._mirostat_mu.index_put_((table_rows,), after, accumulate=True)  # one number a row is not 0
 
-    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Take in the choices of a row with drafts once the host has read them.
-
-        Returns:
-            The choices up to one that ends the output, and True if there is one. A grammar may end it before
-            `min_tokens`.
-        """
-        state = self._rows[row]
-        standing, ended = up_to_end(token_ids, state.sampling, state.num_output_tokens)
-        state.num_output_tokens += len(standing)
-        for token_id in standing:
-            self._dry.accept(row, token_id)
-        return standing, ended
+    def take_in(
+        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Take in the choices of rows with drafts once the host has read them; see `StepSampler`."""
+        rows = numbers.tolist()
+        outputs = np.array([self._rows[row].num_output_tokens for row in rows], np.int64)
+        counts, ended = self._ends.up_to_end(numbers, choices, outputs)
+        for row, token_ids, count in zip(rows, choices.tolist(), counts.tolist(), strict=True):
+            self._rows[row].num_output_tokens += count
+            for token_id in token_ids[:count]:
+                self._dry.accept(row, token_id)
+        return counts, ended
 
     def _choose(
         self, logits: torch.Tensor, positions: Positions, masks: Mapping[int, NDArray[np.uint32]],

@@ -40,11 +40,17 @@ class StepSampler(Protocol):
     def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
         """True if any of these rows follows a grammar, whose masks come after the step has started."""
 
-    def take_in(self, row: int, token_ids: Sequence[int]) -> tuple[list[int], bool]:
-        """Take in the choices of a row with drafts once the host has read them.
+    def take_in(
+        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Take in the choices of rows with drafts once the host has read them.
+
+        Args:
+            numbers: intp [rows]. choices: int32 [rows, 1 + drafts], below 0 from where none stands on.
 
         Returns:
-            The choices up to one that ends the output, and True if there is one.
+            How many each row keeps up to one that ends its output, intp [rows], and true where there is one,
+            bool [rows]. A grammar may end it before `min_tokens`.
         """
 
     def make(self, step: CUDAStep) -> torch.Tensor:
