@@ -7,7 +7,7 @@ the tokens that follow or raises. `expected_tokens` says the same without blocks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,7 @@ class ScriptedStep:
     def __init__(self, backend: ScriptedBackend, rows: Sequence[tuple[ScheduledRow, list[int]]]) -> None:
         self._backend, self._rows = backend, rows
         self._masks: dict[int, NDArray[np.bool_]] = {}
+        self._held: frozenset[int] = frozenset()
         self._output: StepOutput | None = None
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
@@ -122,6 +123,10 @@ class ScriptedStep:
             require(self._output is None, "masks come after the choices")
             bits = np.unpackbits(np.atleast_2d(mask).view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
             self._masks[row] = bits.astype(bool)
+
+    def hold(self, rows: Collection[int]) -> None:
+        require(self._output is None, "rows are held after the choices")
+        self._held = frozenset(rows)
 
     def result(self) -> StepOutput:
         if self._output is None:
@@ -132,8 +137,9 @@ class ScriptedStep:
         open_row = self._backend.rows[row.row]
         queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
         pooled = None if row.pooling is None else pooled_of(open_row.states or states, row.pooling)
-        if not row.sample:
+        if not row.sample or row.row in self._held:
             return RowOutput(row.row, (), queried=queried, pooled=pooled)
+        require(row.row in self._masks or open_row.sampling.structured is None, "a choice within no mask")
         stops = open_row.sampling.stop_token_ids
         chosen: list[int] = []
         for state, draft in zip(states[-row.num_drafts - 1 :], (*row.draft_ids, None), strict=True):

@@ -226,6 +226,12 @@ class StepRows:
             pooling=self.pooling.get(index),
         )
 
+    def without_choices(self, numbers: Collection[int]) -> StepRows:
+        """The same tokens with no choice of some rows; what else is wanted of them stays."""
+        kept = ~np.isin(self.numbers, list(numbers))
+        num_drafts = np.where(kept, self.num_drafts, np.int32(0))
+        return replace(self, samples=self.samples & kept, num_drafts=num_drafts, only_decodes=False)
+
     def without_results(self, numbers: Collection[int]) -> StepRows:
         """The same tokens with no result wanted of some rows, which can't give one."""
         kept = ~np.isin(self.numbers, list(numbers))
@@ -290,14 +296,18 @@ class ScheduledBatch:
         return replace(self, columns=self.columns.without_results(numbers))
 
 
+NO_STEP = ScheduledBatch(StepRows.of(()))
+"""A step without rows, which is never submitted."""
+
+
 @dataclass(slots=True)  # frozen it would take four times as long to make
 class RowOutput:
     """One row's results by themselves.
 
     Attributes:
         row: its number.
-        token_ids: choices of this step: one, more with accepted drafts, none when not sampling. None follows one of
-            the row's `stop_token_ids`.
+        token_ids: choices of this step: one, more with accepted drafts, none when not sampling or held. None follows
+            one of the row's `stop_token_ids`.
         logprobs: per choice, where the row's sampling parameters ask for them: those of the model's own distribution,
             before bias, penalties and temperature.
         queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.

@@ -58,10 +58,14 @@ class Follower:
         self._matcher = FACTORY.compile(structured).start()
         self._rng = np.random.default_rng(seed)
 
+    def expected(self) -> Any:
+        """Its next mask, uint32 [1, words]."""
+        return FACTORY.masks([(self._matcher, ())])[0]
+
     def check(self, mask: Any) -> None:
         """Compare a mask, and choose one of its ids."""
         assert self.row.error is None
-        (expected,) = FACTORY.masks([(self._matcher, ())])
+        expected = self.expected()
         assert np.array_equal(mask, expected)
         if self._matcher.ended:
             return

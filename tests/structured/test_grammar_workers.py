@@ -7,20 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import wait
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.workers import masks as step_masks
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
-from realizar.structured.workers.masks import StepMasks
-from realizar.structured.workers.messages import Stepped
+from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.messages import Step
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 from structured.grammar_followers import (
@@ -37,6 +35,7 @@ from structured.grammar_followers import (
     wait_for,
 )
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
+from waits import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -113,68 +112,79 @@ def test_a_killed_process_costs_nothing(service: GrammarService) -> None:
         service.close_row(each.row)
 
 
-def test_stopped_processes_are_replaced_within_one_time(
+def test_stopped_processes_delay_nobody_and_are_replaced(
     service: GrammarService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many hang, a step waits for all of them once: those that answer count, the others are asked anew."""
+    """The masks of others come at once; when their time is over, all that hang are replaced together."""
     stopped = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,4{number}}}x")) for number in range(3)]
     other = Follower(service, DIGITS)
     step(service, *stopped, other)
     workers = [each.row.worker for each in stopped]
     beside = other.row.worker
-    times_s: list[float] = []
-    receive = GrammarWorker.receive_step
-
-    def receive_soon(self: GrammarWorker, timeout_s: float) -> Stepped:
-        if self in workers:
-            times_s.append(timeout_s)
-        return receive(self, 0.1 if self in workers else timeout_s)
-
-    places = [worker.fileno() for worker in workers if worker is not None]
-
-    def wait_for_others(waiting: Sequence[int], _timeout_s: float) -> Sequence[Any]:
-        """Wait as if the time ran out as soon as only the stopped workers are left."""
-        others = [each for each in waiting if each not in places]
-        return wait(others) if others else []
-
-    monkeypatch.setattr(GrammarWorker, "receive_step", receive_soon)
-    monkeypatch.setattr(step_masks, "wait", wait_for_others)
+    skipped_s = 0.0
+    monkeypatch.setattr(service._masks, "_clock", lambda: time.monotonic() + skipped_s)
     for worker in workers:
         assert worker is not None
         os.kill(worker.pid, signal.SIGSTOP)
-    step(service, *stopped, other)
-    assert len(times_s) == 3
-    assert sum(times_s) <= WorkerLimits().step_s
-    for each, worker in zip(stopped, workers, strict=True):
+    asked = service.ask([(each.row, ()) for each in (*stopped, other)])
+    while not asked[3].done:
+        service.wait(HANG_S)
+    assert [each.done for each in asked[:3]] == [False] * 3
+    other.check(service.read(asked[3]))
+    skipped_s = WorkerLimits().step_s
+    service.wait(0)
+    for worker in workers:
         assert worker is not None
-        assert each.row.worker is not worker
         assert not is_alive(worker.pid)
+    while not all(each.done for each in asked):
+        service.wait(HANG_S)
+    for each, masks, worker in zip(stopped, asked, workers, strict=False):
+        each.check(service.read(masks))
+        assert each.row.worker is not worker
+    for masks in asked:
+        service.drop(masks)
     assert other.row.worker is beside
     step(service, other, *stopped)
     for each in (*stopped, other):
         service.close_row(each.row)
 
 
-def test_a_step_waits_only_for_what_is_left_of_its_time(
-    service: GrammarService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each answer of another process leaves less for the rest."""
-    rows = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,5{number}}}x")) for number in range(3)]
-    now_s = 0.0
-    left_s: list[float] = []
+def test_a_row_is_asked_for_again_while_its_masks_are_due(service: GrammarService) -> None:
+    """What was dropped is computed, and nobody reads it; the places of masks are used again."""
+    row = Follower(service, LETTERS)
+    step(service, row)
+    num_places = service._masks._places.num_places
+    for drafts in ((TOKENS.index(b"a"),), (), (TOKENS.index(b"b"), TOKENS.index(b"c"))):
+        dropped = service.ask([(row.row, drafts)])
+        service.drop(dropped[0])
+        (asked,) = service.ask([(row.row, drafts)])
+        while not asked.done:
+            service.wait(HANG_S)
+        assert service.read(asked).shape[0] == len(drafts) + 1
+        assert np.array_equal(service.read(asked)[0], row.expected()[0])
+        service.drop(asked)
+    for _ in range(5):
+        step(service, row)
+    assert service._masks._places.num_places <= num_places + 12
+    service.close_row(row.row)
 
-    def wait_for_one(waiting: Sequence[int], timeout_s: float) -> Sequence[Any]:
-        nonlocal now_s
-        left_s.append(timeout_s)
-        now_s += 4.0
-        return wait(waiting[:1])
 
-    monkeypatch.setattr(step_masks, "monotonic", lambda: now_s)
-    monkeypatch.setattr(step_masks, "wait", wait_for_one)
-    step(service, *rows)
-    assert left_s == [10.0, 6.0, 2.0]
-    for each in rows:
-        service.close_row(each.row)
+def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: GrammarService) -> None:
+    """Also if its process ends meanwhile; others of the same grammar go on."""
+    leaving, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
+    step(service, leaving, staying)
+    assert leaving.row.worker is not None
+    os.kill(leaving.row.worker.pid, signal.SIGSTOP)
+    asked = service.ask([(leaving.row, ()), (staying.row, ())])
+    service.close_row(leaving.row)
+    service.drop(asked[0])
+    os.kill(leaving.row.worker.pid, signal.SIGKILL)
+    while not asked[1].done:
+        service.wait(HANG_S)
+    staying.check(service.read(asked[1]))
+    service.drop(asked[1])
+    step(service, staying)
+    service.close_row(staying.row)
 
 
 def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,15 +194,14 @@ def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monk
     bad, good = rows[1], [rows[0], *rows[2:]]
     for _ in range(3):
         step(service, *rows)
-    send = StepMasks._send
+    send = GrammarWorker.send_step
 
-    def deadly(self: StepMasks, grammar: FollowedGrammar, parts: Any, timeout_s: float) -> None:
-        if any(part.row is bad.row for part in parts):
-            assert grammar.worker is not None
-            os.kill(grammar.worker.pid, signal.SIGKILL)
-        send(self, grammar, parts, timeout_s)
+    def deadly(self: GrammarWorker, message: Step, timeout_s: float) -> None:
+        if any(row.key == bad.row.key for row in message.rows):
+            os.kill(self.pid, signal.SIGKILL)
+        send(self, message, timeout_s)
 
-    monkeypatch.setattr(StepMasks, "_send", deadly)
+    monkeypatch.setattr(GrammarWorker, "send_step", deadly)
     masks = service.masks([(each.row, ()) for each in rows])
     assert bad.row.error == "following it crashed (SIGKILL)"
     assert not masks[1].any()

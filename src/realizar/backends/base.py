@@ -7,7 +7,7 @@ of a row are those of `realizar.batch`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,6 +98,13 @@ class Step(Protocol):
 
         May come after launch and must come before `result`, and before the next `submit`. Rows are those whose
         sampling parameters name a grammar: a step without any may sample as soon as it has started.
+        """
+
+    def hold(self, rows: Collection[int]) -> None:
+        """Let rows that follow a grammar, and get no mask, go without a choice: their samplers stay as they are.
+
+        May come when `set_masks` may. The next step may compute the last token of such a row again, and choose after
+        it.
         """
 
     def result(self) -> StepOutput:

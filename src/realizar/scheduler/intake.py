@@ -172,7 +172,9 @@ class Intake:
         return Gain((), "length" if ended else None)
 
     def _gain_of_choices(self, sequence: Sequence, scheduled: ScheduledRow, token_ids: tuple[int, ...]) -> Gain:
-        """Choices of a step: drafts that were wrong are computed no more."""
+        """Choices of a step: drafts that were wrong are computed no more. A row that was held has none."""
+        if not token_ids:
+            return Gain(())
         num_drafts, num_accepted = scheduled.num_drafts, len(token_ids) - 1
         sequence.num_pending -= 1
         if num_drafts:

@@ -6,7 +6,7 @@ numbers for one sequence, so that nothing is held twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,14 @@ class RowTable:
         self.num_computed[rows] = computed + 1
         self.num_pending[rows] += 1
         return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids)
+
+    def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
+        """The step, in which some decodes, bool [rows], compute the last known token of their row."""
+        numbers, places = step.numbers[rows], step.starts[:-1][rows]
+        token_ids, computed = step.token_ids.copy(), step.num_computed_tokens.copy()
+        token_ids[places] = self.token_ids[numbers, self.num_known[numbers] - 1]
+        computed[rows] -= 1
+        return replace(step, token_ids=token_ids, num_computed_tokens=computed)
 
     def take_in(self, rows: Rows, choices: Column) -> TakenIn:
         """Append one choice to each row."""

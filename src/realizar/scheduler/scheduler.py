@@ -24,6 +24,7 @@ from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import EndTimes, SchedulerCounts
 from realizar.scheduler.drafting import Drafting
+from realizar.scheduler.holding import Holding
 from realizar.scheduler.intake import Intake
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
@@ -77,6 +78,7 @@ class Scheduler:
         self._end_times = EndTimes()
         self._drafting = drafting or Drafting(None, 0, 0)
         self._intake = Intake(self._open, self._table, cache, self._drafting, self._end, self.fail)
+        self._holding = Holding(self._open, self._table, cache)
         self._preemptions = self._queries = self._hits = 0
 
     @property
@@ -139,6 +141,11 @@ class Scheduler:
             return None
         self.abort(sequence.request.request_id)
         return failed_output(sequence, error, self._clock())
+
+    @property
+    def holding(self) -> Holding:
+        """Holds rows of a submitted step that can't choose in time."""
+        return self._holding
 
     def lose(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
         """End the requests of all steps in flight, which gave nothing; no cached block is found any more."""

@@ -6,11 +6,10 @@ A row whose grammar can't go on is in error and gives no mask. No token is gener
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from realizar.errors import RealizarError
@@ -23,8 +22,6 @@ from realizar.structured.vocabulary import GrammarVocabulary
 _LOG = logging.getLogger(__name__)
 
 # llguidance's bounds of time and memory: a grammar compiles within a second, and a mask takes tens of milliseconds.
-_MASK_THREADS = 4
-_PARALLEL_ROWS = 4  # computing fewer takes less time than waking threads
 _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
 
 
@@ -39,10 +36,6 @@ class GrammarMatcher:
         self._matcher, self._end_ids = matcher, end_ids
         self._ended = False
         self.error: str | None = None
-
-    @property
-    def llmatcher(self) -> LLMatcher:
-        return self._matcher
 
     @property
     def ended(self) -> bool:
@@ -60,6 +53,23 @@ class GrammarMatcher:
                 self._ended = True
             elif not self._matcher.consume_token(token_id):
                 self.error = _reason(self._matcher.get_error())
+
+    def fill(self, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
+        """Compute the mask after what was consumed, and after each draft: uint32 [drafts + 1, words], written.
+
+        Masks after a draft that is not allowed, or with which the grammar stops, are empty.
+        """
+        matcher, (address, size) = self._matcher, (out.ctypes.data, out.strides[0])
+        matcher.unsafe_compute_mask_ptr(address, size)
+        num_consumed = 0
+        for draft in drafts:
+            if matcher.is_stopped() or not matcher.try_consume_tokens([draft]):
+                break
+            num_consumed += 1
+            matcher.unsafe_compute_mask_ptr(address + num_consumed * size, size)
+        if num_consumed:
+            matcher.rollback(num_consumed)
+        out[num_consumed + 1 :] = 0
 
     def check(self) -> None:
         """Check whether the grammar is stuck; llguidance itself would then allow only the end."""
@@ -94,7 +104,6 @@ class GrammarFactory:
     def __init__(self, tokens: GrammarTokens) -> None:
         self._end_ids = frozenset(tokens.ends)
         self._vocabulary = GrammarVocabulary(tokens)
-        self._executor: LLExecutor | None = None
         self.num_words = tokens.num_words
         self._end_mask = np.zeros(self.num_words, np.uint32)
         for index in self._end_ids:
@@ -135,56 +144,31 @@ class GrammarFactory:
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
         return Grammar(matcher, self._end_ids)
 
-    def masks(
-        self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]], out: NDArray[np.uint32] | None = None
-    ) -> list[NDArray[np.uint32]]:
-        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row.
+    def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
+        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""
+        found = [np.empty((len(drafts) + 1, self.num_words), np.uint32) for _, drafts in rows]
+        for (row, drafts), out in zip(rows, found, strict=True):
+            self.fill(row, drafts, out)
+        return found
+
+    def fill(self, row: GrammarMatcher, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
+        """Compute the allowed ids of a row and of its drafts.
 
         Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
         row whose grammar is stuck gets an `error`, and its masks are empty.
 
         Args:
-            out: array for the masks: uint32 [all drafts and rows, words].
+            out: uint32 [drafts + 1, words], written.
         """
-        counts = [len(drafts) + 1 for _, drafts in rows]
-        starts = [sum(counts[:place]) for place in range(len(rows))]
-        masks = np.empty((sum(counts), self.num_words), np.uint32) if out is None else out
-        masks[:] = 0
-        plain, drafted = [], []
-        for (row, drafts), start in zip(rows, starts, strict=True):
-            if row.ended:
-                masks[start] = self._end_mask
-            elif row.error is None and drafts:
-                drafted.append((row.llmatcher, start, list(drafts)))
-            elif row.error is None:
-                plain.append((row.llmatcher, start))
-        self._compute(plain, drafted, masks)
-        found = [masks[start : start + count] for start, count in zip(starts, counts, strict=True)]
-        for (row, _), mask in zip(rows, found, strict=True):
-            row.check()
-            if row.error is not None:
-                mask[:] = 0
-            elif not mask[0].any():
-                row.error = "no token can follow"
-        return found
-
-    def _compute(
-        self,
-        plain: list[tuple[LLMatcher, int]],
-        drafted: list[tuple[LLMatcher, int, list[int]]],
-        masks: NDArray[np.uint32],
-    ) -> None:
-        where = masks.ctypes.data, self.num_words * 4, len(masks)
-        if len(plain) < _PARALLEL_ROWS and not drafted:
-            for matcher, place in plain:
-                matcher.unsafe_compute_mask_ptr(where[0] + place * where[1], where[1])
-            return
-        if self._executor is None:  # its threads would not survive a fork, so they start with the first mask
-            self._executor = LLExecutor(min(_MASK_THREADS, os.cpu_count() or 1))
-        if plain:
-            self._executor.unsafe_compute_mask_ptr(plain, *where)
-        if drafted:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
+        if row.ended:
+            out[0], out[1:] = self._end_mask, 0
+        elif row.error is None:
+            row.fill(drafts, out)
+        row.check()
+        if row.error is not None:
+            out[:] = 0
+        elif not out[0].any():
+            row.error = "no token can follow"
 
 
 def _reason(text: str) -> str:

@@ -102,6 +102,32 @@ def test_masks_that_come_too_late_are_refused(runner: Runner) -> None:
     runner.backend.close(0)
 
 
+def test_a_held_row_keeps_its_state(runner: Runner) -> None:
+    """It computes its last token again, and its sampler has seen nothing of the step in which it was held."""
+    sampling = SamplingParams(
+        temperature=1.0, seed=4, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.9, repetition_penalty=1.4,
+        dry_multiplier=4.0, dry_allowed_length=1, logprobs=2, structured=StructuredOutput("regex", "a"),
+    )  # fmt: skip
+    texts = []
+    for holds in (False, True):
+        runner.backend.open(opened_row(0, sampling, PROMPT))
+        tokens, computed, text = list(PROMPT), 0, []
+        for number in range(6):
+            if holds:
+                step = runner.backend.submit(forward_input(runner, [Part(0, tokens, computed)], 6))
+                step.hold([0])
+                (output,) = step.result().rows
+                assert (output.token_ids, output.logprobs) == ((), ())
+            mask = mask_of(range(number % 2, 90, 2), 90)
+            (output,) = run_step(runner, [Part(0, tokens, computed)], masks={0: mask})
+            computed += len(tokens)
+            tokens = list(output.token_ids)
+            text.append((output.token_ids, output.logprobs))
+        runner.backend.close(0)
+        texts.append(text)
+    assert texts[0] == texts[1]
+
+
 def decoded(steps_in_flight: int) -> dict[str, list[int]]:
     """Texts of rows with and without grammars, in an engine over the backend. Ids are ASCII from the space on."""
     spec, checkpoint = random_model(RECIPE)

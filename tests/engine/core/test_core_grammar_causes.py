@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from realizar.outputs import ErrorCause, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.followed import AskedMasks, FollowedRow
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
 
@@ -32,15 +31,14 @@ class Service(LastingService):
         super().__init__(GrammarTokens(TOKENS, (95,), (END,), VOCAB_SIZE))
         self.failure, self.num_steps = failure, 0
 
-    def masks(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[Any]:
-        found = super().masks(rows)
+    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
         self.num_steps += 1
         if self.num_steps == 2:
             if isinstance(self.failure, Exception):
                 raise self.failure
             for row, _ in rows:
                 row.error, row.cause = "it is over", self.failure
-        return found
+        return super().ask(rows)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,9 @@ class CPUStep:
         if self._output is not None:
             raise RuntimeError("masks came after the step's rows were sampled")
         self._masks.update(masks)
+
+    def hold(self, rows: Collection[int]) -> None:
+        self._input = replace(self._input, columns=self._input.columns.without_choices(rows))
 
     def result(self) -> StepOutput:
         if self._output is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -112,6 +112,7 @@ class CUDAStep:
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: dict[int, NDArray[np.uint32]] = {}
+        self.held: frozenset[int] = frozenset()
         self._finish, self._take_in, self._device = finish, take_in, device
         self._pending: PendingResult | None = None
         self._output: StepOutput | None = None
@@ -119,6 +120,13 @@ class CUDAStep:
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self.masks.update(masks)
+
+    def hold(self, rows: Collection[int]) -> None:
+        self.held = frozenset(rows)
+
+    def are_held(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        """True for each of these rows that makes no choice, as its masks are late."""
+        return np.isin(numbers, list(self.held)) if self.held else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:
         """Start sampling the step's rows, once, even if that fails. Another step may start only after this."""
@@ -163,10 +171,10 @@ class CUDAStep:
         else:
             choices = np.full((len(columns), made.shape[1]), NO_CHOICE, np.int32)
             choices[self.wanted.choosing] = made
-        if not self.wanted.num_drafts and made.min(initial=0) >= 0:
+        if not self.wanted.num_drafts and not self.held and made.min(initial=0) >= 0:
             return choices, {}
-        chooses = columns.samples & (columns.num_tokens > 0)
-        counts, ended = (choices[:, 0] >= 0).astype(np.intp), np.zeros(len(columns), np.bool_)
+        chooses = columns.samples & (columns.num_tokens > 0) & ~self.are_held(columns.numbers)
+        counts, ended = ((choices[:, 0] >= 0) & chooses).astype(np.intp), np.zeros(len(columns), np.bool_)
         drafted = chooses & (columns.num_drafts > 0)
         drafted[list(pending.errors)] = False
         if drafted.any():

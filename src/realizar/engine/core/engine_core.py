@@ -11,7 +11,7 @@ from contextlib import suppress
 from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import ScheduledBatch
+from realizar.batch import NO_STEP, ScheduledBatch
 from realizar.engine.core.forward import build_forward_input
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
@@ -261,7 +261,7 @@ class EngineCore:
 
     def _finish_oldest(self) -> None:
         """Wait for the oldest step in flight and take in its results."""
-        self._give_masks()
+        self._give_masks(NO_STEP)
         done, step = self._in_flight[0]
         output = step.result()
         self._in_flight.popleft()
@@ -306,16 +306,28 @@ class EngineCore:
         return batch.without_results(failed) if failed else batch
 
     def _submit(self, batch: ScheduledBatch) -> None:
-        self._give_masks()  # the backend samples the step before, at the latest now
+        batch = self._give_masks(batch)  # the backend samples the step before, at the latest now
         if not self._in_flight:
             self._grammars.start(batch.columns)  # else its rows' last choices are not known yet
         self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
         self._fail_unopened()
 
-    def _give_masks(self) -> None:
-        """Wait for the masks of the oldest step in flight, unless it has them."""
-        if self._in_flight:
-            self._stuck.update(self._grammars.give(self._in_flight[0][1]))
+    def _give_masks(self, following: ScheduledBatch) -> ScheduledBatch:
+        """Give the oldest step in flight its masks, unless it has them. Rows whose masks are late are held.
+
+        Args:
+            following: the step that is submitted next; without rows where there is none.
+
+        Returns:
+            The same step, in which rows that are held compute their last token again.
+        """
+        if not self._in_flight:
+            return following
+        batch, step = self._in_flight[0]
+        holding = self._scheduler.holding
+        given = self._grammars.give(step, holding.can_hold)
+        self._stuck.update(given.stuck)
+        return holding.hold(batch, given.held, following) if given.held else following
 
     def _fail_unopened(self) -> None:
         unopened, self._unopened = self._unopened, {}

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Step
 from realizar.batch import OpenedRow, StepOutput, StepRows
+from realizar.engine.core.patience import Patience
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.followed import AskedMasks, FollowedRow
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
 _STUCK = "the output can't go on within its grammar"
+_LONG_S = 60.0  # to be woken by the next mask, or by the end of its process
 
 
 @dataclass(frozen=True, slots=True)
-class _Masks:
-    """Masks of a step that are being computed: the rows, and the scheduler's numbers of their sequences."""
+class GivenMasks:
+    """What became of a step's masks.
 
-    rows: tuple[int, ...]
-    sequence_ids: tuple[int, ...]
-    future: Future[list[NDArray[np.uint32]]]
+    Attributes:
+        stuck: rows that can't go on: number of the sequence to its request's error. What they get from the step is to
+            be dropped.
+        held: numbers of rows that make no choice in the step: those that are stuck, and those whose masks are late.
+    """
+
+    stuck: dict[int, RowError] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
 
 
 class RowGrammars:
-    """Follows each row's grammar. One step's masks are computed at a time, on a thread of their own.
+    """Follows each row's grammar. The masks of its next choice are asked for as soon as the one before is known.
 
     Only `prepare` and `prepare_later` may be called from any thread.
 
@@ -49,8 +56,9 @@ class RowGrammars:
         self._refusal: str | None = None
         self._service_lock = threading.Lock()
         self._rows: dict[int, FollowedRow] = {}
-        self._thread: ThreadPoolExecutor | None = None
-        self._masks: _Masks | None = None
+        self._asked: dict[int, AskedMasks] = {}  # masks of the rows' next choices, by the row's number
+        self._step: StepRows | None = None  # whose masks are asked for, and not given
+        self._patience = Patience()
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary before the first grammar; if that fails, grammars are refused with the reason."""
@@ -111,71 +119,120 @@ class RowGrammars:
         followed = self._rows.pop(row, None)
         if followed is not None:
             self._made_service().close_row(followed)
+            self._forget_masks(row)
 
     def start(self, rows: StepRows) -> None:
-        """Begin to compute a step's masks; all earlier choices of its rows have been taken in."""
-        wanted = [rows.row(index) for index in self._followed(rows)]
-        if not wanted:
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "realizar-masks")
-        given = [(self._rows[each.row], each.draft_ids) for each in wanted]
-        future = self._thread.submit(self._made_service().masks, given)
-        self._masks = _Masks(tuple(each.row for each in wanted), tuple(each.sequence_id for each in wanted), future)
+        """Ask for a step's masks, those of rows apart that were asked for; all earlier choices have been taken in."""
+        self._step = rows if self._rows else None
+        new: list[tuple[int, tuple[int, ...]]] = []
+        for index, number in self._followed(rows):
+            drafts = rows.row(index).draft_ids if rows.num_drafts[index] else ()
+            asked = self._asked.get(number)
+            if asked is not None and asked.drafts[: len(drafts)] != drafts:
+                self._made_service().drop(self._asked.pop(number))
+                asked = None
+            if asked is None:
+                new.append((number, drafts))
+        if new:
+            try:
+                made = self._made_service().ask([(self._rows[number], drafts) for number, drafts in new])
+            except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
+                self._fail([number for number, _ in new], error)
+            else:
+                self._asked.update(zip((number for number, _ in new), made, strict=True))
 
-    def give(self, step: Step) -> dict[int, RowError]:
-        """Wait for the masks and set them on their step.
+    def give(self, step: Step, can_hold: Callable[[int], bool]) -> GivenMasks:
+        """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives.
 
-        Returns:
-            Number of the sequence to its request's error, for rows that can't go on: what they get from the step is to
-            be dropped.
+        Args:
+            can_hold: true for a row, by its number, that may do without a choice in this step.
         """
-        if self._masks is None:
-            return {}
-        masks, self._masks = self._masks, None
-        failure = masks.future.exception()
-        if failure is not None:
-            _LOG.error("masks could not be computed", exc_info=failure)
-            error = RowError(f"{_STUCK}: masks could not be computed: {type(failure).__name__}")
-            return dict.fromkeys(masks.sequence_ids, error)
+        if self._step is None:
+            return GivenMasks()
+        rows, self._step = self._step, None
+        wanted = self._followed(rows)
+        if not wanted:
+            return GivenMasks()
+        late = self._late([number for _, number in wanted], len(rows), can_hold)
         ready: dict[int, NDArray[np.uint32]] = {}
         stuck: dict[int, RowError] = {}
-        for row, sequence_id, mask in zip(masks.rows, masks.sequence_ids, masks.future.result(), strict=True):
-            state = self._rows[row]
-            if state.error is None:
-                ready[row] = mask
-            else:
-                param = "structured" if state.cause == "request" else None
-                stuck[sequence_id] = RowError(f"{_STUCK}: {state.error}", state.cause, param)
-                self._made_service().forget(state.grammar.structured)
+        for index, number in wanted:
+            followed = self._rows[number]
+            if followed.error is not None:
+                stuck[int(rows.sequence_ids[index])] = _row_error(followed)
+                self._made_service().forget(followed.grammar.structured)
+            elif number not in late:
+                ready[number] = self._made_service().read(self._asked[number])[: int(rows.num_drafts[index]) + 1]
         if ready:
             step.set_masks(ready)
-        return stuck
+        held = frozenset(number for _, number in wanted if number not in ready)
+        if held:
+            step.hold(held)
+        return GivenMasks(stuck, held)
+
+    def _late(self, numbers: list[int], num_rows: int, can_hold: Callable[[int], bool]) -> frozenset[int]:
+        """Wait for the masks of rows; returns the rows whose masks are not awaited any longer."""
+        try:
+            late = self._wait(numbers, num_rows, can_hold)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(numbers, error)
+            return frozenset()
+        self._patience.note_step(time.monotonic())
+        return late
+
+    def _fail(self, numbers: list[int], error: Exception) -> None:
+        """End rows for a fault of the program."""
+        _LOG.error("masks could not be computed", exc_info=error)
+        for number in numbers:
+            followed = self._rows[number]
+            followed.error, followed.cause = f"masks could not be computed: {type(error).__name__}", "engine"
+
+    def _wait(self, numbers: list[int], num_rows: int, can_hold: Callable[[int], bool]) -> frozenset[int]:
+        started_s = time.monotonic()
+        self._made_service().wait(0)
+        while True:
+            late = [number for number in numbers if not self._is_settled(number)]
+            if not late:
+                return frozenset()
+            left_s = self._patience.left_s(time.monotonic() - started_s, len(late), num_rows)
+            if left_s <= 0 and len(late) < num_rows and all(can_hold(number) for number in late):
+                return frozenset(late)
+            self._made_service().wait(left_s if left_s > 0 else _LONG_S)
+
+    def _is_settled(self, number: int) -> bool:
+        """True if a row's masks are there, or never will be."""
+        return self._rows[number].error is not None or self._asked[number].done
 
     def drop(self) -> None:
-        """Forget the masks that are being computed: their step is lost."""
-        if self._masks is not None:
-            self._masks.future.exception()  # the thread reads the rows until then
-            self._masks = None
+        """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next choices still."""
+        self._step = None
 
     def advance(self, rows: StepRows, output: StepOutput) -> None:
-        """Take in a step's choices."""
-        for index in self._followed(rows):
-            self._rows[int(rows.numbers[index])].advance(output.row(index).token_ids)
+        """Take in a step's choices. A row that made none waits for the same masks."""
+        followed = self._followed(rows)
+        if not followed:
+            return
+        counts, choices = output.num_choices.tolist(), output.choices.tolist()
+        for index, number in followed:
+            if counts[index]:
+                self._rows[number].advance(choices[index][: counts[index]])
+                self._forget_masks(number)
 
-    def _followed(self, rows: StepRows) -> list[int]:
-        """Those of the rows that choose and have a grammar, by their index."""
+    def _forget_masks(self, number: int) -> None:
+        asked = self._asked.pop(number, None)
+        if asked is not None:
+            self._made_service().drop(asked)
+
+    def _followed(self, rows: StepRows) -> list[tuple[int, int]]:
+        """Those of the rows that choose and have a grammar: index in the step, and number."""
         if not self._rows:
             return []
         choosing = rows.samples.nonzero()[0]
         numbers = rows.numbers[choosing].tolist()
-        return [index for index, number in zip(choosing.tolist(), numbers, strict=True) if number in self._rows]
+        return [each for each in zip(choosing.tolist(), numbers, strict=True) if each[1] in self._rows]
 
     def shutdown(self) -> None:
-        """End the thread and the processes; idempotent."""
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        """End the processes; idempotent."""
         with self._service_lock:
             service = self._service
         if service is not None:
@@ -198,3 +255,8 @@ class RowGrammars:
         except RealizarError as error:
             self._refusal = str(error)
             raise InvalidRequestError(self._refusal, "structured") from error
+
+
+def _row_error(followed: FollowedRow) -> RowError:
+    param = "structured" if followed.cause == "request" else None
+    return RowError(f"{_STUCK}: {followed.error}", followed.cause, param)

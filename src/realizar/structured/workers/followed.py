@@ -1,8 +1,7 @@
-"""`FollowedGrammar` and `FollowedRow`: the engine process's records of a grammar and of its rows."""
+"""`FollowedGrammar`, `FollowedRow`, `AskedMasks`: the engine process's records of a grammar, its rows and masks."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,16 +18,16 @@ class FollowedGrammar:
         worker: its process; None after that has died, until a row needs one.
         holders: clients of the requests that use it or will use it, by request id.
         num_rows: number of rows that follow it.
-        closed: keys of rows that ended since the last step.
         retired: True if no new row may follow it; it is dropped with its last row.
+        waiting: masks that are asked for once a dead process is replaced; None while none is being replaced.
     """
 
     structured: StructuredOutput
     worker: GrammarWorker | None = None
     holders: dict[str, str] = field(default_factory=dict)
     num_rows: int = 0
-    closed: deque[int] = field(default_factory=deque)
     retired: bool = False
+    waiting: list[AskedMasks] | None = None
 
     @property
     def idle(self) -> bool:
@@ -43,7 +42,7 @@ class FollowedRow:
     Attributes:
         key: unique among all rows.
         output: all chosen ids.
-        worker: the process with this row's matcher, which has consumed the first `num_sent` ids of `output`.
+        worker: the process with this row's matcher, which was sent the first `num_sent` ids of `output`.
         error: the reason why the row can't go on, or None.
         cause: cause of the error: `request` is the grammar, `engine` the machine or the program.
         ended: True if its output is complete.
@@ -62,3 +61,24 @@ class FollowedRow:
         """Append chosen ids, unless the output is complete."""
         if not self.ended:
             self.output.extend(token_ids)
+
+
+@dataclass(eq=False, slots=True)
+class AskedMasks:
+    """The masks of a row's next choice and of its drafts.
+
+    Attributes:
+        place: number of the first of its `len(drafts) + 1` masks in the shared memory.
+        done: True once they are there, or the row has an error.
+        dropped: True if nobody waits for them any more; their places are free once they are done.
+    """
+
+    row: FollowedRow
+    drafts: tuple[int, ...]
+    place: int
+    done: bool = False
+    dropped: bool = False
+
+    def fail(self, reason: str, cause: ErrorCause) -> None:
+        """End the row with an error."""
+        self.row.error, self.row.cause, self.done = reason, cause, True

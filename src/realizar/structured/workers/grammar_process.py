@@ -105,10 +105,9 @@ class GrammarProcess:
             elif row.token_ids and not self._rows[row.key].ended:
                 self._rows[row.key].advance(row.token_ids)
         self._masks.map(step.memory_bytes)
-        count = sum(len(row.draft_ids) + 1 for row in step.rows)
-        out = self._masks.words(step.offset_bytes, count, self._factory.num_words)
-        matchers = [(self._rows[row.key], row.draft_ids) for row in step.rows]
-        self._factory.masks(matchers, out)
+        for row in step.rows:
+            out = self._masks.words(row.place, len(row.draft_ids) + 1, self._factory.num_words)
+            self._factory.fill(self._rows[row.key], row.draft_ids, out)
         return Stepped(
             {row.key: error for row in step.rows if (error := self._rows[row.key].error) is not None},
             tuple(row.key for row in step.rows if self._rows[row.key].ended),

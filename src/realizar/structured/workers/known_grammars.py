@@ -120,7 +120,8 @@ class KnownGrammars:
         """Note that a row has ended."""
         with self._lock:
             row.grammar.num_rows -= 1
-            row.grammar.closed.append(row.key)
+            if row.worker is not None:
+                row.worker.close_row(row.key)
 
     def take_surplus(self) -> list[GrammarWorker]:
         """Remove the processes to be ended: those of retired grammars, and idle ones above the limits."""

@@ -27,7 +27,7 @@ class MaskMemory:
         return 0 if self._map is None else len(self._map)
 
     def grow(self, size_bytes: int) -> None:
-        """Grow the file to at least this size. Only its owner may call this, while no process writes."""
+        """Grow the file to at least this size. Only its owner may call this; views of before stay as they are."""
         if size_bytes > self.size_bytes:
             size_bytes = max(size_bytes, 2 * self.size_bytes, 1 << 16)
             os.ftruncate(self.descriptor, size_bytes)
@@ -38,12 +38,12 @@ class MaskMemory:
         if size_bytes > self.size_bytes:
             self._map = mmap.mmap(self.descriptor, size_bytes)
 
-    def words(self, offset_bytes: int, num_rows: int, num_words: int) -> NDArray[np.uint32]:
-        """A view of masks: uint32 [num_rows, num_words]."""
+    def words(self, place: int, count: int, num_words: int) -> NDArray[np.uint32]:
+        """A view of masks from the one with the number `place` on: uint32 [count, num_words]."""
         if self._map is None:
             raise ValueError("nothing is mapped")
-        found = np.frombuffer(self._map, np.uint32, num_rows * num_words, offset_bytes)
-        return found.reshape(num_rows, num_words)
+        found = np.frombuffer(self._map, np.uint32, count * num_words, place * num_words * 4)
+        return found.reshape(count, num_words)
 
     def close(self) -> None:
         """Close the file; the mapping lasts until its last view is freed."""

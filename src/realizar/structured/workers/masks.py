@@ -1,181 +1,228 @@
-"""`StepMasks` collects a step's masks, and handles processes that fail while they compute them."""
+"""`StepMasks` asks the grammars' processes for masks and takes them in, without waiting for any one of them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import wait
-from time import monotonic
+import math
+import os
+import select
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import ErrorCause
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.followed import AskedMasks, FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import MaskMemory
+from realizar.structured.workers.mask_places import MaskPlaces
 from realizar.structured.workers.messages import RowStep, Step
-from realizar.structured.workers.server_handle import ServerError
+from realizar.structured.workers.repair import Repair
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
 _LOG = logging.getLogger(__name__)
-_MOST_LATE = 2  # rows of a grammar that may time out one by one, before the other rows are given up
-_LEAST_S = 1e-3  # for a process when the step's time is over, so that an answer that has arrived still counts
-
-
-@dataclass(slots=True)
-class _Part:
-    """One row's part of a step: its drafts, and the index of its first mask in the memory."""
-
-    row: FollowedRow
-    drafts: tuple[int, ...]
-    start: int = 0
+_SEND_S = 0.5  # for a process that has answered all it was asked, and so reads
+_POLL_S = 1e-3  # what the operating system's calls round a wait up to
+_NAP_S = 2e-5
+_REPAIRS = 4  # grammars whose dead processes are replaced at a time
 
 
 class StepMasks:
-    """Computes the masks of one step at a time. Not thread-safe.
+    """Asks for masks. A process has one question at a time; what else its rows need is asked next.
+
+    A process that dies or does not answer in time is replaced on another thread, while the rows of others go on. Not
+    thread-safe.
 
     Args:
         memory: the shared memory for masks.
         num_words: uint32 words of a mask.
-        step_s: seconds in which all processes of a step must answer, and again for each process that is asked anew.
-        revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
-        condemn: callback with a grammar, a reason and the cause, when its process died of one row alone.
+        step_s: seconds in which a process must answer.
+        repair: follows rows anew whose process has died.
     """
 
     def __init__(
-        self,
-        memory: MaskMemory,
-        num_words: int,
-        step_s: float,
-        revive: Callable[[FollowedGrammar], GrammarWorker],
-        condemn: Callable[[FollowedGrammar, str, ErrorCause], None],
-    ) -> None:
-        self._memory, self._num_words, self._step_s = memory, num_words, step_s
-        self._revive, self._condemn = revive, condemn
+        self, memory: MaskMemory, num_words: int, step_s: float, repair: Repair,
+        *, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._memory, self._num_words, self._step_s, self._repair = memory, num_words, step_s, repair
+        self._clock = clock
+        self._places = MaskPlaces()
+        self._asked: dict[int, tuple[FollowedGrammar, list[AskedMasks], float]] = {}  # by descriptor, with deadlines
+        self._next: dict[int, list[AskedMasks]] = {}  # for processes that have a question, by descriptor
+        self._workers: dict[int, GrammarWorker] = {}
+        self._poll = select.poll()
+        self._repairs: dict[Future[None], tuple[FollowedGrammar, list[AskedMasks]]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._bell, self._ring = os.pipe()
+        os.set_blocking(self._bell, False)
+        self._poll.register(self._bell, select.POLLIN)
 
-    def compute(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
-        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row.
+    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
+        """Ask for the allowed ids of rows and of their drafts; returns at once. See `AskedMasks.done` and `read`."""
+        asked = [self._new(row, tuple(drafts)) for row, drafts in rows]
+        self._memory.grow(self._places.num_places * self._num_words * 4)
+        self._send_all(asked)
+        return asked
 
-        A row that can't go on gets an `error`, and its masks are empty.
-        """
-        parts = [_Part(row, tuple(drafts)) for row, drafts in rows]
-        groups: dict[FollowedGrammar, list[_Part]] = {}
-        for part in parts:
-            if part.row.error is None:
-                groups.setdefault(part.row.grammar, []).append(part)
-        count = 0
-        for group in groups.values():
-            for part in group:
-                part.start = count
-                count += len(part.drafts) + 1
-        self._memory.grow(count * self._num_words * 4)
-        try:
-            self._ask(groups)
-        except BaseException:
-            for grammar in groups:  # an answer may be on its way, and nobody will read it
-                _drop_worker(grammar)
-            raise
-        return [self._taken(part) for part in parts]
+    def wait(self, timeout_s: float) -> None:
+        """Take in the answers that are there; without any, wait for the first one, `timeout_s` at most."""
+        last_s = self._clock() + timeout_s
+        while True:
+            now_s = self._clock()
+            overdue = [place for place, (_, _, deadline_s) in self._asked.items() if deadline_s <= now_s]
+            next_s = min([last_s, *(deadline_s for _, _, deadline_s in self._asked.values())])
+            ready = self._ready(max(next_s - now_s, 0.0)) if not overdue else self._ready(0.0)
+            for place in ready:
+                if place == self._bell:
+                    self._take_repairs()
+                else:
+                    self._take_answer(place)
+            for place in overdue:
+                if place in self._asked and place not in ready:
+                    self._fail(place, self._workers[place].late(self._step_s))
+            if ready or overdue or self._clock() >= last_s:
+                return
 
-    def _ask(self, groups: dict[FollowedGrammar, list[_Part]]) -> None:
-        """Ask all processes at the same time, with one deadline; failed or late processes are asked anew."""
-        deadline_s = monotonic() + self._step_s
-        asked: list[FollowedGrammar] = []
-        failed: list[tuple[FollowedGrammar, ErrorCause]] = []
-        for grammar, parts in groups.items():
-            try:  # a process that does not read leaves half of the time to the others
-                self._send(grammar, parts, max(deadline_s - self._step_s / 2 - monotonic(), _LEAST_S))
-                asked.append(grammar)
-            except WorkerDiedError as death:
-                failed.append((grammar, death.cause))
-        waiting = {grammar.worker.fileno(): grammar for grammar in asked if grammar.worker is not None}
-        while waiting:
-            answered = wait(list(waiting), max(deadline_s - monotonic(), 0.0))
-            for place in [each for each in waiting if not answered or each in answered]:
-                grammar = waiting.pop(place)
-                left_s = max(deadline_s - monotonic(), _LEAST_S) if answered else _LEAST_S
-                try:
-                    self._receive(grammar, groups[grammar], left_s)
-                except WorkerDiedError as death:
-                    reason = f"took longer than the {self._step_s:g} s of a step" if death.out_of_time else f"{death}"
-                    _LOG.warning("a grammar's process %s; its rows start again with another process", reason)
-                    failed.append((grammar, death.cause))
-        for grammar, first in failed:
-            self._one_by_one(grammar, groups[grammar], first)
-
-    def _one_by_one(self, grammar: FollowedGrammar, parts: Sequence[_Part], first: ErrorCause) -> None:
-        """Follow each row anew, alone, in a new process. Only a row that ends its process again gets an error.
-
-        If the `first` death was not the grammar's fault, one more death is not a proof against the grammar.
-        """
-        num_late = 0
-        reason, cause = "", first
-        for part in parts:
-            if num_late >= _MOST_LATE:
-                part.row.error, part.row.cause = reason, cause
-                continue
-            try:
-                if grammar.worker is None:
-                    grammar.worker = self._revive(grammar)
-            except (RealizarError, ServerError, WorkerDiedError) as error:
-                num_late, reason = _MOST_LATE, f"it can't be compiled again: {error}"
-                cause = "request" if isinstance(error, InvalidRequestError) else "engine"
-                part.row.error, part.row.cause = reason, cause
-                continue
-            try:
-                self._send(grammar, [part], self._step_s)
-                self._receive(grammar, [part], self._step_s)
-            except WorkerDiedError as death:
-                num_late += death.out_of_time
-                cause = death.cause if first == "request" else "engine"
-                part.row.error = reason = f"following it {death}"
-                part.row.cause = cause
-                self._condemn(grammar, reason, cause)
-
-    def _send(self, grammar: FollowedGrammar, parts: Sequence[_Part], timeout_s: float) -> None:
-        worker = grammar.worker
-        if worker is None:
-            raise WorkerDiedError("has no process", out_of_time=False)
-        closed = tuple(grammar.closed.popleft() for _ in range(len(grammar.closed)))
-        steps = tuple(_row_step(part, worker) for part in parts)
-        step = Step(steps, closed, parts[0].start * self._num_words * 4, self._memory.size_bytes)
-        try:
-            worker.send_step(step, timeout_s)
-        except WorkerDiedError:
-            grammar.worker = None
-            raise
-
-    def _receive(self, grammar: FollowedGrammar, parts: Sequence[_Part], timeout_s: float) -> None:
-        worker = grammar.worker
-        if worker is None:
-            raise WorkerDiedError("has no process", out_of_time=False)
-        try:
-            answer = worker.receive_step(timeout_s)
-        except WorkerDiedError:
-            grammar.worker = None
-            raise
-        for part in parts:
-            row = part.row
-            row.worker, row.num_sent = worker, len(row.output)
-            row.error, row.ended = answer.errors.get(row.key), row.key in answer.ended
-
-    def _taken(self, part: _Part) -> NDArray[np.uint32]:
-        """Copy a row's masks, as the next step overwrites the memory."""
-        count = len(part.drafts) + 1
-        if part.row.error is not None:
+    def read(self, asked: AskedMasks) -> NDArray[np.uint32]:
+        """The masks, uint32 [drafts + 1, words], which stay until they are dropped; empty if the row has an error."""
+        count = len(asked.drafts) + 1
+        if asked.row.error is not None:
             return np.zeros((count, self._num_words), np.uint32)
-        return self._memory.words(part.start * self._num_words * 4, count, self._num_words).copy()
+        return self._memory.words(asked.place, count, self._num_words)
 
+    def drop(self, asked: AskedMasks) -> None:
+        """Nobody needs these masks any more."""
+        asked.dropped = True
+        if asked.done:
+            self._places.give_back(asked.place, len(asked.drafts) + 1)
 
-def _row_step(part: _Part, worker: GrammarWorker) -> RowStep:
-    row = part.row
-    starts = row.worker is not worker
-    return RowStep(row.key, starts, tuple(row.output if starts else row.output[row.num_sent :]), part.drafts)
+    def close(self) -> None:
+        """End the threads; all processes have been ended. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        if self._bell >= 0:
+            os.close(self._bell)
+            os.close(self._ring)
+            self._bell = self._ring = -1
 
+    def _new(self, row: FollowedRow, drafts: tuple[int, ...]) -> AskedMasks:
+        return AskedMasks(row, drafts, self._places.take(len(drafts) + 1))
 
-def _drop_worker(grammar: FollowedGrammar) -> None:
-    if grammar.worker is not None:
-        grammar.worker.close()
+    def _send_all(self, asked: Iterable[AskedMasks]) -> None:
+        """Ask each process that has no question, with one message; keep what is for others."""
+        groups: dict[FollowedGrammar, list[AskedMasks]] = {}
+        for each in asked:
+            grammar = each.row.grammar
+            if each.row.error is not None:
+                self._finish(each)
+            elif grammar.waiting is not None:
+                grammar.waiting.append(each)
+            elif grammar.worker is not None and grammar.worker.fileno() in self._asked:
+                self._next.setdefault(grammar.worker.fileno(), []).append(each)
+            else:
+                groups.setdefault(grammar, []).append(each)
+        for grammar, parts in groups.items():
+            if grammar.worker is None:
+                self._start_repair(grammar, parts, "engine")
+            else:
+                self._send(grammar, grammar.worker, parts)
+
+    def _send(self, grammar: FollowedGrammar, worker: GrammarWorker, parts: list[AskedMasks]) -> None:
+        first: dict[int, AskedMasks] = {}
+        later = [part for part in parts if first.setdefault(part.row.key, part) is not part]
+        place = worker.fileno()
+        self._workers[place] = worker
+        self._asked[place] = grammar, list(first.values()), self._clock() + self._step_s
+        if later:
+            self._next.setdefault(place, []).extend(later)
+        self._poll.register(place, select.POLLIN)
+        try:
+            worker.send_step(new_step(self._memory, worker, first.values()), _SEND_S)
+        except WorkerDiedError as death:
+            self._fail(place, death)
+
+    def _ready(self, timeout_s: float) -> list[int]:
+        """Descriptors that can be read, as soon as there are any."""
+        end_s = self._clock() + timeout_s
+        while True:
+            left_s = end_s - self._clock()
+            ready = self._poll.poll(math.floor(left_s / _POLL_S) if left_s >= _POLL_S else 0)
+            if ready or left_s <= 0:
+                return [place for place, _ in ready]
+            if left_s < _POLL_S:
+                time.sleep(_NAP_S)
+
+    def _take_answer(self, place: int) -> None:
+        if place not in self._asked:
+            return  # it failed a moment ago
+        _, parts, deadline_s = self._asked[place]
+        worker = self._workers[place]
+        try:
+            answer = worker.receive_step(max(deadline_s - self._clock(), _POLL_S))
+        except WorkerDiedError as death:
+            self._fail(place, death)
+            return
+        if answer is None:
+            return  # it asked for something
+        self._forget(place)
+        for part in parts:
+            part.row.error, part.row.ended = answer.errors.get(part.row.key), part.row.key in answer.ended
+            self._finish(part)
+        waiting = self._next.pop(place, None)
+        if waiting:
+            self._send_all(waiting)
+
+    def _forget(self, place: int) -> None:
+        self._poll.unregister(place)
+        del self._asked[place], self._workers[place]
+
+    def _finish(self, asked: AskedMasks) -> None:
+        asked.done = True
+        if asked.dropped:
+            self._places.give_back(asked.place, len(asked.drafts) + 1)
+
+    def _fail(self, place: int, death: WorkerDiedError) -> None:
+        """A process has died, or was ended as it is too late."""
+        grammar, parts, _ = self._asked[place]
+        self._forget(place)
+        _LOG.warning("a grammar's process %s; its rows start again with another process", death)
         grammar.worker = None
+        self._start_repair(grammar, parts, death.cause)
+        assert grammar.waiting is not None
+        grammar.waiting += self._next.pop(place, [])
+
+    def _start_repair(self, grammar: FollowedGrammar, parts: list[AskedMasks], cause: ErrorCause) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_REPAIRS, "realizar-masks")
+        grammar.waiting = []
+        future = self._threads.submit(self._repair.follow_anew, grammar, parts, cause)
+        self._repairs[future] = grammar, parts
+        future.add_done_callback(lambda _future: os.write(self._ring, b"r"))
+
+    def _take_repairs(self) -> None:
+        os.read(self._bell, 1 << 12)
+        for future in [each for each in self._repairs if each.done()]:
+            grammar, parts = self._repairs.pop(future)
+            failure = future.exception()
+            if failure is not None:
+                _LOG.error("masks could not be computed", exc_info=failure)
+            for part in parts:
+                if failure is not None:
+                    part.fail(f"masks could not be computed: {type(failure).__name__}", "engine")
+                self._finish(part)
+            waiting, grammar.waiting = grammar.waiting or [], None
+            self._send_all(waiting)
+
+
+def new_step(memory: MaskMemory, worker: GrammarWorker, parts: Iterable[AskedMasks]) -> Step:
+    """The message that asks a process for masks; from now on it counts as having its rows' ids."""
+    steps = []
+    for part in parts:
+        row = part.row
+        starts = row.worker is not worker
+        token_ids = tuple(row.output if starts else row.output[row.num_sent :])
+        steps.append(RowStep(row.key, starts, token_ids, part.drafts, part.place))
+        row.worker, row.num_sent = worker, len(row.output)
+    return Step(tuple(steps), worker.take_closed(), memory.size_bytes)

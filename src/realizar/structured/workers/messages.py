@@ -105,27 +105,27 @@ class RowStep(msgspec.Struct, frozen=True, array_like=True):
         starts: True if the row begins here; `token_ids` is then its whole output so far.
         token_ids: ids chosen since the last step.
         draft_ids: proposed next tokens.
+        place: number of the first of its `len(draft_ids) + 1` masks in the shared memory.
     """
 
     key: int
     starts: bool
     token_ids: tuple[int, ...]
     draft_ids: tuple[int, ...]
+    place: int
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """Compute masks of rows; the answer is `Stepped`.
 
     Attributes:
-        rows: the rows; their masks follow one another in the shared memory, `len(draft_ids) + 1` for each.
-        closed: keys of rows that have ended.
-        offset_bytes: place of the first mask in the shared memory.
+        rows: the rows, each at most once.
+        closed: keys of rows that have ended or follow the grammar elsewhere.
         memory_bytes: the size of the shared memory.
     """
 
     rows: tuple[RowStep, ...]
     closed: tuple[int, ...]
-    offset_bytes: int
     memory_bytes: int
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.followed import AskedMasks, FollowedGrammar, FollowedRow
 from realizar.structured.workers.known_grammars import KnownGrammars
 from realizar.structured.workers.mask_memory import MaskMemory
-from realizar.structured.workers.masks import StepMasks
+from realizar.structured.workers.masks import StepMasks, new_step
 from realizar.structured.workers.messages import Vocabulary
+from realizar.structured.workers.repair import Repair
 from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError, WorkerLimits
 
@@ -33,8 +35,8 @@ _RETRY_S = 5.0
 class GrammarService:
     """Compiles grammars on a thread of its own, with a share for each client, and computes masks of rows.
 
-    The engine calls `masks`, `open_row` and `close_row`, one at a time; the other methods are thread-safe. The first
-    process starts with the first grammar, or with `start`.
+    The engine calls `ask`, `wait`, `read`, `drop`, `masks`, `open_row` and `close_row` from one thread; the other
+    methods are thread-safe. The first process starts with the first grammar, or with `start`.
 
     Args:
         limits: limits of the grammars' time and memory.
@@ -55,7 +57,8 @@ class GrammarService:
         self._command = tuple(server_command)
         self.num_words = tokens.num_words
         self._memory = MaskMemory()
-        self._masks = StepMasks(self._memory, self.num_words, self._limits.step_s, self._revive, self._condemn)
+        repair = Repair(self._limits.step_s, partial(new_step, self._memory), self._revive, self._condemn)
+        self._masks = StepMasks(self._memory, self.num_words, self._limits.step_s, repair)
         self._server: ServerHandle | None = None
         self._server_lock = threading.Lock()
         self._closed = False
@@ -144,10 +147,32 @@ class GrammarService:
         Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
         row that can't go on gets an `error`, and its masks are empty.
         """
-        return self._masks.compute(rows)
+        asked = self.ask(rows)
+        while not all(each.done for each in asked):
+            self.wait(self._limits.step_s)
+        found = [self.read(each).copy() for each in asked]
+        for each in asked:
+            self.drop(each)
+        return found
+
+    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
+        """Ask for the masks of rows and of their drafts, without waiting for them; see `masks`."""
+        return self._masks.ask(rows)
+
+    def wait(self, timeout_s: float) -> None:
+        """Take in masks that are there; without any, wait for the first ones, `timeout_s` at most."""
+        self._masks.wait(timeout_s)
+
+    def read(self, asked: AskedMasks) -> NDArray[np.uint32]:
+        """Masks that are done, uint32 [drafts + 1, words]: a view that stays until they are dropped."""
+        return self._masks.read(asked)
+
+    def drop(self, asked: AskedMasks) -> None:
+        """Free masks that were asked for, done or not. Called once for each."""
+        self._masks.drop(asked)
 
     def close(self) -> None:
-        """End all processes; waiting requests get an error. Idempotent. No masks may be in computation."""
+        """End all processes; waiting requests get an error. Idempotent."""
         self._queue.close()
         with self._server_lock:
             self._closed = True
@@ -156,6 +181,7 @@ class GrammarService:
             server.close()
         if self._thread is not None:
             self._thread.join()
+        self._masks.close()
         self._known.close()
         self._memory.close()
 

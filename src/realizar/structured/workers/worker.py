@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -86,6 +87,7 @@ class GrammarWorker:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
         self.memory_bytes = 0
+        self._closed_rows: deque[int] = deque()
         self._lock = threading.Lock()
         self._reaped = False
 
@@ -119,16 +121,35 @@ class GrammarWorker:
         except ChannelError as error:
             raise self._death(error, timeout_s) from error
 
-    def receive_step(self, timeout_s: float) -> Stepped:
-        """Receive the result of the step that was sent. Raises WorkerDiedError."""
+    def receive_step(self, timeout_s: float) -> Stepped | None:
+        """Receive the result of the step that was sent; None if the process has asked for a text's ids, and got them.
+
+        Raises:
+            WorkerDiedError: it crashed, or took too much time.
+        """
         try:
-            answer = self._answer(timeout_s)
+            answer = self._channel.receive(timeout_s)
+            if isinstance(answer, Encode):
+                self._channel.send(Encoded(self._encoded(answer.text)), timeout_s)
+                return None
             if isinstance(answer, Stepped):
                 self.memory_bytes = answer.memory_bytes
                 return answer
             raise ChannelError("it sent an unexpected answer")
         except ChannelError as error:
             raise self._death(error, timeout_s) from error
+
+    def close_row(self, key: int) -> None:
+        """Have the process forget a row, with its next step."""
+        self._closed_rows.append(key)
+
+    def take_closed(self) -> tuple[int, ...]:
+        """The rows to forget, which the next step names."""
+        return tuple(self._closed_rows.popleft() for _ in range(len(self._closed_rows)))
+
+    def late(self, limit_s: float) -> WorkerDiedError:
+        """End the process, which has not answered in time; returns the error that says so."""
+        return self._death(ChannelTimeoutError("it does not answer"), limit_s)
 
     def kill(self) -> int | None:
         """End the process, from any thread; idempotent. Returns its exit status, if this call gets it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,9 @@ class SampledSteps:
     def open(self, row: int, sampling: SamplingParams, history: list[int], prompt: int = 6, choice: int = 0) -> None:
         self.maker.open(opened_row(row, sampling, history, min(prompt, len(history)), choice))
 
-    def step(self, rows: list[ScheduledRow], logits: Any, masks: dict[int, Any] | None = None) -> list[RowOutput]:
+    def step(
+        self, rows: list[ScheduledRow], logits: Any, masks: dict[int, Any] | None = None, held: Collection[int] = ()
+    ) -> list[RowOutput]:
         """The outputs of rows, given the logits of their wanted tokens, float32 [tokens, vocab]."""
         given = step_input(rows, (), ())
         values = torch.as_tensor(logits).to(self.device)
@@ -81,6 +84,7 @@ class SampledSteps:
 
         step = CUDAStep(given, wanted_tokens(given), finish, self.maker.take_in, self.device)
         step.set_masks(masks or {})
+        step.hold(held)
         return list(step.result().rows)
 
     def _run_head(self, values: torch.Tensor) -> None:

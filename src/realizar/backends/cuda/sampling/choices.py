@@ -96,6 +96,8 @@ class ChoiceMaker:
         sampled = []
         for index in range(wanted.num_choices):
             row = rows[wanted.rows[index]]
+            if row.row in step.held:
+                continue
             if row.row in step.masks or not self._sampler.takes_largest(row.row, wanted.places[index]):
                 sampled.append(index)
             elif not row.num_drafts:

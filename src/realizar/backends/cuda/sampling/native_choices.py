@@ -75,7 +75,7 @@ class NativeChoiceMaker:
             self._prepare(count, flags)
             self._pick(count, flags, None, drafted=False)
             self._finish(count, flags)
-        self._rows.outputs[numbers] += 1
+        self._rows.outputs[numbers[~step.are_held(numbers)]] += 1
         return made[:, None]
 
     def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
@@ -120,7 +120,7 @@ class NativeChoiceMaker:
         self._kernels.settle(self._buffers, len(rows), most)
         if count:
             self._finish(count, flags)
-        self._rows.outputs[rows[drafts == 0]] += 1
+        self._rows.outputs[rows[(drafts == 0) & ~step.are_held(rows)]] += 1
         return self._buffers.draft_table[: len(rows) * (most + 1)].view(-1, most + 1)
 
     def _send_choices(
@@ -143,6 +143,7 @@ class NativeChoiceMaker:
             if step.masks:
                 self._send_masks(step, numbers, places, ends_early, masks)
             flags[ends_early | (masks >= 0)] |= ADJUST
+        flags[step.are_held(numbers)] = 0
         special = flags.nonzero()[0]
         if not special.size:
             return 0, 0

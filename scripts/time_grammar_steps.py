@@ -1,0 +1,257 @@
+"""Times steps of rows that follow grammars, in an engine whose device is imagined: a step takes it a set time.
+
+No GPU is needed. The imagined device computes one step after the other, each `--step-ms` long, and samples a step once
+it has that step's masks; rows choose random ids, within their masks where they have one. So the time of a step beyond
+that of plain rows is what grammars cost: masks that come late, and work of the engine's thread.
+
+    python scripts/time_grammar_steps.py smollm2:135m --rows 64 --kinds plain,json-schema,regex
+    python scripts/time_grammar_steps.py smollm2:135m --rows 64 --grammars 32 --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import queue
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from cuda_bench import random_checkpoint
+from numba import njit
+from numpy.typing import NDArray
+
+from realizar.backends.base import Capacity, ForwardInput
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.select import resolve_model
+from realizar.batch import NO_CHOICE, OpenedRow, StepOutput
+from realizar.bench.mix.grammars import REGEX, any_schema
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.loading import find_checkpoint
+from realizar.errors import RealizarError
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.scheduler.policy import Policy
+from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.workers.service import GrammarService
+from realizar.tokenizer.load import load_tokenizer
+
+BLOCK = 16
+PROMPT = 64
+
+
+@njit(cache=False, nogil=True)  # type: ignore[untyped-decorator]
+def _pick(mask: NDArray[np.uint32], number: np.uint32) -> int:
+    """An allowed id of a mask, uint32 [words], found from a place that `number` gives; -1 where none is allowed."""
+    words = len(mask)
+    first = number % words
+    for step in range(words):
+        at = (first + step) % words
+        word = mask[at]
+        if word != 0:
+            bit = number % 32
+            while not (word >> bit) & 1:
+                bit = (bit + 1) % 32
+            return int(at) * 32 + int(bit)
+    return -1
+
+
+class ImaginedStep:
+    """A step that is done when its time has passed, `starts_s` being when the device may begin it."""
+
+    def __init__(self, step: ForwardInput, starts_s: float, step_s: float, words: int, rng: random.Random) -> None:
+        self._step, self._rng, self._words = step, rng, words
+        self._done_s = max(starts_s, time.perf_counter()) + step_s
+        self._masks: dict[int, NDArray[np.uint32]] = {}
+        self._held: frozenset[int] = frozenset()
+        self._choices: NDArray[np.int32] | None = None
+
+    def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+        self._masks.update(masks)
+
+    def hold(self, rows: Collection[int]) -> None:
+        self._held = frozenset(rows)
+
+    def sample(self) -> float:
+        """Choose, once; the time at which the device is done with the step."""
+        if self._choices is None:
+            self._done_s = max(self._done_s, time.perf_counter())
+            columns = self._step.columns
+            self._choices = np.full(len(columns), NO_CHOICE, np.int32)
+            choices = self._rng.choices(range(1000, 30_000), k=len(columns))
+            for index in columns.samples.nonzero()[0].tolist():
+                row = int(columns.numbers[index])
+                mask = self._masks.get(row)
+                if row not in self._held:
+                    number = choices[index]
+                    self._choices[index] = number if mask is None else _pick(np.atleast_2d(mask)[0], np.uint32(number))
+        return self._done_s
+
+    def result(self) -> StepOutput:
+        left_s = self.sample() - time.perf_counter()
+        if left_s > 0:
+            time.sleep(left_s)
+        assert self._choices is not None
+        return StepOutput(self._step.columns.numbers, self._choices[:, None])
+
+
+class ImaginedDevice:
+    """A backend of `rows` rows and a set time for every step."""
+
+    def __init__(self, rows: int, tokens: int, vocab_size: int, step_s: float) -> None:
+        self._rows, self._tokens, self._step_s = rows, tokens, step_s
+        self._words, self._rng = -(-vocab_size // 32), random.Random(1)
+        self._pending: ImaginedStep | None = None
+        self.num_held = self.num_steps = 0
+
+    def load(self, spec: object, checkpoint: Checkpoint, config: object) -> None:
+        raise NotImplementedError("it is made loaded")
+
+    def device_memory(self) -> None:
+        """It has none of its own."""
+
+    def capacity(self) -> Capacity:
+        length = PROMPT + self._tokens + 1
+        return Capacity(
+            block_size=BLOCK, num_blocks=(self._rows * (length + BLOCK) // BLOCK + 1,), max_rows=self._rows,
+            max_step_tokens=2048, context_length=length, weight_bytes=1, weight_bytes_per_token=1, kv_cache_bytes=1,
+            kv_cache_dtype="bf16", load_s=0.0,
+        )  # fmt: skip
+
+    def open(self, opened: OpenedRow) -> None:
+        pass
+
+    def close(self, row: int) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    def submit(self, step: ForwardInput) -> ImaginedStep:
+        before_s = 0.0 if self._pending is None else self._pending.sample()
+        self.num_steps += 1
+        self._pending = ImaginedStep(step, before_s, self._step_s, self._words, self._rng)
+        return self._pending
+
+
+def structured(kind: str, rng: random.Random, tokens: int, number: int, grammars: int) -> StructuredOutput | None:
+    """The grammar of a request; `grammars` different ones in turn, or with 0 those of the mix of `bench-serve`."""
+    if kind == "plain":
+        return None
+    if kind == "regex":
+        text = REGEX.regex if not grammars else rf"([a-z]{{1,12}} )+x{number % grammars}"
+        return StructuredOutput("regex", text)
+    rng = random.Random(number % grammars) if grammars else rng
+    return StructuredOutput("json_schema", json.dumps(any_schema(rng, tokens)))
+
+
+def vocabulary(name: str) -> Checkpoint:
+    """The model of that name, or the vocabulary in a packed file."""
+    if not name.endswith(".xz"):
+        return find_checkpoint(name)
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        file.write(lzma.decompress(Path(name).read_bytes()))
+        file.flush()
+        return open_checkpoint(Path(file.name))
+
+
+class Load:
+    """Keeps as many requests open as the engine has rows."""
+
+    def __init__(self, core: EngineCore, kind: str, arguments: argparse.Namespace) -> None:
+        self._core, self._kind, self._given = core, kind, arguments
+        self._rng = random.Random(3)
+        self._number = self._open = 0
+        self._compiled: queue.SimpleQueue[tuple[Request, RealizarError | None]] = queue.SimpleQueue()
+
+    def top_up(self) -> None:
+        while not self._compiled.empty():
+            request, error = self._compiled.get()
+            if error is not None:
+                raise error
+            self._core.add(request)
+        while self._open < self._given.rows:
+            self._open += 1
+            self._number += 1
+            request = self._new_request()
+            if self._core.holds_grammar(request):
+                self._core.add(request)
+            else:
+                self._core.prepare_later(request, partial(self._note, request))
+
+    def run(self, seconds: float) -> tuple[float, float, float]:
+        """Load the engine; tokens/s, and the median seconds of a step: by the clock, and of its thread's processor."""
+        started_s = time.perf_counter()
+        tokens, times_s, busy_s = 0, list[float](), list[float]()
+        while (now_s := time.perf_counter()) - started_s < seconds or not times_s:
+            self.top_up()
+            if not self._core.has_work:
+                time.sleep(1e-3)
+                continue
+            thread_s = time.thread_time()
+            outputs = self._core.step()
+            busy_s.append(time.thread_time() - thread_s)
+            for output in outputs:
+                if output.error is not None:
+                    raise RuntimeError(output.error.message)
+                tokens += len(output.token_ids)
+                self._open -= output.finish_reason is not None
+            times_s.append(time.perf_counter() - now_s)
+        rate = tokens / (time.perf_counter() - started_s)
+        return rate, statistics.median(times_s), statistics.median(busy_s)
+
+    def _note(self, request: Request, error: RealizarError | None) -> None:
+        self._compiled.put((request, error))
+
+    def _new_request(self) -> Request:
+        grammar = structured(self._kind, self._rng, self._given.tokens, self._number, self._given.grammars)
+        prompt = tuple(self._rng.randrange(1000, 30_000) for _ in range(PROMPT))
+        sampling = SamplingParams(temperature=0.8, structured=grammar, ignore_eos=True)
+        return Request(f"{self._kind}-{self._number}", prompt, sampling, self._given.tokens)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="whose vocabulary is used; also a GGUF file of a vocabulary alone, .gguf.xz")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256, help="of each request")
+    parser.add_argument("--kinds", default="plain,json-schema,regex")
+    parser.add_argument("--grammars", type=int, default=0, help="different ones; 0 takes those of bench-serve's mix")
+    parser.add_argument("--step-ms", type=float, default=1.3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    given = parser.parse_args()
+    tokenizer = load_tokenizer(vocabulary(given.model))
+    words = tokenizer.vocabulary_bytes()
+    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
+    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode)
+    config = EngineConfig(max_running=given.rows, max_step_tokens=2048, context_length=PROMPT + given.tokens + 1)
+    spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
+    spec = replace(spec, vocab_size=len(words))
+    plain = 0.0
+    _pick(np.ones(1, np.uint32), np.uint32(0))  # compiles it
+    for kind in given.kinds.split(","):
+        device = ImaginedDevice(given.rows, given.tokens, len(words), 1e-3 * given.step_ms)
+        core = EngineCore(device, spec, resolved, policy=Policy("prefill"), new_grammars=lambda: GrammarService(tokens))
+        load = Load(core, kind, given)
+        load.run(1.0)  # compiles what comes again and again
+        rate, step_s, busy_s = load.run(given.seconds)
+        plain = plain or rate
+        figures = f"{rate:8,.0f} tokens/s, {rate / plain:.2f} of the first"
+        print(f"{kind:>12}: {figures}; {1e3 * step_s:.2f} ms a step, {1e3 * busy_s:.2f} of the thread", flush=True)
+        core.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

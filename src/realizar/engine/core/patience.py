@@ -1,0 +1,30 @@
+"""`Patience`: how long a step waits for masks that are late, before their rows are held. Standard library only."""
+
+from __future__ import annotations
+
+_WEIGHT = 0.1  # of the last step in the mean
+_FIRST_S = 0.01
+_LONGEST_S = 0.1  # a step that reads a long prompt says nothing about the others
+
+
+class Patience:
+    """Weighs what waiting costs all rows of a step against what holding costs the late ones.
+
+    A row that is held loses a step, and a moment of waiting costs each row that moment. So a step is not sampled until
+    it has waited for the late rows' share of a step's time; whatever comes after that, waiting no longer costs at most
+    twice what the better choice would have.
+    """
+
+    def __init__(self) -> None:
+        self._step_s = _FIRST_S
+        self._last_s: float | None = None
+
+    def note_step(self, now_s: float) -> None:
+        """A step has its masks at `now_s`, on any steady clock."""
+        if self._last_s is not None:
+            self._step_s += _WEIGHT * (min(now_s - self._last_s, _LONGEST_S) - self._step_s)
+        self._last_s = now_s
+
+    def left_s(self, waited_s: float, num_late: int, num_rows: int) -> float:
+        """Seconds that the step still waits, having waited `waited_s`; below 0 if that was enough."""
+        return self._step_s * num_late / num_rows - waited_s

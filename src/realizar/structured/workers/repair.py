@@ -1,0 +1,73 @@
+"""`Repair` follows rows anew whose process has died, each alone, to find the one that ends it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from realizar.errors import InvalidRequestError, RealizarError
+from realizar.outputs import ErrorCause
+from realizar.structured.workers.followed import AskedMasks, FollowedGrammar
+from realizar.structured.workers.messages import Step
+from realizar.structured.workers.server_handle import ServerError
+from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
+
+_MOST_LATE = 2  # rows of a grammar that may time out one by one, before the other rows are given up
+
+
+class Repair:
+    """Runs on threads of its own, for one grammar at a time on each; nobody else uses that grammar's process then.
+
+    Args:
+        step_s: seconds in which a process must answer for one row.
+        new_step: makes the message that asks a process for masks.
+        revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
+        condemn: callback with a grammar, a reason and the cause, when its process died of one row alone.
+    """
+
+    def __init__(
+        self,
+        step_s: float,
+        new_step: Callable[[GrammarWorker, Sequence[AskedMasks]], Step],
+        revive: Callable[[FollowedGrammar], GrammarWorker],
+        condemn: Callable[[FollowedGrammar, str, ErrorCause], None],
+    ) -> None:
+        self._step_s, self._new_step, self._revive, self._condemn = step_s, new_step, revive, condemn
+
+    def follow_anew(self, grammar: FollowedGrammar, parts: Sequence[AskedMasks], first: ErrorCause) -> None:
+        """Follow each row anew, alone, in a new process. Only a row that ends its process again gets an error.
+
+        If the `first` death was not the grammar's fault, one more death is not a proof against the grammar.
+        """
+        num_late = 0
+        reason, cause = "", first
+        for part in parts:
+            if part.dropped:
+                continue
+            if num_late >= _MOST_LATE:
+                part.fail(reason, cause)
+                continue
+            try:
+                if grammar.worker is None:
+                    grammar.worker = self._revive(grammar)
+            except (RealizarError, ServerError, WorkerDiedError) as error:
+                num_late, reason = _MOST_LATE, f"it can't be compiled again: {error}"
+                cause = "request" if isinstance(error, InvalidRequestError) else "engine"
+                part.fail(reason, cause)
+                continue
+            try:
+                self._follow(part, grammar.worker)
+            except WorkerDiedError as death:
+                grammar.worker = None
+                num_late += death.out_of_time
+                cause = death.cause if first == "request" else "engine"
+                reason = f"following it {death}"
+                part.fail(reason, cause)
+                self._condemn(grammar, reason, cause)
+
+    def _follow(self, part: AskedMasks, worker: GrammarWorker) -> None:
+        """Have one row's masks computed. Raises WorkerDiedError."""
+        worker.send_step(self._new_step(worker, [part]), self._step_s)
+        answer = None
+        while answer is None:
+            answer = worker.receive_step(self._step_s)
+        part.row.error, part.row.ended = answer.errors.get(part.row.key), part.row.key in answer.ended

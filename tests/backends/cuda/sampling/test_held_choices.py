@@ -1,0 +1,54 @@
+"""Rows that are held make no choice, and their samplers stay as they are. torch anywhere; CUDA kernels on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+
+from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
+from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
+from step_inputs import scheduled_row  # noqa: E402
+
+VOCAB = 300
+NATIVE = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+GRAMMAR = StructuredOutput("regex", "a")
+ROWS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.6},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.9},
+    {"temperature": 0.9, "dry_multiplier": 9.0, "dry_allowed_length": 1},
+    {"temperature": 0.0, "min_tokens": 5, "stop_token_ids": tuple(range(0, 300, 2))},
+]
+
+
+def texts(at_once: int | None, *, hold: bool) -> list[list[tuple[int, ...]]]:
+    """The choices of rows in some steps with masks, each of them held once before it chooses if `hold`."""
+    rng, count = np.random.default_rng(5), 2 * len(ROWS)
+    steps = SampledSteps(count, VOCAB, at_once)
+    for row in range(count):
+        sampling = SamplingParams(seed=row, structured=GRAMMAR, **ROWS[row % len(ROWS)])
+        steps.open(row, sampling, rng.integers(0, 12, 9).tolist())
+    found: list[list[tuple[int, ...]]] = [[] for _ in range(count)]
+    for step in range(6):
+        logits = torch.from_numpy(rng.standard_normal((count, VOCAB)).astype(np.float32) * 2)
+        masks = {row: rng.integers(0, 1 << 32, 10, dtype=np.uint32) | np.uint32(1 << 7) for row in range(count)}
+        rows = [scheduled_row(row, (1,), 8 + step, True) for row in range(count)]
+        if hold:
+            for held in (range(0, count, 2), range(1, count, 2)):
+                outputs = steps.step([rows[row] for row in held], logits[list(held)], held=held)
+                assert [(output.token_ids, output.logprobs, output.error) for output in outputs] == [
+                    ((), (), None)
+                ] * len(held)
+        for row, output in enumerate(steps.step(rows, logits, masks)):
+            found[row].append(output.token_ids)
+    return found
+
+
+@pytest.mark.parametrize("at_once", [100, 3, pytest.param(None, marks=NATIVE)])
+def test_held_rows_choose_the_same_later(at_once: int | None) -> None:
+    assert texts(at_once, hold=True) == texts(at_once, hold=False)

@@ -1,0 +1,261 @@
+"""Rows whose masks are late: they are held for a step, their texts stay the same, and nobody waits for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grammar_services import LastingService
+from realizar.engine.core.patience import Patience
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.structured.workers.followed import AskedMasks, FollowedRow
+from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens
+from structured.grammar_engines import (
+    GRAMMAR_TOKENS,
+    GRAMMARS,
+    alone,
+    check_mixed,
+    new_engine,
+    run_out,
+    structured_request,
+    tokens_of,
+)
+
+
+class LateService(LastingService):
+    """Shows masks only after they were waited for some more times: the first of a row at once, later ones late."""
+
+    def __init__(self) -> None:
+        super().__init__(GRAMMAR_TOKENS)
+        self.lateness: Callable[[FollowedRow], int] = lambda _row: 0
+        self._hidden: list[tuple[AskedMasks, int]] = []
+
+    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
+        asked = super().ask(rows)
+        while not all(each.done for each in asked):
+            super().wait(1.0)
+        self._hidden += [(each, self.lateness(each.row)) for each in asked]
+        self._show()
+        return asked
+
+    def wait(self, timeout_s: float) -> None:
+        self._hidden = [(each, left - 1) for each, left in self._hidden]
+        self._show()
+
+    def _show(self) -> None:
+        self._hidden = [(each, left) for each, left in self._hidden if not each.dropped]
+        for each, left in self._hidden:
+            each.done = left <= 0
+        self._hidden = [(each, left) for each, left in self._hidden if left > 0]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[LateService]:
+    made = LateService()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def late(service: LateService, monkeypatch: pytest.MonkeyPatch) -> LateService:
+    """The service; no step waits for a mask that is late, unless no other row would be sampled."""
+    monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
+    monkeypatch.setattr(service, "lateness", lambda row: (row.key * 7 + len(row.output) * 3) % 4)
+    return service
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows that are held, by step with any."""
+    counts: list[int] = []
+    hold = ScriptedStep.hold
+
+    def note(self: ScriptedStep, rows: Any) -> None:
+        counts.append(len(rows))
+        hold(self, rows)
+
+    monkeypatch.setattr(ScriptedStep, "hold", note)
+    return counts
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"steps_in_flight": 1},
+    {"steps_in_flight": 2},
+    {"steps_in_flight": 1, "speculative_tokens": 4},
+    {"steps_in_flight": 2, "speculative_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("windows", [(None,), (6,), (5, None)], ids=str)
+def test_texts_of_held_rows_are_the_same(
+    late: LateService, held: list[int], options: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    backend = ScriptedBackend(windows, num_blocks=(64,) * len(windows), num_ids=4)
+    core = new_engine(backend, lambda: late, **options)
+    check_mixed(core, num_ids=4, windows=windows)
+    assert len(held) > 10
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_held_rows_may_be_preempted(late: LateService, held: list[int], steps_in_flight: int) -> None:
+    backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
+    core = new_engine(backend, lambda: late, steps_in_flight=steps_in_flight)
+    check_mixed(core)
+    assert core.counts.preemptions > 0
+    assert len(held) > 10
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_held_rows_may_leave(late: LateService, held: list[int], steps_in_flight: int) -> None:
+    """Requests that are aborted while their masks are due; their rows serve others."""
+    core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=steps_in_flight)
+    left: set[str] = set()
+
+    def disturb(step: int) -> None:
+        if step < 30 and step % 3 == 2:
+            name = f"leaving-{step // 3}"
+            left.add(name)
+            core.abort(name)
+
+    structured, _ = GRAMMARS["regex"]
+    requests = []
+    for number in range(10):
+        sampling = SamplingParams(temperature=1.0, seed=number, structured=structured)
+        core.add(structured_request(f"leaving-{number}", [number, 2], sampling))
+        requests.append(structured_request(f"staying-{number}", [number, 3], sampling))
+        core.add(requests[-1])
+    outputs = run_out(core, disturb)
+    assert left
+    assert held
+    for request in requests:
+        assert tokens_of(outputs[request.request_id]) == alone(request)
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_choices_of_one_request_are_held_each(late: LateService, held: list[int], steps_in_flight: int) -> None:
+    structured, _ = GRAMMARS["regex"]
+    texts: list[dict[int, list[int]]] = []
+    for lateness in (lambda _row: 0, late.lateness):
+        late.lateness = lateness  # type: ignore[method-assign]
+        held.clear()
+        core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=steps_in_flight)
+        core.add(structured_request("n", [1, 2], SamplingParams(n=4, seed=1, structured=structured)))
+        found: dict[int, list[int]] = {}
+        for output in run_out(core)["n"]:
+            found.setdefault(output.choice, []).extend(output.token_ids)
+        texts.append(found)
+        core.close()
+    assert held
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_a_late_row_delays_nobody(late: LateService, monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
+    """A row whose mask does not come for long loses steps, and a row beside it none."""
+    monkeypatch.setattr(late, "lateness", lambda row: 15 if len(row.output) == 3 else 0)
+    core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=steps_in_flight)
+    structured, _ = GRAMMARS["regex"]
+    request = structured_request("late", [1], SamplingParams(temperature=0.0, structured=structured))
+    plain = Request("plain", (4, 5), SamplingParams(temperature=0), 30)
+    core.add(request)
+    core.add(plain)
+    ends: dict[str, int] = {}
+    outputs: dict[str, list[TokenOutput]] = {"late": [], "plain": []}
+    for step in range(200):
+        if not core.has_work:
+            break
+        for output in core.step():
+            outputs[output.request_id].append(output)
+            ends[output.request_id] = step
+        core.audit()
+    assert tokens_of(outputs["late"]) == alone(request)
+    assert tokens_of(outputs["plain"]) == expected_tokens((4, 5), (None,), plain.sampling, 30)
+    assert ends["plain"] <= 31
+    assert ends["late"] >= len(tokens_of(outputs["late"])) + 10
+    core.close()
+
+
+def test_prompt_logprobs_of_a_held_row_come_once(late: LateService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of the step in which its prompt was read."""
+    structured, _ = GRAMMARS["choice"]
+    sampling = SamplingParams(temperature=0.0, structured=structured, prompt_logprobs=2, logprobs=1)
+    request = structured_request("asked", [1, 2, 3, 4, 5], sampling)
+    plain = Request("plain", (4, 5), SamplingParams(temperature=0), 40)
+    found = []
+    for lateness in (0, 2):
+        monkeypatch.setattr(late, "lateness", lambda _row, lateness=lateness: lateness)
+        core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=2)
+        core.add(request)
+        core.add(plain)
+        outputs = run_out(core)["asked"]
+        found.append(
+            ([each for output in outputs for each in output.prompt_logprobs],
+             [each for output in outputs for each in output.logprobs], tokens_of(outputs))
+        )  # fmt: skip
+        core.close()
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 4
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_a_crash_while_masks_are_due_delays_nobody(
+    service: LateService, monkeypatch: pytest.MonkeyPatch, steps_in_flight: int
+) -> None:
+    """The process is replaced, and its row followed anew, while other rows go on."""
+    monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
+    real = LastingService(GRAMMAR_TOKENS)
+    core = new_engine(ScriptedBackend(), lambda: real, steps_in_flight=steps_in_flight)
+    requests = [
+        structured_request(name, [number], SamplingParams(temperature=0.0, structured=GRAMMARS[name][0]))
+        for number, name in enumerate(GRAMMARS)
+    ]
+    for request in requests:
+        core.add(request)
+    plain = Request("plain", (4, 5), SamplingParams(temperature=0), 200)
+    core.add(plain)
+
+    def disturb(step: int) -> None:
+        if step in (3, 6):
+            for grammar in real._known._grammars.values():
+                if grammar.num_rows and grammar.worker is not None:
+                    os.kill(grammar.worker.pid, signal.SIGKILL)
+
+    outputs = run_out(core, disturb)
+    for request in requests:
+        assert tokens_of(outputs[request.request_id]) == alone(request)
+    assert tokens_of(outputs["plain"]) == expected_tokens((4, 5), (None,), plain.sampling, 200)
+    core.close()
+    real.end()
+
+
+def test_patience_lasts_for_the_share_of_the_late() -> None:
+    patience = Patience()
+    for number in range(200):
+        patience.note_step(2e-3 * number)
+    assert patience.left_s(0.0, 64, 64) == pytest.approx(2e-3, rel=0.01)
+    assert patience.left_s(0.0, 1, 64) == pytest.approx(2e-3 / 64, rel=0.01)
+    assert patience.left_s(1e-3, 16, 64) < 0
+    patience.note_step(100.0)
+    assert patience.left_s(0.0, 64, 64) < 0.1
+
+
+def test_the_row_alone_in_its_steps_waits(late: LateService, held: list[int]) -> None:
+    """There is nobody else to go on."""
+    core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=2)
+    structured, _ = GRAMMARS["regex"]
+    request = structured_request("only", [1], SamplingParams(temperature=1.0, seed=5, structured=structured))
+    core.add(replace(request))
+    assert tokens_of(run_out(core)["only"]) == alone(request)
+    assert not held
+    core.close()
