@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +17,9 @@ from realizar.backends.cpu.kernels.normalize import LAYER_NORM, NO_NORM, NORMALI
 from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kernels.select import SELECT
 from realizar.backends.cpu.kv.memory import KVMemory
-from realizar.backends.cpu.records import Record, address, aligned_zeros
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
+from realizar.backends.cpu.records import Record, address
 from realizar.backends.cpu.rope_tables import RopeTables
-from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
@@ -33,54 +32,6 @@ from realizar.errors import UnsupportedModelError
 from realizar.models.spec import Attention, FeedForward, Linear, Norm
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
-
-
-@dataclass(frozen=True, slots=True)
-class BoundOperation:
-    """A kernel and its arguments.
-
-    Attributes:
-        part: what a profile calls it.
-        kernel: its address. arguments: int64, the record that it reads.
-        barrier: whether threads wait for each other after it.
-        weight_bytes: of the matrix that it reads.
-        attention: of the layer whose cache it reads; None for what reads none.
-        begins_block: whether it is the first of a block, and reads the residual stream.
-    """
-
-    part: str
-    kernel: int
-    arguments: NDArray[np.int64]
-    barrier: bool = True
-    weight_bytes: int = 0
-    attention: Attention | None = None
-    begins_block: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BoundProgram:
-    """Operations, and as threads walk them: int64 [count, 3] (kernel, address of arguments, barrier)."""
-
-    table: NDArray[np.int64]
-    operations: tuple[BoundOperation, ...]
-
-    @property
-    def at(self) -> int:
-        return address(self.table)
-
-    @property
-    def count(self) -> int:
-        return len(self.table)
-
-
-def walkable(operations: Iterable[BoundOperation]) -> BoundProgram:
-    """A program of these operations, at whose end all threads are done."""
-    bound = tuple(operations)
-    table = aligned_zeros(len(bound) * OPERATION_FIELDS, np.int64).reshape(-1, OPERATION_FIELDS)
-    for row, operation in zip(table, bound, strict=True):
-        row[:] = operation.kernel, address(operation.arguments), operation.barrier
-    table[-1, 2] = 1
-    return BoundProgram(table, bound)  # type: ignore[arg-type]
 
 
 class Binder:

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity
-from realizar.backends.cpu.bind import Binder, BoundProgram
+from realizar.backends.cpu.bind import Binder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVMemory
+from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.threads import ThreadTeam

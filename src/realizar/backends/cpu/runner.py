@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, ForwardInput
-from realizar.backends.cpu.bind import BoundProgram
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention import (
     SEGMENT,
@@ -23,6 +22,7 @@ from realizar.backends.cpu.kernels.attention import (
 )
 from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
 from realizar.backends.cpu.mean_pool import MeanPool
+from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.sampling.logit_reader import LogitReader
 from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.backends.cpu.sampling.step_reader import StepReader

@@ -12,10 +12,10 @@ import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.bind import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kv.layout import KVLayout
 from realizar.backends.cpu.load import MAX_SELECTED
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cpu.walker import OPERATION_FIELDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.bind import walkable
+from realizar.backends.cpu.operations import walkable
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.step_values import StageValues, describe_values, stage_names
 from realizar.models.spec import ModelSpec
