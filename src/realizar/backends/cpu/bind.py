@@ -166,7 +166,7 @@ class Binder:
         if isinstance(matrix, FloatMatrix):
             record = self._pack(
                 FLOAT_LINEAR, **shared, weights=address(matrix.weights), tiles=matrix.tiles, columns=matrix.columns,
-                tile_stride=matrix.size_bytes // matrix.tiles, input=read.at, input_stride=read.stride,
+                tile_stride=matrix.tile_bytes, input=read.at, input_stride=read.stride,
             )  # fmt: skip
             kernel = self.kernels.float_linear(matrix.kind, add)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,14 @@ _PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A quantised matrix in tiles.
+    """A quantised matrix in tiles, or several of one shape, one after another.
 
     Attributes:
         out_features, in_features: as in the checkpoint; out_features are padded with zero weights to whole tiles.
+        tiles: of one matrix.
         codes, scales, supers: uint8, 64-byte aligned; their sizes per tile follow from `weight_format`.
         table: uint8, the table that codes index, or None.
+        count: matrices.
     """
 
     weight_format: WeightFormat
@@ -38,14 +40,21 @@ class PackedMatrix:
     scales: NDArray[np.uint8]
     supers: NDArray[np.uint8]
     table: NDArray[np.uint8] | None
+    count: int = 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of codes, scales and super-scales."""
         return int(self.codes.size + self.scales.size + self.supers.size)
 
+    def part(self, index: int) -> PackedMatrix:
+        """One of several matrices; its arrays are views."""
+        arrays = (each.reshape(self.count, -1)[index] for each in (self.codes, self.scales, self.supers))
+        codes, scales, supers = arrays
+        return replace(self, codes=codes, scales=scales, supers=supers, count=1)
+
     def fields(self, lanes: int) -> dict[str, int]:
-        """Addresses of the matrix for a matmul's record, by the names in `kernels.linear.LINEAR`."""
+        """Addresses of the first matrix for a matmul's record, by the names in `kernels.linear.LINEAR`."""
         weight_format, cols = self.weight_format, self.in_features
         return {
             "codes": address(self.codes), "scales": address(self.scales), "supers": address(self.supers),
@@ -56,16 +65,16 @@ class PackedMatrix:
         }  # fmt: skip
 
 
-def allocate(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> PackedMatrix:
-    """A matrix of zeros in the format of a layout.
+def allocate(layout: WeightLayout, out_features: int, cols: int, lanes: int, count: int = 1) -> PackedMatrix:
+    """`count` matrices of zeros in the format of a layout.
 
     Raises:
         UnsupportedModelError: no kernel can express the layout, or the columns are not whole groups.
     """
     sizes = _sizes(layout, out_features, cols, lanes)
-    codes, scales, supers = (aligned_zeros(size, np.uint8) for size in sizes)
+    codes, scales, supers = (aligned_zeros(count * size, np.uint8) for size in sizes)
     weight_format, tiles = packed_format(layout), -(-out_features // lanes)
-    return PackedMatrix(weight_format, out_features, cols, tiles, codes, scales, supers, _table(layout))  # type: ignore[arg-type]
+    return PackedMatrix(weight_format, out_features, cols, tiles, codes, scales, supers, _table(layout), count)  # type: ignore[arg-type]
 
 
 def packed_bytes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> int:
@@ -101,7 +110,21 @@ def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
 def pack(
     source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
 ) -> PackedMatrix:
-    """Pack a matrix of codes; equal to what its `Planes` hold.
+    """Pack a matrix of codes; equal to what its `Planes` hold. Arguments as in `fill`.
+
+    Raises:
+        UnsupportedModelError: as in `allocate` and `fill`.
+    """
+    matrix = allocate(source.layout, source.out_features, source.in_features, lanes)
+    fill(matrix, source, lanes, pool, packed)
+    return matrix
+
+
+def fill(
+    matrix: PackedMatrix, source: MatrixSource, lanes: int, pool: Executor | None = None,
+    packed: Callable[[int, int], None] | None = None,
+) -> None:  # fmt: skip
+    """Pack a matrix of codes into one of zeros, of the format of its layout.
 
     Args:
         lanes: out_features of a tile.
@@ -109,9 +132,8 @@ def pack(
         packed: called, by any thread, with the run of out_features that is done with.
 
     Raises:
-        UnsupportedModelError: as in `allocate`; or a layout that keeps its blocks comes without raw bytes.
+        UnsupportedModelError: a layout that keeps its blocks comes without raw bytes.
     """
-    matrix = allocate(source.layout, source.out_features, source.in_features, lanes)
     raw = source.raw if source.layout in REPACKED else None
     if raw is not None:
         run = _repacked(source.layout, raw, matrix, lanes)
@@ -122,7 +144,6 @@ def pack(
             f"weights in the layout {source.layout.name} run on the CPU only from their own blocks, which are missing"
         )
     over_tiles(matrix.tiles, source.out_features, lanes, source.row_bytes, run, pool, packed)
-    return matrix
 
 
 def _repacked(

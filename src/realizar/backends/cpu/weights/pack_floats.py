@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -25,12 +25,14 @@ from realizar.quantization.layout import FloatType
 
 @dataclass(frozen=True, slots=True)
 class FloatMatrix:
-    """A float matrix in tiles [tiles, padded columns, lanes].
+    """A float matrix in tiles [tiles, padded columns, lanes], or several of one shape, one after another.
 
     Attributes:
         kind: element type, `f32`, `f16` or `bf16`.
         columns: padded to a multiple of 4.
+        tiles: of one matrix.
         weights: float32, or uint16 bits.
+        count: matrices.
     """
 
     kind: FloatType
@@ -38,30 +40,55 @@ class FloatMatrix:
     columns: int
     tiles: int
     weights: NDArray[np.generic]
+    count: int = 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the weights, padding included."""
         return int(self.weights.nbytes)
 
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        return self.size_bytes // (self.count * self.tiles)
+
+    def part(self, index: int) -> FloatMatrix:
+        """One of several matrices; its weights are a view."""
+        return replace(self, weights=self.weights.reshape(self.count, -1)[index], count=1)
+
+
+def allocate_floats(layout: WeightLayout, out_features: int, cols: int, lanes: int, count: int = 1) -> FloatMatrix:
+    """`count` float matrices of zeros."""
+    kind, size = layout.float_type, layout.block_bytes
+    assert kind is not None
+    tiles, columns = _tiles(out_features, cols, lanes)
+    out = aligned_zeros(count * tiles * columns * lanes, np.float32 if size == 4 else np.uint16)
+    return FloatMatrix(kind, out_features, columns, tiles, out, count)
+
 
 def pack_floats(
     source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
 ) -> FloatMatrix:
-    """Pack a float matrix; arguments as in `pack`."""
-    raw, kind = source.raw, source.layout.float_type
+    """Pack a float matrix; arguments as in `fill_floats`."""
+    matrix = allocate_floats(source.layout, source.out_features, source.in_features, lanes)
+    fill_floats(matrix, source, lanes, pool, packed)
+    return matrix
+
+
+def fill_floats(
+    matrix: FloatMatrix, source: MatrixSource, lanes: int, pool: Executor | None = None,
+    packed: Callable[[int, int], None] | None = None,
+) -> None:  # fmt: skip
+    """Pack a float matrix into one of zeros, of its element type; arguments as in `pack.fill`."""
+    raw, out_features, cols = source.raw, source.out_features, source.in_features
     assert raw is not None  # every float matrix has its raw bytes
-    assert kind is not None
-    out_features, cols, size = source.out_features, source.in_features, source.layout.block_bytes
-    tiles, columns = _tiles(out_features, cols, lanes)
-    out = aligned_zeros(tiles * columns * lanes, np.float32 if size == 4 else np.uint16)
-    transpose, target, row_bytes = make_transpose(size, lanes), address(out), raw.strides[0]
+    transpose, row_bytes = make_transpose(source.layout.block_bytes, lanes), raw.strides[0]
+    target, columns = address(matrix.weights), matrix.columns
 
     def run(first: int, stop: int) -> None:
         transpose(address(raw) + first * lanes * row_bytes, row_bytes, target, out_features, cols, columns, first, stop)
 
-    over_tiles(tiles, out_features, lanes, source.row_bytes, run, pool, packed)
-    return FloatMatrix(kind, out_features, columns, tiles, out)
+    over_tiles(matrix.tiles, out_features, lanes, source.row_bytes, run, pool, packed)
 
 
 def _tiles(out_features: int, cols: int, lanes: int) -> tuple[int, int]:
