@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen.emit import F32, I16, Emitter, Value
@@ -81,6 +81,28 @@ def float_tile(
     return types.void(*constants, *[types.int64] * 6, types.float32), codegen
 
 
+@njit(inline="always")
+def multiply_float_tile(
+    instruction_set: int, weight_type: int, add: int, first: int, second: int, third: int, weights: int, columns: int,
+    source: int, source_stride: int, out: int, out_stride: int, token: int, stop: int, factor: float,
+) -> None:  # fmt: skip
+    """Like `multiply_tile` for a float tile: as many tokens at once as there are left of `first` to `third`."""
+    while token < stop:
+        x, y = source + token * source_stride, out + token * out_stride
+        if stop - token >= first:
+            float_tile(instruction_set, weight_type, first, add, weights, columns, x, source_stride,
+                       y, out_stride, factor)  # fmt: skip
+            token += first
+        elif stop - token >= second:
+            float_tile(instruction_set, weight_type, second, add, weights, columns, x, source_stride,
+                       y, out_stride, factor)  # fmt: skip
+            token += second
+        else:
+            float_tile(instruction_set, weight_type, third, add, weights, columns, x, source_stride,
+                       y, out_stride, factor)  # fmt: skip
+            token += third
+
+
 def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
     """The kernel of one weight type; shaped like `make_linear`."""
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
@@ -96,23 +118,12 @@ def make_float_linear(instruction_set: int, weight_type: int, add: int) -> Any:
         for block in range(0, tokens, TOKEN_BLOCK):
             block_end = min(block + TOKEN_BLOCK, tokens)
             for tile in range(start, stop):
-                weights = load_i64(arguments, _WEIGHTS) + tile * load_i64(arguments, _TILE_STRIDE)
-                token = block
-                while token < block_end:
-                    x = load_i64(arguments, _IN) + token * in_stride
-                    y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
-                    if block_end - token >= first:
-                        float_tile(instruction_set, weight_type, first, add, weights, columns, x, in_stride,
-                                   y, out_stride, factor)  # fmt: skip
-                        token += first
-                    elif block_end - token >= second:
-                        float_tile(instruction_set, weight_type, second, add, weights, columns, x, in_stride,
-                                   y, out_stride, factor)  # fmt: skip
-                        token += second
-                    else:
-                        float_tile(instruction_set, weight_type, third, add, weights, columns, x, in_stride,
-                                   y, out_stride, factor)  # fmt: skip
-                        token += third
+                multiply_float_tile(
+                    instruction_set, weight_type, add, first, second, third,
+                    load_i64(arguments, _WEIGHTS) + tile * load_i64(arguments, _TILE_STRIDE), columns,
+                    load_i64(arguments, _IN), in_stride, load_i64(arguments, _OUT) + tile * row_bytes, out_stride,
+                    block, block_end, factor,
+                )  # fmt: skip
         if load_i64(arguments, _BIAS) != 0:
             add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT), out_stride, tokens,
                      start * row_bytes // 4, stop * row_bytes // 4, factor if add else np.float32(1.0))  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import cfunc, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
@@ -62,6 +62,39 @@ def tile_matmul(
     return signature, codegen
 
 
+@njit(inline="always")
+def multiply_tile(
+    instruction_set: int, weight_format: int, add: int, first: int, second: int, third: int, fourth: int,
+    codes: int, scales: int, supers: int, table: int, groups: int, activations: int, record_groups: int,
+    out: int, out_stride: int, token: int, stop: int, factor: float,
+) -> None:  # fmt: skip
+    """out[t][out_features of the tile] = tile x token t, or added as in `tile_matmul`, for `token` <= t < `stop`.
+
+    As many tokens at once as there are left of `first`, the width of a block of records, to `fourth`. Inlined, so that
+    the numbers before `codes` stay constants. `out` is the tile's place in the row of token 0.
+    """
+    while token < stop:
+        x = activations + offset_of(token, 0, record_groups, first)
+        y = out + token * out_stride
+        left = stop - token
+        if left >= first:
+            tile_matmul(instruction_set, weight_format, first, add, codes, scales, supers, table, groups,
+                         x, y, out_stride, factor)  # fmt: skip
+            token += first
+        elif left >= second:
+            tile_matmul(instruction_set, weight_format, second, add, codes, scales, supers, table, groups,
+                         x, y, out_stride, factor)  # fmt: skip
+            token += second
+        elif left >= third:
+            tile_matmul(instruction_set, weight_format, third, add, codes, scales, supers, table, groups,
+                         x, y, out_stride, factor)  # fmt: skip
+            token += third
+        else:
+            tile_matmul(instruction_set, weight_format, fourth, add, codes, scales, supers, table, groups,
+                         x, y, out_stride, factor)  # fmt: skip
+            token += fourth
+
+
 @inner
 def add_bias(bias: int, out: int, out_stride: int, tokens: int, start: int, stop: int, factor: float) -> None:
     """out[t][start:stop] += factor * bias[start:stop]: a thread finishes the out_features that it computed."""
@@ -104,11 +137,17 @@ def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, 
     return block, tile, at % here * first
 
 
-def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
-    """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself, or 0."""
+def tile_widths(instruction_set: int) -> tuple[int, int, int, int]:
+    """Tokens that share one pass over a weight tile, largest first."""
     widths = INSTRUCTION_SETS[instruction_set].tile_tokens
     assert len(widths) <= 4
     first, second, third, fourth = (*widths, *[1] * (4 - len(widths)))
+    return first, second, third, fourth
+
+
+def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
+    """The kernel of one format. `together`: tiles that stay with one thread, which goes on with them itself, or 0."""
+    first, second, third, fourth = tile_widths(instruction_set)
     row_bytes = 4 * INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
@@ -118,7 +157,7 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
         groups = load_i64(arguments, _GROUPS)
         record_groups, out_stride = load_i64(arguments, _ACTIVATION_GROUPS), load_i64(arguments, _OUT_STRIDE)
         factor = load_f32(arguments, _RESIDUAL_SCALE)
-        table = load_i64(arguments, _TABLE)
+        table, activations = load_i64(arguments, _TABLE), load_i64(arguments, _ACTIVATIONS)
         run = run_of(tokens, groups, load_i64(arguments, _BLOCK_BYTES), first, threads)
         block, tile, skipped = cut(tokens, run, first, tiles, together, thread, threads)
         last_block, last_tile, last_skipped = cut(tokens, run, first, tiles, together, thread + 1, threads)
@@ -128,33 +167,18 @@ def make_linear(instruction_set: int, weight_format: int, add: int) -> Any:
                 token, block_end = block * run + skipped, min((block + 1) * run, tokens)
                 if block == last_block and tile == last_tile:
                     block_end = block * run + last_skipped
-                begin, skipped = token, 0
-                codes = load_i64(arguments, _CODES) + tile * load_i64(arguments, _CODES_STRIDE)
-                scales = load_i64(arguments, _SCALES) + tile * load_i64(arguments, _SCALES_STRIDE)
-                supers = load_i64(arguments, _SUPERS) + tile * load_i64(arguments, _SUPERS_STRIDE)
-                while token < block_end:
-                    x = load_i64(arguments, _ACTIVATIONS) + offset_of(token, 0, record_groups, first)
-                    y = load_i64(arguments, _OUT) + token * out_stride + tile * row_bytes
-                    left = block_end - token
-                    if left >= first:
-                        tile_matmul(instruction_set, weight_format, first, add, codes, scales, supers, table, groups,
-                                     x, y, out_stride, factor)  # fmt: skip
-                        token += first
-                    elif left >= second:
-                        tile_matmul(instruction_set, weight_format, second, add, codes, scales, supers, table, groups,
-                                     x, y, out_stride, factor)  # fmt: skip
-                        token += second
-                    elif left >= third:
-                        tile_matmul(instruction_set, weight_format, third, add, codes, scales, supers, table, groups,
-                                     x, y, out_stride, factor)  # fmt: skip
-                        token += third
-                    else:
-                        tile_matmul(instruction_set, weight_format, fourth, add, codes, scales, supers, table, groups,
-                                     x, y, out_stride, factor)  # fmt: skip
-                        token += fourth
+                skipped = 0
+                at = load_i64(arguments, _OUT) + tile * row_bytes
+                multiply_tile(
+                    instruction_set, weight_format, add, first, second, third, fourth,
+                    load_i64(arguments, _CODES) + tile * load_i64(arguments, _CODES_STRIDE),
+                    load_i64(arguments, _SCALES) + tile * load_i64(arguments, _SCALES_STRIDE),
+                    load_i64(arguments, _SUPERS) + tile * load_i64(arguments, _SUPERS_STRIDE),
+                    table, groups, activations, record_groups, at, out_stride, token, block_end, factor,
+                )  # fmt: skip
                 if load_i64(arguments, _BIAS) != 0:
-                    add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT) + begin * out_stride, out_stride,
-                             block_end - begin, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
+                    add_bias(load_i64(arguments, _BIAS), load_i64(arguments, _OUT) + token * out_stride, out_stride,
+                             block_end - token, tile * row_bytes // 4, (tile + 1) * row_bytes // 4,
                              factor if add else np.float32(1.0))  # fmt: skip
                 tile += 1
             block, tile = block + 1, 0
