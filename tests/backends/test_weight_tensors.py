@@ -12,7 +12,7 @@ from random_models import Recipe, random_model
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.errors import CheckpointError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.spec import Linear, TensorSource
 from realizar.quantization import dequantize, random_blocks
 
@@ -47,6 +47,17 @@ def test_parts_of_fused_tensors() -> None:
     np.testing.assert_array_equal(tensors.vector("k.bias"), values[6:10])
     assert tensors.layout("k").name == "Q4_K"
     assert [tensors.size_bytes(name) for name in places] == [4 * 144, 4 * 2, 12 * 144]
+
+
+def test_experts_apart_are_of_one_type() -> None:
+    first, _ = stored("expert.0", GGMLType.Q8_0, 5, 64)
+    second, _ = stored("expert.1", GGMLType.BF16, 5, 64)
+    names = first.name, second.name
+    tensors = tensors_of({"apart": TensorSource(names[0], (2, 5, 64), stack=names)}, first, second)
+    with pytest.raises(
+        UnsupportedModelError, match=r"m.gguf: tensor 'expert.1' is of type BF16, and 'expert.0' of Q8_0"
+    ):
+        tensors.layout("apart")
 
 
 def test_experts() -> None:

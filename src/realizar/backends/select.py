@@ -117,7 +117,7 @@ def resolve_model(
     spec = build_spec(checkpoint, config.context_length)
     chosen = choose_device(config.device) if device is None else device
     check_tensors(spec, checkpoint)
-    float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.linears())
+    float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import Linear, ModelSpec, TensorName
+from realizar.models.spec import ExpertLinear, Linear, ModelSpec, TensorName
 from realizar.quantization import MatrixSource, WeightLayout, expert_source, tensor_layout, tensor_source
 
 
@@ -25,9 +25,18 @@ class WeightTensors:
         """The layout of a stored tensor, from the checkpoint's header alone.
 
         Raises:
-            UnsupportedModelError: weights can't have its type.
+            UnsupportedModelError: weights can't have its type, or the matrices of a stack have several.
         """
-        return tensor_layout(self._checkpoint, self._spec.tensors[name].name)
+        first, *others = self._spec.tensors[name].names
+        layout = tensor_layout(self._checkpoint, first)
+        for other in others:
+            own = tensor_layout(self._checkpoint, other)
+            if own != layout:
+                raise UnsupportedModelError(
+                    f"{self._checkpoint.path}: tensor '{other}' is of type {own.name}, and '{first}' of {layout.name}:"
+                    " experts of one layer must be of one type"
+                )
+        return layout
 
     def size_bytes(self, name: TensorName) -> int:
         """Bytes of a tensor as stored, from the checkpoint's header alone.
@@ -38,9 +47,9 @@ class WeightTensors:
         *outer, columns = self._spec.tensors[name].shape
         return math.prod(outer) * self.layout(name).row_bytes(columns)
 
-    def are_float32(self, linears: Iterable[Linear]) -> bool:
+    def are_float32(self, matrices: Iterable[Linear | ExpertLinear]) -> bool:
         """True if every matrix is stored in float32."""
-        return all(self.layout(linear.weight).float_type == "f32" for linear in linears)
+        return all(self.layout(matrix.weight).float_type == "f32" for matrix in matrices)
 
     def matrix(self, name: TensorName) -> MatrixSource:
         """A matrix of the model.

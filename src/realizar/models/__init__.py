@@ -8,5 +8,5 @@ Read in this order:
    keys that have no effect, and `rope.py` computes the frequencies.
 4. `spec_builder.py`, `experts.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps the names.
 5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint.
-6. `pooling.py`: the pooling of an embedding model.
+6. `parameters.py` counts parameters, and `pooling.py` is the pooling of an embedding model.
 """

@@ -240,6 +240,10 @@ class Experts:
         """The matrix that every token is multiplied with."""
         return (self.router,)
 
+    def expert_linears(self) -> tuple[ExpertLinear, ...]:
+        """The matrices of the experts, in the order in which they are multiplied."""
+        return self.gate, self.up, self.down
+
 
 Mixer = Attention | ShortConvolution
 """The part of a layer that lets tokens see those before them."""
@@ -331,6 +335,20 @@ class ModelSpec:
         """Layers with a dense feed-forward: index and feed-forward."""
         parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
         return tuple((index, part) for index, part in parts if isinstance(part, FeedForward))
+
+    def mixtures(self) -> tuple[tuple[int, Experts], ...]:
+        """Layers with a mixture of experts: index and mixture."""
+        parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
+        return tuple((index, part) for index, part in parts if isinstance(part, Experts))
+
+    def matrices(self) -> tuple[Linear | ExpertLinear, ...]:
+        """All matrices layer by layer, those of experts after their router, and the head."""
+        found: list[Linear | ExpertLinear] = []
+        for layer in self.layers:
+            found += layer.linears()
+            if isinstance(layer.feed_forward, Experts):
+                found += layer.feed_forward.expert_linears()
+        return (*found, self.head)
 
     def linears(self) -> tuple[Linear, ...]:
         """All matrices that every token is multiplied with, layer by layer, and the head."""

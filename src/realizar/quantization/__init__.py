@@ -14,7 +14,7 @@ Read in this order:
 7. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
 """
 
-from realizar.quantization.block_source import BlockSource, block_source
+from realizar.quantization.block_source import FLOAT32_LAYOUT, BlockSource, block_source, float32_source
 from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, to_planes
 from realizar.quantization.finite import find_not_finite
 from realizar.quantization.layout import Codebook, WeightLayout
@@ -34,6 +34,7 @@ from realizar.quantization.tensors import (
 )
 
 __all__ = [
+    "FLOAT32_LAYOUT",
     "FLOAT_TYPES",
     "MATRIX_FORMATS",
     "QUANTIZABLE_TYPES",
@@ -49,6 +50,7 @@ __all__ = [
     "dequantize",
     "expert_source",
     "find_not_finite",
+    "float32_source",
     "is_stored",
     "matrix_format",
     "quantize",

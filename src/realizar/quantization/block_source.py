@@ -139,3 +139,15 @@ def block_source(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int
             f"{data.size} bytes are not {out_features} out_features of {in_features} {ggml_type.name} weights"
         )
     return BlockSource(ggml_type, data.reshape(out_features, row_bytes))
+
+
+FLOAT32_LAYOUT = GGML_LAYOUTS[GGMLType.F32]
+"""The layout of a matrix of float32."""
+
+
+def float32_source(source: MatrixSource) -> MatrixSource:
+    """The weights of a source in float32, in memory; a float matrix stays as it is."""
+    if source.layout.is_float:
+        return source
+    raw = source.dequantize().view(np.uint8)
+    return BlockSource(GGMLType.F32, raw, source.path, source.name)

@@ -1,0 +1,41 @@
+"""Counts of a model's parameters: all of them, and those that a token goes through. Standard library and the spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from realizar.models.spec import ModelSpec, TensorName
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Numbers of a model's tensors; a head that is the embedding counts once.
+
+    Attributes:
+        total: of all tensors.
+        active: without those of the experts that a token does not go through; the same where there are no experts.
+    """
+
+    total: int
+    active: int
+
+
+def count_parameters(spec: ModelSpec) -> ParameterCounts:
+    """The parameters of a model."""
+    sizes = {name: math.prod(source.shape) for name, source in spec.tensors.items()}
+    return ParameterCounts(sum(sizes.values()), size_of_token(spec, sizes))
+
+
+def size_of_token(spec: ModelSpec, sizes: Mapping[TensorName, int]) -> int:
+    """The sum of tensors' sizes without those of the experts that a token does not go through.
+
+    Args:
+        sizes: in any unit; among them those of all experts' matrices.
+    """
+    total = sum(sizes.values())
+    for _, experts in spec.mixtures():
+        for stack in experts.expert_linears():
+            total -= sizes[stack.weight] // experts.num_experts * (experts.num_experts - experts.experts_per_token)
+    return total
