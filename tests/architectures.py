@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Form = Literal["safetensors", "gguf"]
+DeviceKind = Literal["cpu", "cuda"]
 FORMS: tuple[Form, ...] = ("safetensors", "gguf")
 MAX_RELATIVE_ERROR = 1e-4
 
@@ -50,7 +51,7 @@ class Case:
         num_tokens: of the sequence, past every window and every original context.
         context_length: what the model is opened with; None for its own.
         forms: the checkpoints that can say it.
-        is_run: whether backends run it; they refuse the others by name.
+        run_by: backends that run it; the others refuse it by name.
     """
 
     family: str
@@ -58,7 +59,7 @@ class Case:
     num_tokens: int = 48
     context_length: int | None = None
     forms: tuple[Form, ...] = FORMS
-    is_run: bool = field(default=True, repr=False)  # says nothing of the comparison, which `parity_rows` notes
+    run_by: tuple[DeviceKind, ...] = field(default=("cpu", "cuda"), repr=False)  # `parity_rows` notes what `repr` shows
 
 
 CASES: dict[str, Case] = {
@@ -104,7 +105,7 @@ CASES: dict[str, Case] = {
             "moe_intermediate_size": 48,
             "norm_topk_prob": True,
         },
-        is_run=False,
+        run_by=("cpu",),
     ),
     "qwen3moe-dense-layers": Case(
         "Qwen3Moe",
@@ -119,9 +120,9 @@ CASES: dict[str, Case] = {
             "tie_word_embeddings": True,
         },
         forms=("safetensors",),
-        is_run=False,
+        run_by=("cpu",),
     ),
-    "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}, is_run=False),
+    "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}, run_by=()),
     "lfm2-biases": Case(
         "Lfm2",
         {
@@ -132,7 +133,7 @@ CASES: dict[str, Case] = {
             "tie_word_embeddings": False,
         },
         forms=("safetensors",),
-        is_run=False,
+        run_by=(),
     ),
     "gemma2": Case(
         "Gemma2",
@@ -201,7 +202,11 @@ CASES: dict[str, Case] = {
     ),
 }
 ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
-ROWS_THAT_RUN = [(name, form) for name, form in ROWS if CASES[name].is_run]
+
+
+def rows_run_by(backend: DeviceKind) -> list[tuple[str, Form]]:
+    """The rows that a backend runs."""
+    return [(name, form) for name, form in ROWS if backend in CASES[name].run_by]
 
 
 class BuiltCase(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,18 @@ import numpy as np
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm, Rope, TensorSource
+from realizar.models.spec import (
+    Attention,
+    ExpertLinear,
+    Experts,
+    FeedForward,
+    Layer,
+    Linear,
+    ModelSpec,
+    Norm,
+    Rope,
+    TensorSource,
+)
 from realizar.quantization.random_blocks import random_blocks
 
 _PATH = Path("random.gguf")
@@ -26,8 +37,11 @@ class Recipe:
         windows: one layer each.
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
-            `ungated`, `partial_rope`, `interleaved`, `no_rope`.
+            `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
+        experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
+            The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
+        down_weights: ggml type of experts' down projections; None takes that of all matrices.
     """
 
     head_size: int = 64
@@ -43,6 +57,9 @@ class Recipe:
     context_length: int = 1024
     seed: int = 0
     lacking: tuple[Literal["mixer", "feed_forward"] | None, ...] = ()
+    experts: int = 0
+    per_token: int = 2
+    down_weights: str | None = None
 
 
 class _Maker:
@@ -104,12 +121,29 @@ class _Maker:
         up, down = self.linear(f"{name}.up", width, hidden), self.linear(f"{name}.down", hidden, width)
         return FeedForward(recipe.activation, up, down, gate)
 
+    def expert_linear(self, name: str, rows: int, cols: int, kind: str | None = None) -> ExpertLinear:
+        count, ggml_type = self.recipe.experts, GGMLType[kind or self.recipe.weights]
+        self.matrix(name, count * rows, cols, ggml_type.name)
+        self.stored[name] = replace(self.stored[name], shape=(count, rows, cols))
+        return ExpertLinear(name, count, rows, cols)
+
+    def mixture(self, name: str) -> Experts:
+        recipe = self.recipe
+        hidden, width = recipe.hidden_size, recipe.feed_forward_size
+        router = Linear(self.matrix(f"{name}.router", recipe.experts, hidden, "F32"), recipe.experts, hidden)
+        gate, up = (self.expert_linear(f"{name}.{part}_experts", width, hidden) for part in ("gate", "up"))
+        down = self.expert_linear(f"{name}.down_experts", hidden, width, recipe.down_weights)
+        divided = "undivided" not in recipe.parts
+        return Experts(router, recipe.per_token, recipe.activation, gate, up, down, divided, 1.0 if divided else 2.5)
+
     def layer(self, index: int, window: int | None) -> Layer:
         name, recipe = f"layers.{index}", self.recipe
         lacks = recipe.lacking[index] if index < len(recipe.lacking) else None
         post, hidden = "post_norms" in recipe.parts, recipe.hidden_size
         mixes, feeds = lacks != "mixer", lacks != "feed_forward"
-        feed_forward = self.feed_forward(name) if feeds else None
+        is_mixture = recipe.experts > 0 and (index < len(recipe.windows) - 1 or len(recipe.windows) == 1)
+        feed = self.mixture if is_mixture else self.feed_forward
+        feed_forward = feed(name) if feeds else None
         return Layer(
             self.attention(name, window) if mixes else None, feed_forward,
             input_norm=self.norm(f"{name}.input_norm", hidden) if mixes else None,

@@ -1,4 +1,4 @@
-"""Models with parts that no backend runs: every command says so in one plain line, before a weight is read."""
+"""Models with parts that a backend does not run: commands say so in one plain line, before a weight is read."""
 
 from __future__ import annotations
 
@@ -64,9 +64,17 @@ def _write_model(path: Path, architecture: str) -> None:
     )
 
 
+@pytest.fixture
+def unknown(tmp_path: Path) -> tuple[Path, str]:
+    """A file that no backend runs, and why, with a place for the backend's name."""
+    path = tmp_path / "lfm2.gguf"
+    _write_model(path, "lfm2")
+    return path, REASONS["lfm2"]
+
+
 @pytest.fixture(params=_KEYS)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
-    """A file, and why it does not run, with a place for the backend's name."""
+    """A file that no GPU runs, and why."""
     path = tmp_path / f"{request.param}.gguf"
     _write_model(path, request.param)
     return path, REASONS[request.param]
@@ -81,8 +89,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
     ],
     ids=lambda words: words[0],
 )
-def test_commands_for_the_cpu(realizar: Callable[..., Any], model: tuple[Path, str], words: tuple[str, ...]) -> None:
-    path, reason = model
+def test_commands_for_the_cpu(realizar: Callable[..., Any], unknown: tuple[Path, str], words: tuple[str, ...]) -> None:
+    path, reason = unknown
     result = realizar(*(path if word == "MODEL" else word for word in words))
     assert (result.status, result.stdout) == (1, "")
     assert result.error_lines == [f"realizar: {reason.format('CPU')}"]
@@ -107,10 +115,21 @@ def test_the_cuda_backend(model: tuple[Path, str]) -> None:
         CUDABackend(device=interpreter_device()).load(spec, checkpoint, resolved(spec, None, EngineConfig(), "cuda"))
 
 
-def test_inspect(realizar: Callable[..., Any], model: tuple[Path, str]) -> None:
-    result = realizar("inspect", model[0])
+def test_inspect(realizar: Callable[..., Any], unknown: tuple[Path, str]) -> None:
+    result = realizar("inspect", unknown[0])
     assert result.status == 0
-    reason = f"{model[1].format('CPU')}; {model[1].format('CUDA')}"
+    reason = f"{unknown[1].format('CPU')}; {unknown[1].format('CUDA')}"
     assert f"will run      no: {reason}" in result.stdout.splitlines()
-    found = json.loads(realizar("inspect", model[0], "--json").stdout)
+    found = json.loads(realizar("inspect", unknown[0], "--json").stdout)
     assert (found["runs"], found["reason"]) == (False, reason)
+
+
+def test_experts_run_on_the_cpu(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    """So `inspect` says that they will run, though a GPU refuses them. Weights of zero choose the first id."""
+    path = tmp_path / "experts.gguf"
+    _write_model(path, "qwen3moe")
+    lines = realizar("inspect", path).stdout.splitlines()
+    assert "will run      yes" in lines
+    result = realizar("run", path, "hello", "--device", "cpu", "--max-tokens", "4", "--temperature", "0")
+    assert (result.status, result.error_lines) == (0, [])
+    assert result.stdout.strip() == "\0\0\0\0"

@@ -18,10 +18,6 @@ WHOLE = {
 }
 # Parts that the reference model computes and no backend yet: experts and short convolutions.
 NOT_RUN_YET = {
-    ("Experts", "normalized"),
-    ("Experts", "experts_per_token"),
-    ("ExpertLinear", "num_experts"),
-    ("ExpertsBlock", "experts"),
     ("ShortConvolution", "channels"),
     ("ShortConvolutionBlock", "convolution"),
 }

@@ -32,6 +32,7 @@ class MemoryPlan:
     Attributes:
         device: `cpu` or `cuda`.
         weight_bytes: of all matrices, packed. copy_bytes: of their copies in FP8, where those are asked for.
+        token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step.
         reserved_bytes: kept free for sampling, partial sums and graphs.
@@ -52,6 +53,7 @@ class MemoryPlan:
     free_bytes: int
     contexts: tuple[ContextPlan, ...]
     copy_bytes: int = 0
+    token_weight_bytes: int | None = None
     kv_most_bytes: int | None = None
     reserved_bytes: int = 0
 

@@ -42,8 +42,10 @@ def block_name(block: Block) -> str:
     return _NAMES[type(block)]
 
 
-def inputs_part(block: AttentionBlock | FeedForwardBlock) -> str:
+def inputs_part(block: AttentionBlock | FeedForwardBlock | ExpertsBlock) -> str:
     """The matmul with which a block begins."""
+    if isinstance(block, ExpertsBlock):
+        return "router"
     return "qkv" if isinstance(block, AttentionBlock) else "gate and up"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from architectures import ROWS_THAT_RUN, Form, build_case, check_logits
+from architectures import Form, build_case, check_logits, rows_run_by
 from cpu_runs import load_runner
 from realizar.config import EngineConfig
 
@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="parity is against transformers, which needs
 pytest.importorskip("transformers", reason="parity is against transformers")
 
 
-@pytest.mark.parametrize(("name", "form"), ROWS_THAT_RUN)
+@pytest.mark.parametrize(("name", "form"), rows_run_by("cpu"))
 def test_cpu_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -> None:
     """Chunks of 5, 1 and 7 tokens, then token by token, past windows and rope switches."""
     built = build_case(name, tmp_path, form)

@@ -23,6 +23,12 @@ RECIPES = {
     "q6_k-96-gqa1-cap": Recipe(96, 8, 8, weights="Q6_K", parts=("soft_cap", "qk_norm", "post_norms")),
     "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("token_norm",)),
     "iq4_nl-256-gqa3": Recipe(256, 3, 1, weights="IQ4_NL", parts=("partial_rope", "interleaved")),
+    "experts-q4_k": Recipe(
+        weights="Q4_K", experts=6, per_token=2, feed_forward_size=256, windows=(None, 40, None), down_weights="Q6_K"
+    ),
+    "experts-bf16": Recipe(
+        64, 4, 4, weights="BF16", experts=5, per_token=3, feed_forward_size=80, parts=("undivided",)
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 

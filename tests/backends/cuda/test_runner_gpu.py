@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from architectures import ROWS_THAT_RUN, Form, build_case, check_logits  # noqa: E402
+from architectures import Form, build_case, check_logits, rows_run_by  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import gated, linears, tuning_table  # noqa: E402
@@ -97,7 +97,7 @@ def test_weight_types(ggml_type: GGMLType, tmp_path: Path) -> None:
     assert worst(found, expected) <= 0.03
 
 
-@pytest.mark.parametrize(("name", "form"), ROWS_THAT_RUN)
+@pytest.mark.parametrize(("name", "form"), rows_run_by("cuda"))
 def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="parity is against transformers")
     if form == "gguf":

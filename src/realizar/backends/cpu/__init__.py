@@ -5,7 +5,8 @@ interpreter's lock. Read in this order:
 
 1. `runner.py`: `CPUBackend` runs steps of a model, which `load.py` makes as one `LoadedModel`.
 2. `bind.py`: the program's blocks become a table (`operations.py`) of kernels and argument records (`records.py`), over
-   the buffers of `workspace.py` and the tables of `rope_tables.py`.
+   the buffers of `workspace.py` and the tables of `rope_tables.py`. `bind_experts.py` does so for mixtures of experts,
+   whose kernels meet in the arrays of `routing.py`.
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers. `kernel_faults.py` finds the
    exceptions that kernels raise there.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `kernel_library.py` makes

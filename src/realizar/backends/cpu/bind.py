@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.bind_experts import ExpertsBinder
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
@@ -24,10 +25,10 @@ from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
-from realizar.backends.cpu.workspace import RecordBuffer, Workspace
+from realizar.backends.cpu.workspace import RecordBuffer, Workspace, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import block_name, inputs_part, join_part
-from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
+from realizar.backends.program import AttentionBlock, Block, ExpertsBlock, FeedForwardBlock, Join, Program, Tail
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import Attention, FeedForward, Linear, Norm
 
@@ -65,6 +66,8 @@ class Binder:
                 yield from self._attention_block(block)
             case FeedForwardBlock():
                 yield from self._feed_forward_block(block)
+            case ExpertsBlock():
+                yield from self._experts_block(block)
             case _:
                 raise UnsupportedModelError(
                     f"layer {block.layer}: the CPU backend has no kernels for {block_name(block)}"
@@ -94,6 +97,17 @@ class Binder:
         yield self._project(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
         yield self._activate(feed_forward)
         yield from self._join(block.join, "activated", join_part(block))
+
+    def _experts_block(self, block: ExpertsBlock) -> Iterator[BoundOperation]:
+        (router,), join = block.inputs.linears, block.join
+        yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
+        yield self._project(router, "normed", "scores", inputs_part(block))
+        # The sum over experts adds to the stream itself where no norm lies between.
+        added = None if join.norm is not None else join.scale
+        experts = ExpertsBinder(self.instructions, self.kernels, self.weights, self.workspace, self._block_bytes)
+        yield from experts.bind(block.experts, added)
+        if join.norm is not None:
+            yield self._normalize("norm", join.norm, "branch", "branch", add_scale=join.scale)
 
     def _join(self, join: Join, source: str, part: str) -> Iterator[BoundOperation]:
         assert join.linear is not None
@@ -200,7 +214,7 @@ class Binder:
             eps=float(norm.eps) if norm else 0.0,
             weight=address(self.weights.norm_weight(norm)) if norm else 0,
             bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
-            out=written.at, out_stride=written.stride, **_records(written.records),
+            out=written.at, out_stride=written.stride, **written_records(written.records),
             residual=hidden.at if add_scale is not None else 0, residual_stride=hidden.stride,
             residual_scale=float(add_scale) if add_scale is not None else 0.0,
             terms=written.terms.at if terms and written.terms is not None else 0,
@@ -247,7 +261,7 @@ class Binder:
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
             out_stride=attended.stride, partial=address(self.partial),
-            **_records(attended.records if self._quantised(attention) else None),
+            **written_records(attended.records if self._quantised(attention) else None),
         )  # fmt: skip
 
     def _quantised(self, attention: Attention) -> bool:
@@ -261,7 +275,7 @@ class Binder:
             ACTIVATE, count_field=STEP_TOKENS, gate=gate.at, up=up.at, input_stride=up.stride,
             groups=-(-feed_forward.up.out_features // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
             source_groups=-(-self.weights.hidden_size // GROUP), block_bytes=self._block_bytes,
-            **_records(out.records if quantised else None),
+            **written_records(out.records if quantised else None),
         )  # fmt: skip
         return BoundOperation("activation", self.kernels.activate(feed_forward.activation, gated), record)
 
@@ -275,10 +289,3 @@ class Binder:
 
 def _norm_kind(norm: Norm | None) -> int:
     return NO_NORM if norm is None else {"rms": RMS_NORM, "layer": LAYER_NORM}[norm.kind]
-
-
-def _records(buffer: RecordBuffer | None) -> dict[str, int]:
-    """The fields by which a kernel finds the records that it writes; none are written without a buffer."""
-    if buffer is None:
-        return {"records": 0, "records_groups": 0, "records_width": 1}
-    return {"records": buffer.at, "records_groups": buffer.groups, "records_width": buffer.width}

@@ -10,11 +10,17 @@ from realizar.backends.cpu.compile_events import on_compiling
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
 from realizar.backends.cpu.kernels.activate import make_activate
 from realizar.backends.cpu.kernels.attention import combine, make_attend
+from realizar.backends.cpu.kernels.expert_linear import (
+    make_expert_activate,
+    make_expert_float_linear,
+    make_expert_linear,
+)
 from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES, make_float_linear
 from realizar.backends.cpu.kernels.linear import make_linear
 from realizar.backends.cpu.kernels.normalize import normalize
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 from realizar.backends.cpu.kernels.rotate import make_rotate
+from realizar.backends.cpu.kernels.routing import choose, gather, sort_by_expert, sum_experts
 from realizar.backends.cpu.kernels.select import select
 from realizar.backends.cpu.kv.layout import KV_DTYPES
 from realizar.backends.cpu.weights.formats import WeightFormat, format_number
@@ -48,6 +54,15 @@ class KernelLibrary:
     def activate(self, activation: str, gated: bool) -> int:
         return self._address("activate", make_activate, ACTIVATIONS.index(activation), int(gated))
 
+    def expert_linear(self, weight_format: WeightFormat) -> int:
+        return self._address("expert linear", make_expert_linear, self._isa, format_number(weight_format))
+
+    def expert_float_linear(self, kind: str) -> int:
+        return self._address("expert float linear", make_expert_float_linear, self._isa, FLOAT_TYPES.index(kind))
+
+    def expert_activate(self, activation: str) -> int:
+        return self._address("expert activate", make_expert_activate, ACTIVATIONS.index(activation))
+
     @property
     def normalize(self) -> int:
         return int(normalize.address)
@@ -59,6 +74,22 @@ class KernelLibrary:
     @property
     def select(self) -> int:
         return int(select.address)
+
+    @property
+    def choose(self) -> int:
+        return int(choose.address)
+
+    @property
+    def sort_by_expert(self) -> int:
+        return int(sort_by_expert.address)
+
+    @property
+    def gather(self) -> int:
+        return int(gather.address)
+
+    @property
+    def sum_experts(self) -> int:
+        return int(sum_experts.address)
 
     def _address(self, name: str, make: Callable[..., Any], *constants: int) -> int:
         key = (name, *constants)

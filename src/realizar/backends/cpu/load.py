@@ -26,7 +26,7 @@ from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError
-from realizar.models.spec import Linear, ModelSpec
+from realizar.models.spec import ExpertLinear, Linear, ModelSpec
 
 MAX_SELECTED = 32  # tokens whose logits exist at once
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
@@ -64,7 +64,9 @@ class LoadedModel:
 
     @property
     def capacity(self) -> Capacity:
-        return loaded_capacity(self.config, self.kv, self.weights.size_bytes, self.load_s)
+        return loaded_capacity(
+            self.config, self.kv, self.weights.size_bytes, self.load_s, token_bytes=self.weights.token_bytes
+        )
 
     def close(self) -> None:
         """End the threads."""
@@ -98,7 +100,7 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     workspace = reserve_workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
     kv = KVMemory(spec, config)
-    _load_weights(weights, checkpoint, spec.linears(), progress)
+    _load_weights(weights, checkpoint, spec.matrices(), progress)
     ropes = RopeTables(spec, config.max_step_tokens)
     partial: NDArray[np.float32] = aligned_zeros(PARTIAL_FLOATS, np.float32)  # type: ignore[assignment]
     scratch = _attention_scratch(kv, config.threads)
@@ -110,7 +112,9 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     return LoadedModel(spec, config, *memory, *programs, team, load_s=time.perf_counter() - start_s)
 
 
-def _load_weights(weights: Weights, checkpoint: Checkpoint, linears: Sequence[Linear], progress: Progress) -> None:
+def _load_weights(
+    weights: Weights, checkpoint: Checkpoint, matrices: Sequence[Linear | ExpertLinear], progress: Progress
+) -> None:
     total, done = max(1, checkpoint.size_bytes), 0
 
     def loaded(size: int) -> None:
@@ -118,7 +122,7 @@ def _load_weights(weights: Weights, checkpoint: Checkpoint, linears: Sequence[Li
         done += size
         progress("loading weights", min(1.0, done / total))
 
-    weights.load(list(linears), loaded)
+    weights.load(matrices, loaded)
 
 
 def _attention_scratch(kv: KVMemory, threads: int) -> NDArray[np.uint8]:

@@ -21,7 +21,8 @@ class BoundOperation:
         part: what a profile calls it.
         kernel: its address. arguments: int64, the record that it reads.
         barrier: whether threads wait for each other after it.
-        weight_bytes: of the matrix that it reads.
+        weight_bytes: of the matrix that it reads; of one of them, where it reads those of the chosen experts.
+        is_of_experts: whether that is so.
         attention: of the layer whose cache it reads; None for what reads none.
         begins_block: whether it is the first of a block, and reads the residual stream.
     """
@@ -33,6 +34,7 @@ class BoundOperation:
     weight_bytes: int = 0
     attention: Attention | None = None
     begins_block: bool = False
+    is_of_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import Linear, ModelSpec
+from realizar.models.parameters import size_of_token
+from realizar.models.spec import ExpertLinear, Linear, ModelSpec, TensorName
+from realizar.quantization import FLOAT32_LAYOUT
 
 
 def plan_memory(
@@ -38,16 +40,18 @@ def plan_memory(
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
-    linears = spec.linears()
     workspace = Workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])  # never written: it costs nothing
     tensors = WeightTensors(spec, checkpoint)
     machine = memory_bytes() if free_bytes is None else None
     free = free_memory_bytes() if free_bytes is None else free_bytes
     sizes = [KVSizes(spec, replace(config, context_length=length)) for length in planned_lengths(config.context_length)]
+    routers = {experts.router.weight for _, experts in spec.mixtures()}
+    sizes_of = {each.weight: _matrix_bytes(tensors, each, instructions.lanes, routers) for each in spec.matrices()}
     limit = kv_limit_bytes(spec, config, sizes[-1], free, machine)
     return MemoryPlan(
         device="cpu",
-        weight_bytes=sum(_matrix_bytes(tensors, linear, instructions.lanes) for linear in linears),
+        weight_bytes=sum(sizes_of.values()),
+        token_weight_bytes=size_of_token(spec, sizes_of),
         embedding_bytes=tensors.size_bytes(spec.embedding),
         workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS,
         kv_dtype=sizes[0].dtype,
@@ -61,8 +65,12 @@ def plan_memory(
     )
 
 
-def _matrix_bytes(tensors: WeightTensors, linear: Linear, lanes: int) -> int:
-    layout = tensors.layout(linear.weight)
-    size = packed_float_bytes if layout.is_float else packed_bytes
-    with naming_refusals(linear.weight):
-        return size(layout, linear.out_features, linear.in_features, lanes)
+def _matrix_bytes(tensors: WeightTensors, matrix: Linear | ExpertLinear, lanes: int, routers: set[TensorName]) -> int:
+    """Packed bytes of a matrix, or of that of all experts."""
+    with naming_refusals(matrix.weight):
+        layout = tensors.layout(matrix.weight)
+        if matrix.weight in routers and not layout.is_float:
+            layout = FLOAT32_LAYOUT
+        size = packed_float_bytes if layout.is_float else packed_bytes
+        count = matrix.num_experts if isinstance(matrix, ExpertLinear) else 1
+        return count * size(layout, matrix.out_features, matrix.in_features, lanes)

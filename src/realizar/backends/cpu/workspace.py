@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.routing import Routing, num_positions
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
@@ -61,19 +62,32 @@ class RowBuffer:
         return int(self.values.strides[0])
 
 
+def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
+    """The fields by which a kernel finds the records that it writes; none are written without a buffer."""
+    if buffer is None:
+        return {"records": 0, "records_groups": 0, "records_width": 1}
+    return {"records": buffer.at, "records_groups": buffer.groups, "records_width": buffer.width}
+
+
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
-    """Width of every buffer of `program`."""
+    """Width of every buffer of `program`; those of experts are there if the model has any."""
     attentions = [attention for _, attention in spec.attentions()]
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     query = max(a.num_heads * a.head_size for a in attentions)
     key = max(a.num_kv_heads * a.head_size for a in attentions)
     hidden = spec.hidden_size
-    return {
+    widths = {
         "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key,
         "value": 2 * (-(-key // GROUP) * GROUP),
         "attended": query, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
         "logits": spec.vocab_size,
     }  # fmt: skip
+    mixtures = [experts for _, experts in spec.mixtures()]
+    if mixtures:
+        widest = max(one.up.out_features for one in mixtures)
+        widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}
+        widths |= {"expert gate": widest, "expert up": widest, "expert activated": widest}
+    return widths
 
 
 def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> Workspace:
@@ -101,17 +115,28 @@ def _too_many_tokens(config: ResolvedConfig, has_bytes: int, needed_bytes: int |
     )
 
 
-RECORDED = ("normed", "attended", "activated", "selected")  # buffers that matmuls read
+# Buffers that matmuls read.
+RECORDED = ("normed", "attended", "activated", "selected", "routed", "expert activated")
+# Buffers of pairs of a token and an expert, by their positions (`kernels.routing`).
+ROUTED = ("routed", "expert gate", "expert up", "expert activated")
 
 
 class Workspace:
-    """Buffers for a step's tokens and `max_selected` selected tokens; records in blocks of `block_tokens`."""
+    """Buffers for a step's tokens and `max_selected` selected tokens; records in blocks of `block_tokens`.
+
+    The buffer "routed" holds what experts read and, once they have read it, what they make of it.
+    """
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> None:
         max_tokens, max_rows = config.max_step_tokens, config.max_running
+        mixtures = [experts for _, experts in spec.mixtures()]
+        self.routing = Routing(mixtures, max_tokens, block_tokens)
+        self.block_tokens = block_tokens
+        counts = dict.fromkeys(("selected", "logits"), max_selected)
+        counts |= dict.fromkeys(ROUTED, num_positions(mixtures, max_tokens, block_tokens))
         self.buffers: dict[str, RowBuffer] = {}
         for name, width in buffer_widths(spec).items():
-            tokens = max_selected if name in ("selected", "logits") else max_tokens
+            tokens = counts.get(name, max_tokens)
             padded = -(-width // GROUP) * GROUP
             stride = padded + _TOKEN_PADDING
             values = aligned_zeros(tokens * stride, np.float32).reshape(tokens, stride)
@@ -130,8 +155,8 @@ class Workspace:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all buffers, and of the quantised records beside them."""
-        return sum(
+        """Bytes of all buffers, of the quantised records beside them, and of the choices of experts."""
+        return self.routing.size_bytes + sum(
             buffer.values.nbytes + sum(part.size_bytes for part in (buffer.records, buffer.terms) if part is not None)
             for buffer in self.buffers.values()
         )

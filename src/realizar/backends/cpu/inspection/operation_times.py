@@ -13,6 +13,7 @@ from numba import cfunc, types
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernels.routing import COUNT_EXPERTS
 from realizar.backends.cpu.kv.layout import KVLayout
 from realizar.backends.cpu.load import MAX_SELECTED
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
@@ -45,17 +46,26 @@ def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, re
     backend.submit(step).result()
     operations = [operation for bound in backend.programs for operation in bound.operations]
     alone = [walkable([operation]) for operation in operations]
-    runs = [[_seconds(backend, each) for each in alone] for _ in range(repeats + 1)]  # the first finds caches cold
+    sizes, runs = [], []
+    for repeat in range(repeats + 1):  # the first finds caches cold
+        times = []
+        for operation, each in zip(operations, alone, strict=True):
+            times.append(_seconds(backend, each))
+            if repeat == 0:
+                sizes.append(_bytes_read(backend, operation, step))  # experts are those that were chosen just now
+        runs.append(times)
     calling = _calling_s(backend)
     best = [max(0.0, min(times) - calling) for times in zip(*runs, strict=True)]
     return [
-        PartTime(operation.part, seconds, _bytes_read(backend, operation, step))
-        for operation, seconds in zip(operations, best, strict=True)
+        PartTime(operation.part, seconds, size)
+        for operation, seconds, size in zip(operations, best, sizes, strict=True)
     ]
 
 
 def _bytes_read(backend: CPUBackend, operation: BoundOperation, step: ForwardInput) -> int:
-    """Bytes of weights and KV cache that an operation reads."""
+    """Bytes of weights and KV cache that an operation reads, or has just read."""
+    if operation.is_of_experts:
+        return operation.weight_bytes * int(backend.model.workspace.routing.counts[COUNT_EXPERTS])
     if operation.attention is None:
         return operation.weight_bytes
     return cached_tokens_read(operation.attention, step) * _token_bytes(backend, operation.attention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.weights.embedding_rows import EmbeddingRows
-from realizar.backends.cpu.weights.pack import PackedMatrix, pack
-from realizar.backends.cpu.weights.pack_floats import FloatMatrix, pack_floats
+from realizar.backends.cpu.weights.pack import PackedMatrix, allocate, fill, pack
+from realizar.backends.cpu.weights.pack_floats import FloatMatrix, allocate_floats, fill_floats, pack_floats
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.models.spec import Linear, ModelSpec, Norm, TensorName
-from realizar.quantization import MatrixSource
+from realizar.models.parameters import size_of_token
+from realizar.models.spec import ExpertLinear, Linear, ModelSpec, Norm, TensorName
+from realizar.quantization import MatrixSource, float32_source
 
 Matrix = PackedMatrix | FloatMatrix
 _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 
 
 class Weights:
-    """Loads tensors of a spec from a checkpoint, one at a time, releasing each one's pages.
+    """Loads tensors of a spec from a checkpoint, one at a time, releasing each one's pages. Routers become floats.
 
     Args:
         lanes: out_features of a tile.
@@ -32,31 +33,60 @@ class Weights:
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int) -> None:
         self._spec, self._tensors, self._lanes = spec, WeightTensors(spec, checkpoint), lanes
         self._threads = threads
+        self._routers = {experts.router.weight for _, experts in spec.mixtures()}
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
         self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
 
-    def load(self, linears: list[Linear], progress: Callable[[int], None]) -> None:
+    def load(self, matrices: Sequence[Linear | ExpertLinear], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each as it is done.
 
         Raises:
             CheckpointError: a weight is NaN or infinite.
-            UnsupportedModelError: no kernel expresses a matrix's layout.
+            UnsupportedModelError: no kernel expresses a matrix's layout, or experts of a layer have several.
         """
         self._tensors.check_vectors()
-        names = list(dict.fromkeys(linear.weight for linear in linears))
-        sources = [self._tensors.matrix(name) for name in names]
+        distinct = list({each.weight: each for each in matrices}.values())
         with ThreadPoolExecutor(self._threads) as pool:
-            for name, source, following in zip(names, sources, [*sources[1:], None], strict=True):
-                if following is not None:
-                    following.prefetch()
-                with naming_refusals(name):
-                    self.matrices[name] = self._pack(source, pool)
-                source.release(0, source.out_features)
-                progress(source.size_bytes)
+            for each, following in zip(distinct, [*distinct[1:], None], strict=True):
+                if isinstance(following, Linear):
+                    self._tensors.matrix(following.weight).prefetch()
+                load = self._load_experts if isinstance(each, ExpertLinear) else self._load
+                with naming_refusals(each.weight):
+                    progress(load(each, pool))  # type: ignore[arg-type]
             if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):
                 self._check_embedding(pool)
+
+    def _load(self, linear: Linear, pool: Executor) -> int:
+        """Pack a matrix; returns its bytes in the file."""
+        stored = self._tensors.matrix(linear.weight)
+        source = float32_source(stored) if linear.weight in self._routers else stored
+        pack_any = pack_floats if source.layout.is_float else pack
+        self.matrices[linear.weight] = pack_any(source, self._lanes, pool, _checked(source))
+        stored.release(0, stored.out_features)
+        return stored.size_bytes
+
+    def _load_experts(self, stack: ExpertLinear, pool: Executor) -> int:
+        """Pack a matrix of each expert into one store, an expert on a thread; returns their bytes in the file."""
+        layout, count = self._tensors.layout(stack.weight), stack.num_experts
+        make = allocate_floats if layout.is_float else allocate
+        matrix: Matrix = make(layout, stack.out_features, stack.in_features, self._lanes, count)
+        self._tensors.expert(stack.weight, 0).prefetch()
+
+        def load(expert: int) -> int:
+            if expert + 1 < count:
+                self._tensors.expert(stack.weight, expert + 1).prefetch()
+            source, part = self._tensors.expert(stack.weight, expert), matrix.part(expert)
+            if isinstance(part, FloatMatrix):
+                fill_floats(part, source, self._lanes, None, _checked(source))
+            else:
+                fill(part, source, self._lanes, None, _checked(source))
+            source.release(0, source.out_features)
+            return source.size_bytes
+
+        self.matrices[stack.weight] = matrix
+        return sum(pool.map(load, range(count)))
 
     def vector(self, name: TensorName, offset: float = 0.0) -> NDArray[np.float32]:
         """float32 values plus `offset`, padded with zeros to whole tiles; kept alive here."""
@@ -93,6 +123,11 @@ class Weights:
         """Packed bytes of all matrices."""
         return sum(matrix.size_bytes for matrix in self.matrices.values())
 
+    @property
+    def token_bytes(self) -> int:
+        """Packed bytes that a token reads: of a mixture's experts those that it goes through."""
+        return size_of_token(self._spec, {name: matrix.size_bytes for name, matrix in self.matrices.items()})
+
     def embed(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         """out [len(ids), hidden_size] = the file's rows of int32 `ids`, times the model's embedding scale."""
         self._embedding.read(ids, self._spec.embedding_scale, out)
@@ -110,9 +145,15 @@ class Weights:
         for _ in pool.map(check, range(0, source.out_features, step)):
             pass
 
-    def _pack(self, source: MatrixSource, pool: Executor) -> Matrix:
-        def packed(start: int, stop: int) -> None:
-            source.check_finite(start, stop)  # read just now, so it costs little
-            source.release(start, stop)
 
-        return (pack_floats if source.layout.is_float else pack)(source, self._lanes, pool, packed)
+def _checked(source: MatrixSource) -> Callable[[int, int], None]:
+    """Called for a run of out_features that was packed: read just now, it costs little to look for what is not finite.
+
+    Its pages are released.
+    """
+
+    def packed(start: int, stop: int) -> None:
+        source.check_finite(start, stop)
+        source.release(start, stop)
+
+    return packed

@@ -1,0 +1,144 @@
+"""A mixture of experts bound to kernels: from its router's scores to the sum of the chosen experts' outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from realizar.backends.cpu.instruction_set import InstructionSet
+from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.attention import STEP_TOKENS
+from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_FLOAT_LINEAR, EXPERT_LINEAR
+from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM
+from realizar.backends.cpu.operations import BoundOperation
+from realizar.backends.cpu.records import address
+from realizar.backends.cpu.routing import pairs_of_item
+from realizar.backends.cpu.weights.formats import GROUP
+from realizar.backends.cpu.weights.load import Matrix, Weights
+from realizar.backends.cpu.weights.pack import PackedMatrix
+from realizar.backends.cpu.weights.pack_floats import FloatMatrix
+from realizar.backends.cpu.workspace import Workspace, written_records
+from realizar.models.spec import ExpertLinear, Experts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBinder:
+    """Binds mixtures, whose kernels meet in the arrays of `workspace.routing`.
+
+    Attributes:
+        block_bytes: of activations that stay in the second-level cache.
+    """
+
+    instructions: InstructionSet
+    kernels: KernelLibrary
+    weights: Weights
+    workspace: Workspace
+    block_bytes: int
+
+    def bind(self, experts: Experts, add_scale: float | None) -> Iterator[BoundOperation]:
+        """From the buffers `scores` and `normed` to hidden += add_scale * output, or branch = output with None."""
+        matrices = [self.weights.matrices[each.weight] for each in experts.expert_linears()]
+        together = self._tiles_together(experts, matrices)
+        yield self._choose(experts)
+        yield self._sort(experts)
+        yield self._gather(experts, matrices)
+        yield self._multiply(experts.gate, "routed", "expert gate", "expert gate and up", together, barrier=False)
+        barrier = together == 1
+        yield self._multiply(experts.up, "routed", "expert up", "expert gate and up", together, barrier=barrier)
+        yield self._activate(experts, quantised=isinstance(matrices[2], PackedMatrix))
+        yield self._multiply(experts.down, "expert activated", "routed", "expert down", 1)
+        yield self._sum(experts, add_scale)
+
+    def _tiles_together(self, experts: Experts, matrices: list[Matrix]) -> int:
+        """Tiles of a group of the activation, where threads go on with what they computed; else 1.
+
+        Gate and up are then quantised and of whole groups, as in a dense feed-forward.
+        """
+        packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:2])
+        return GROUP // self.instructions.lanes if packed and experts.up.out_features % GROUP == 0 else 1
+
+    def _choose(self, experts: Experts) -> BoundOperation:
+        scores, routing = self.workspace.buffers["scores"], self.workspace.routing
+        record = CHOOSE.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "scores": scores.at,
+            "scores_stride": scores.stride, "experts": experts.num_experts, "per_token": experts.experts_per_token,
+            "normalized": int(experts.normalized), "scale": float(experts.scale),
+            "chosen": address(routing.chosen), "weights": address(routing.weights),
+        })  # fmt: skip
+        return BoundOperation("choice of experts", self.kernels.choose, record)
+
+    def _sort(self, experts: Experts) -> BoundOperation:
+        routing, width = self.workspace.routing, self.workspace.block_tokens
+        record = SORT.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "experts": experts.num_experts,
+            "per_token": experts.experts_per_token, "chosen": address(routing.chosen),
+            "positions": address(routing.positions), "starts": address(routing.starts),
+            "items": address(routing.items), "counts": address(routing.counts), "width": width,
+            "run": pairs_of_item(experts.up.in_features, self.block_bytes, width),
+        })  # fmt: skip
+        return BoundOperation("choice of experts", self.kernels.sort_by_expert, record)
+
+    def _gather(self, experts: Experts, matrices: list[Matrix]) -> BoundOperation:
+        """Floats and records of tokens, whichever of both gate and up read."""
+        read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
+        assert read.records is not None
+        assert written.records is not None  # matmuls read both buffers
+        floats = any(isinstance(matrix, FloatMatrix) for matrix in matrices[:2])
+        records = any(isinstance(matrix, PackedMatrix) for matrix in matrices[:2])
+        groups = read.records.groups
+        record = GATHER.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
+            "positions": address(self.workspace.routing.positions), "input": read.at, "input_stride": read.stride,
+            "columns": groups * GROUP, "out": written.at if floats else 0, "out_stride": written.stride,
+            "records": read.records.at, "out_records": written.records.at if records else 0, "groups": groups,
+            "width": read.records.width,
+        })  # fmt: skip
+        return BoundOperation("choice of experts", self.kernels.gather, record)
+
+    def _multiply(
+        self, linear: ExpertLinear, source: str, target: str, part: str, together: int, *, barrier: bool = True
+    ) -> BoundOperation:
+        """Each position of the target from the same one of the source, by the matrix of its expert."""
+        matrix, routing = self.weights.matrices[linear.weight], self.workspace.routing
+        read, written = self.workspace.buffers[source], self.workspace.buffers[target]
+        shared = {
+            "counts": address(routing.counts), "items": address(routing.items), "tiles": matrix.tiles,
+            "out": written.at, "out_stride": written.stride,
+        }  # fmt: skip
+        if isinstance(matrix, FloatMatrix):
+            record = EXPERT_FLOAT_LINEAR.pack({
+                **shared, "weights": address(matrix.weights), "tile_stride": matrix.tile_bytes,
+                "columns": matrix.columns, "input": read.at, "input_stride": read.stride,
+            })  # fmt: skip
+            kernel = self.kernels.expert_float_linear(matrix.kind)
+        else:
+            assert read.records is not None  # matmuls read this buffer
+            record = EXPERT_LINEAR.pack({
+                **matrix.fields(self.instructions.lanes), **shared, "activations": read.records.at,
+                "activation_groups": read.records.groups, "together": together,
+            })  # fmt: skip
+            kernel = self.kernels.expert_linear(matrix.weight_format)
+        size = matrix.size_bytes // matrix.count
+        return BoundOperation(part, kernel, record, barrier, size, is_of_experts=True)
+
+    def _activate(self, experts: Experts, *, quantised: bool) -> BoundOperation:
+        gate, up, out = (self.workspace.buffers[name] for name in ("expert gate", "expert up", "expert activated"))
+        routing = self.workspace.routing
+        record = EXPERT_ACTIVATE.pack({
+            "counts": address(routing.counts), "items": address(routing.items), "gate": gate.at, "up": up.at,
+            "input_stride": up.stride, "groups": -(-experts.up.out_features // GROUP),
+            "out": 0 if quantised else out.at, "out_stride": out.stride,
+            **written_records(out.records if quantised else None),
+        })  # fmt: skip
+        return BoundOperation("expert activation", self.kernels.expert_activate(experts.activation), record)
+
+    def _sum(self, experts: Experts, add_scale: float | None) -> BoundOperation:
+        routing, add = self.workspace.routing, add_scale is not None
+        read, written = self.workspace.buffers["routed"], self.workspace.buffers["hidden" if add else "branch"]
+        record = SUM.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
+            "positions": address(routing.positions), "weights": address(routing.weights), "input": read.at,
+            "input_stride": read.stride, "width": experts.down.out_features, "out": written.at,
+            "out_stride": written.stride, "add": int(add), "scale": float(add_scale or 0.0),
+        })  # fmt: skip
+        return BoundOperation("sum over experts", self.kernels.sum_experts, record)

@@ -1,0 +1,210 @@
+"""A mixture's kernels against numpy: the choice of experts, pairs sorted by expert, and the experts' sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backends.cpu.kernels.expert_harness import Mixture, expected
+from backends.cpu.kernels.linear_harness import HOST_SETS
+from random_models import Recipe, random_model
+from realizar.backends.cpu.kernels.routing import CHOOSE, ITEM_FIELDS, SORT, choose, sort_by_expert
+from realizar.backends.cpu.records import address
+from realizar.backends.cpu.weights.pack_floats import FloatMatrix
+from reference_tensors import load_tensors
+
+
+def run_choose(
+    scores: NDArray[np.float32], per_token: int, *, normalized: bool = True, scale: float = 1.0, threads: int = 2
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    tokens, experts = scores.shape
+    rows = np.full((tokens, experts + 5), np.nan, np.float32)
+    rows[:, :experts] = scores
+    chosen, weights = np.full((tokens, per_token), -1, np.int32), np.zeros((tokens, per_token), np.float32)
+    step = np.array([tokens])
+    record = CHOOSE.pack({
+        "step": address(step), "count_field": 0, "scores": address(rows), "scores_stride": rows.strides[0],
+        "experts": experts, "per_token": per_token, "normalized": int(normalized), "scale": scale,
+        "chosen": address(chosen), "weights": address(weights),
+    })  # fmt: skip
+    for thread in range(threads):
+        choose.ctypes(address(record), thread, threads)
+    return chosen, weights
+
+
+@pytest.mark.parametrize(("experts", "per_token"), [(1, 1), (8, 8), (60, 4), (128, 8), (257, 1)])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_choice_is_numpys(experts: int, per_token: int, normalized: bool) -> None:
+    rng = np.random.default_rng(experts)
+    scores = (3 * rng.standard_normal((33, experts))).astype(np.float32)
+    chosen, weights = run_choose(scores, per_token, normalized=normalized, scale=2.5)
+    wide = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    wide /= wide.sum(axis=1, keepdims=True)
+    want = np.argsort(-wide, axis=1, kind="stable")[:, :per_token]
+    np.testing.assert_array_equal(chosen, want)
+    picked = np.take_along_axis(wide, want, axis=1)
+    if normalized:
+        picked /= picked.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, 2.5 * picked, rtol=3e-6)
+    for count in (1, 2, 32):  # the same bits alone and in any batch
+        alone, own = run_choose(scores[:count], per_token, normalized=normalized, scale=2.5, threads=3)
+        np.testing.assert_array_equal(alone, chosen[:count])
+        np.testing.assert_array_equal(own.view(np.uint32), weights[:count].view(np.uint32))
+
+
+def test_ties_choose_the_lowest_ids() -> None:
+    scores = np.array([[1, 2, 2, 1, 2], [0, 0, 0, 0, 0], [-90, -100, 0, -200, -90]], np.float32)
+    chosen, weights = run_choose(scores, 4)
+    assert chosen.tolist() == [[1, 2, 4, 0], [0, 1, 2, 3], [2, 0, 4, 1]]
+    np.testing.assert_array_equal(weights[1], np.float32(0.25))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers_choose_experts_that_exist(bad: float) -> None:
+    scores = np.array([[1, bad, 2, 0], [bad, bad, bad, bad], [0, 1, 2, 3]], np.float32)
+    chosen, weights = run_choose(scores, 3)
+    for row in chosen.tolist():
+        assert len(set(row)) == 3
+        assert set(row) <= set(range(4))
+    np.testing.assert_array_equal(weights[2], run_choose(scores[2:], 3)[1][0])
+
+
+def run_sort(chosen: NDArray[np.int32], experts: int, width: int, run: int) -> tuple[Any, list[list[int]], list[int]]:
+    """Positions [tokens, per token], items, and counts."""
+    tokens, per_token = chosen.shape
+    positions, starts = np.full(chosen.size, -1, np.int32), np.zeros(experts, np.int64)
+    items = np.full((chosen.size // width + min(experts, chosen.size) + 1) * ITEM_FIELDS, -1, np.int64)
+    counts, step = np.zeros(2, np.int64), np.array([tokens])
+    record = SORT.pack({
+        "step": address(step), "count_field": 0, "experts": experts, "per_token": per_token, "chosen": address(chosen),
+        "positions": address(positions), "starts": address(starts), "items": address(items),
+        "counts": address(counts), "width": width, "run": run,
+    })  # fmt: skip
+    for thread in range(2):
+        sort_by_expert.ctypes(address(record), thread, 2)
+    return positions.reshape(chosen.shape), items.reshape(-1, ITEM_FIELDS)[: counts[0] + 1].tolist(), counts.tolist()
+
+
+@pytest.mark.parametrize(("tokens", "experts", "per_token"), [(1, 5, 5), (1, 9, 2), (70, 7, 3), (40, 30, 1)])
+def test_pairs_are_sorted_by_expert_and_token(tokens: int, experts: int, per_token: int) -> None:
+    rng, width, run = np.random.default_rng(tokens), 12, 24
+    chosen = np.array([rng.permutation(experts)[:per_token] for _ in range(tokens)], np.int32)
+    positions, items, (num_items, used) = run_sort(chosen, experts, width, run)
+    assert len(items) == num_items + 1
+    assert used == len(np.unique(chosen))
+    of_position = dict(zip(positions.ravel().tolist(), chosen.ravel().tolist(), strict=True))
+    assert len(of_position) == chosen.size
+    seen: list[int] = []
+    for expert, first, pairs, _ in items[:-1]:
+        assert first % width == 0
+        assert 0 < pairs <= run
+        assert all(of_position[first + i] == expert for i in range(pairs))
+        seen += range(first, first + pairs)
+    assert seen == sorted(of_position), "each position lies in one item"
+    tokens_in_order = np.argsort(positions.ravel()) // per_token
+    experts_in_order = chosen.ravel()[np.argsort(positions.ravel())]
+    assert sorted(zip(experts_in_order, tokens_in_order, strict=True)) == list(
+        zip(experts_in_order, tokens_in_order, strict=True)
+    )
+    costs = [item[3] for item in items]
+    assert [b - a for a, b in pairwise(costs)] == [max(item[2], 8) for item in items[:-1]]
+
+
+def routes(kind: str, tokens: int, experts: int, per_token: int, rng: np.random.Generator) -> NDArray[np.int32]:
+    """Chosen experts: any, all tokens the last ones, or none the first ones."""
+    first = {"any": 0, "last": experts - per_token, "not the first": min(1, experts - per_token)}[kind]
+    return np.array([first + rng.permutation(experts - first)[:per_token] for _ in range(tokens)], np.int32)
+
+
+SHAPES = {
+    "plain": Recipe(experts=6, per_token=2, hidden_size=64, feed_forward_size=96, head_size=32, windows=(None,)),
+    "one": Recipe(experts=1, per_token=1, hidden_size=96, feed_forward_size=32, head_size=32, windows=(None,)),
+    "all": Recipe(experts=4, per_token=4, hidden_size=160, feed_forward_size=96, head_size=32, windows=(None,)),
+}
+
+
+def model(name: str, weights: str, **changes: Any) -> Any:
+    return random_model(replace(SHAPES[name], weights=weights, **changes))
+
+
+@pytest.mark.parametrize("kind", ["any", "last", "not the first"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_experts_in_float32(name: str, kind: str) -> None:
+    """Against numpy in float64; 90 tokens make several items of the experts that all choose."""
+    spec, checkpoint = model(name, "F32")
+    tensors = load_tensors(spec, checkpoint)
+    mixture, rng = Mixture.load(spec, checkpoint, block_bytes=0), np.random.default_rng(8)
+    part = mixture.experts
+    stacks = tuple(tensors[each.weight].astype(np.float64) for each in part.expert_linears())
+    for tokens in (1, 2, 13, 90):
+        x = rng.standard_normal((tokens, spec.hidden_size)).astype(np.float32)
+        chosen = routes(kind, tokens, part.num_experts, part.experts_per_token, rng)
+        weights = rng.random(chosen.shape).astype(np.float32)
+        want = expected(stacks, x.astype(np.float64), chosen, weights.astype(np.float64))
+        got = mixture.run(x, chosen, weights, threads=2)
+        assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("width", [40, 50, 72])
+def test_widths_that_are_no_whole_tiles(width: int) -> None:
+    spec, checkpoint = model("plain", "F16", hidden_size=72, feed_forward_size=width, head_size=24)
+    tensors = load_tensors(spec, checkpoint)
+    mixture, rng = Mixture.load(spec, checkpoint), np.random.default_rng(9)
+    x = rng.standard_normal((9, 72)).astype(np.float32)
+    chosen, weights = routes("any", 9, 6, 2, rng), rng.random((9, 2)).astype(np.float32)
+    stacks = tuple(tensors[each.weight].astype(np.float64) for each in mixture.experts.expert_linears())
+    want = expected(stacks, x.astype(np.float64), chosen, weights.astype(np.float64))
+    assert np.abs(mixture.run(x, chosen, weights) - want).max() <= 2e-6 * np.abs(want).max()
+
+
+TYPES = [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("MXFP4", "IQ4_NL"), ("F16", "Q4_0")]
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "weights", "down"),
+    [
+        pytest.param(name, *types, marks=[pytest.mark.full] * (position > 0 and types != TYPES[0]))
+        for position, name in enumerate(HOST_SETS)
+        for types in TYPES
+    ],
+)
+def test_quantised_experts(weights: str, down: str, instruction_set: str) -> None:
+    """Near float64 alone; and the same bits for a token alone, in any batch, and with any number of threads."""
+    sizes = {"hidden_size": 256, "feed_forward_size": 288 if weights == "MXFP4" else 256, "down_weights": down}
+    spec, checkpoint = model("plain", weights, head_size=64, **sizes)
+    tensors = load_tensors(spec, checkpoint)
+    mixture = Mixture.load(spec, checkpoint, instruction_set=instruction_set, block_bytes=24 * 512)
+    rng, tokens = np.random.default_rng(10), 100
+    x = rng.standard_normal((tokens, 256)).astype(np.float32)
+    chosen, factors = routes("any", tokens, 6, 2, rng), rng.random((tokens, 2)).astype(np.float32)
+    chosen[:60] = [3, 5]  # several items of an expert
+    together = mixture.run(x, chosen, factors)
+    stacks = tuple(tensors[each.weight].astype(np.float64) for each in mixture.experts.expert_linears())
+    want = expected(stacks, x.astype(np.float64), chosen, factors.astype(np.float64))
+    assert np.linalg.norm(together - want) <= 2e-2 * np.linalg.norm(want), "int8 activations"
+    for threads in (2, 3, 5):
+        again = mixture.run(x, chosen, factors, threads)
+        np.testing.assert_array_equal(again.view(np.uint32), together.view(np.uint32))
+    for some in ([7], [99, 3], list(range(90, 60, -1))):
+        part = mixture.run(x[some], chosen[some], factors[some], 2)
+        np.testing.assert_array_equal(part.view(np.uint32), together[some].view(np.uint32))
+
+
+def test_experts_that_no_token_chose_are_not_read() -> None:
+    """Their weights are NaN here: a product with them would reach the sums."""
+    spec, checkpoint = model("plain", "F32")
+    mixture, rng = Mixture.load(spec, checkpoint), np.random.default_rng(11)
+    for each in mixture.experts.expert_linears():
+        stack = mixture.weights.matrices[each.weight]
+        assert isinstance(stack, FloatMatrix)
+        stack.part(0).weights[:] = np.nan
+        stack.part(4).weights[:] = np.nan
+    x = rng.standard_normal((40, 64)).astype(np.float32)
+    chosen = np.array([[1, 2], [5, 3]] * 20, np.int32)
+    assert np.isfinite(mixture.run(x, chosen, np.ones((40, 2), np.float32), 2)).all()
+    assert mixture.workspace.routing.counts[1] == 4
