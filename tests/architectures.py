@@ -122,6 +122,19 @@ CASES: dict[str, Case] = {
         forms=("safetensors",),
         run_by=("cpu",),
     ),
+    "olmoe": Case("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}, run_by=("cpu",)),
+    "olmoe-divided": Case(
+        "Olmoe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 6,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+        forms=("safetensors",),
+        run_by=("cpu",),
+    ),
     "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}, run_by=()),
     "lfm2-biases": Case(
         "Lfm2",

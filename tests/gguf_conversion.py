@@ -85,9 +85,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_feed_forward_length(config.intermediate_size)
-    if name == "qwen3moe":
+    if name in ("qwen3moe", "olmoe"):
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if name == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_vocab_size(config.vocab_size)
     if name == "starcoder2":

@@ -168,6 +168,19 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": False,
         },
     ),
+    "olmoe": (
+        "olmoe",
+        {
+            "attention_bias": False,
+            "clip_qkv": None,
+            "norm_topk_prob": False,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "output_router_logits": False,
+            "rope_scaling": None,
+            "router_aux_loss_coef": 0.01,
+        },
+    ),
     "lfm2": (
         "lfm2",
         {

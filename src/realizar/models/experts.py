@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.spec import Activation, ExpertLinear, Experts, TensorSource
 from realizar.models.spec_builder import SpecBuilder
+
+MAX_EXPERTS = 1024
+
+
+def read_expert_count(hparams: HyperParameters) -> int:
+    """Experts of a layer. transformers 5 writes `num_local_experts` for `num_experts` of published configurations."""
+    if not hparams.is_present(None, "num_local_experts"):
+        return hparams.integer("expert_count", "num_experts", high=MAX_EXPERTS)
+    count = hparams.integer(None, "num_local_experts", high=MAX_EXPERTS)
+    if hparams.integer(None, "num_experts", high=MAX_EXPERTS, default=count) != count:
+        raise hparams.malformed(None, "num_experts", f"num_local_experts says {count}")
+    return count
 
 
 def build_experts(

@@ -14,6 +14,7 @@ from realizar.models.architectures import (
     lfm2,
     llama,
     olmo2,
+    olmoe,
     phi3,
     qwen,
     qwen_moe,
@@ -36,6 +37,7 @@ _BY_EITHER_NAME: Mapping[str, BuildSpec] = {
     "phi3": phi3.build,
     "granite": granite.build,
     "olmo2": olmo2.build,
+    "olmoe": olmoe.build,
     "starcoder2": starcoder2.build,
     "smollm3": smollm3.build,
 }
@@ -59,6 +61,7 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
     "Starcoder2ForCausalLM": "starcoder2",
     "SmolLM3ForCausalLM": "smollm3",
 }

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_LAYERS, Dimensions, read_dimensions
-from realizar.models.experts import build_experts
+from realizar.models.experts import build_experts, read_expert_count
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
 from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
-
-MAX_EXPERTS = 1024
 
 
 def build_qwen3(hparams: HyperParameters) -> ModelSpec:
@@ -19,7 +17,7 @@ def build_qwen3(hparams: HyperParameters) -> ModelSpec:
     rope = read_rope(hparams, sizes)
     if hparams.boolean(None, "use_sliding_window", default=False):
         raise hparams.unsupported(None, "use_sliding_window", True)
-    count = _read_count(hparams)
+    count = read_expert_count(hparams)
     per_token = hparams.integer("expert_used_count", "num_experts_per_tok", high=count)
     width = hparams.integer(
         "expert_feed_forward_length",
@@ -48,16 +46,6 @@ def build_qwen3(hparams: HyperParameters) -> ModelSpec:
         for index in range(sizes.num_layers)
     ]
     return builder.spec(layers, tied_by_default=False)
-
-
-def _read_count(hparams: HyperParameters) -> int:
-    """`num_experts` of published configurations is `num_local_experts` where transformers 5 wrote them."""
-    if not hparams.is_present(None, "num_local_experts"):
-        return hparams.integer("expert_count", "num_experts", high=MAX_EXPERTS)
-    count = hparams.integer(None, "num_local_experts", high=MAX_EXPERTS)
-    if hparams.integer(None, "num_experts", high=MAX_EXPERTS, default=count) != count:
-        raise hparams.malformed(None, "num_experts", f"num_local_experts says {count}")
-    return count
 
 
 def _read_dense_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
