@@ -18,6 +18,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.registry import build_spec
+from realizar.models.spec import Experts, FeedForward
 from realizar.quantization import QUANTIZED_TYPES, dequantize
 
 # As published with the models.
@@ -26,6 +27,8 @@ PARAMETERS = {
     "llama-1b": 1_235_814_400,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen3-0.6b": 596_049_920,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "olmoe-7b": 6_919_161_856,
 }
 # Tensors of Q4_K and of Q6_K in llama.cpp's Q4_K_M files of these models.
 MIX = {"llama-8b": (193, 33), "llama-1b": (96, 17), "qwen2.5-1.5b": (168, 29)}
@@ -90,6 +93,8 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     small = dataclasses.replace(
         SHAPES[name], num_layers=2, hidden_size=256, feed_forward_size=512, num_heads=4, num_kv_heads=2, vocab_size=64
     )
+    if small.num_experts:
+        small = dataclasses.replace(small, num_experts=4, experts_per_token=2, expert_size=512)
     monkeypatch.setitem(SHAPES, "small", small)
     generate_gguf("small", tmp_path / "small.gguf", "q8_0")
     spec = build_spec(open_checkpoint(tmp_path / "small.gguf"))
@@ -99,7 +104,9 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     attention = spec.layers[0].mixer
     assert (attention.head_size, attention.num_kv_heads) == (small.head_size, 2)
     assert (attention.q.bias is not None) == (small.architecture == "qwen2")
-    assert (attention.q_norm is not None) == (small.architecture == "qwen3")
+    assert (attention.q_norm is not None) == (small.architecture in ("qwen3", "qwen3moe", "olmoe"))
+    part = spec.layers[1].feed_forward
+    assert isinstance(part, Experts if small.num_experts else FeedForward)
 
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda t: t.name)
@@ -110,6 +117,15 @@ def test_any_type(ggml_type: GGMLType, tmp_path: Path) -> None:
     tensor = open_checkpoint(path).tensors["blk.1.ffn_down.weight"]
     assert tensor.ggml_type is ggml_type
     assert dequantize(ggml_type, tensor.data, 256, 512).std() == pytest.approx(512**-0.5, rel=0.05)
+
+
+def test_types_of_experts(tmp_path: Path) -> None:
+    """Routers are float32 and experts are mixed like dense matrices, as llama.cpp stores them."""
+    generate_gguf("tiny-moe", tmp_path / "tiny.gguf", "q4_k_m")
+    tensors = open_checkpoint(tmp_path / "tiny.gguf").tensors
+    assert {tensors[f"blk.{layer}.ffn_gate_inp.weight"].type_name for layer in (0, 1)} == {"F32"}
+    assert [tensors[f"blk.{layer}.ffn_down_exps.weight"].type_name for layer in (0, 1)] == ["Q4_K", "Q6_K"]
+    assert tensors["blk.1.ffn_up_exps.weight"].shape == (8, 256, 256)
 
 
 def test_seeds(tmp_path: Path) -> None:

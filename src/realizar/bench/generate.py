@@ -6,6 +6,7 @@ no vocabulary (`tokenizer.ggml.model` is `no_vocab`).
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
+from realizar.hub.folders import user_cache
 from realizar.quantization import random_blocks
 
 FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16"]
@@ -25,9 +27,15 @@ FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model of the llama kind."""
+    """The sizes of a model of the llama kind.
 
-    architecture: Literal["llama", "qwen2", "qwen3"]
+    Attributes:
+        num_experts: in place of each layer's feed-forward; 0 for a dense one. experts_per_token: that a token goes
+            through.
+        expert_size: between an expert's up and down projection.
+    """
+
+    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe"]
     num_layers: int
     hidden_size: int
     feed_forward_size: int
@@ -39,6 +47,9 @@ class Shape:
     rope_theta: float
     norm_eps: float
     context_length: int
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
 
 
 SHAPES: dict[str, Shape] = {
@@ -46,9 +57,12 @@ SHAPES: dict[str, Shape] = {
     "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 5e5, 1e-5, 131072),
     "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 1e6, 1e-6, 32768),
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True, 1e6, 1e-6, 40960),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, False, 1e6, 1e-6, 40960, 128, 8, 768),
+    "olmoe-7b": Shape("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, False, 1e4, 1e-5, 4096, 64, 8, 1024),
     "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
+    "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
 }
-"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, and one for tests."""
+"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, and two for tests."""
 
 _FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
@@ -72,6 +86,22 @@ def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, s
     write_gguf(path, _metadata(shape, shape_name, file_type), list(_tensors(shape, file_type, seed)))
 
 
+def generated_model(shape_name: str, log: Callable[[str], None]) -> Path:
+    """A Q4_K_M file of a shape, kept in the user's cache between runs.
+
+    Args:
+        shape_name: a key of `SHAPES`. log: called before a file is written.
+    """
+    path = user_cache() / "bench" / f"{shape_name}-q4_k_m.gguf"
+    if not path.is_file():
+        log(f"writing {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial_path = path.with_suffix(".partial")
+        generate_gguf(shape_name, partial_path, "q4_k_m")
+        partial_path.replace(path)
+    return path
+
+
 def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[str, Any]:
     arch = shape.architecture
     metadata: dict[str, Any] = {
@@ -92,6 +122,10 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
         f"{arch}.rope.freq_base": shape.rope_theta,
         f"{arch}.vocab_size": shape.vocab_size,
     }
+    if shape.num_experts:
+        metadata |= {f"{arch}.expert_count": shape.num_experts, f"{arch}.expert_used_count": shape.experts_per_token}
+    if arch == "qwen3moe":
+        metadata[f"{arch}.expert_feed_forward_length"] = shape.expert_size
     if not isinstance(file_type, GGMLType):
         metadata["general.file_type"] = _FILE_TYPE_IDS[file_type]
     return metadata
@@ -100,12 +134,13 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
 def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int) -> Iterator[NewTensor]:
     """All tensors of the file, in llama.cpp's order."""
 
-    def matrix(name: str, out_features: int, cols: int, *, six_bits: bool = False) -> NewTensor:
-        ggml_type = _matrix_type(file_type, six_bits)
+    def matrix(name: str, *sizes: int, six_bits: bool = False, in_float32: bool = False) -> NewTensor:
+        ggml_type = GGMLType.F32 if in_float32 else _matrix_type(file_type, six_bits)
+        *outer, cols = sizes
         if cols % ggml_type.block_size:
             raise ValueError(f"out_features of {cols} weights are not whole {ggml_type.name} blocks")
-        make = partial(_random_matrix, ggml_type, out_features, cols, _state(seed, name))
-        return NewTensor(name, ggml_type, (out_features, cols), make)
+        make = partial(_random_matrix, ggml_type, math.prod(outer), cols, _state(seed, name))
+        return NewTensor(name, ggml_type, sizes, make)
 
     def vector(name: str, size: int, mean: float) -> NewTensor:
         return NewTensor(name, GGMLType.F32, (size,), partial(_random_vector, size, mean, _state(seed, name)))
@@ -134,11 +169,19 @@ def _layer(
         yield vector(prefix + "attn_q.bias", query_size, 0.0)
         yield vector(prefix + "attn_k.bias", kv_size, 0.0)
         yield vector(prefix + "attn_v.bias", kv_size, 0.0)
-    if shape.architecture == "qwen3":
-        yield vector(prefix + "attn_q_norm.weight", shape.head_size, 1.0)
-        yield vector(prefix + "attn_k_norm.weight", shape.head_size, 1.0)
+    if shape.architecture in ("qwen3", "qwen3moe", "olmoe"):
+        per_head = shape.architecture != "olmoe"
+        yield vector(prefix + "attn_q_norm.weight", shape.head_size if per_head else query_size, 1.0)
+        yield vector(prefix + "attn_k_norm.weight", shape.head_size if per_head else kv_size, 1.0)
     yield matrix(prefix + "attn_output.weight", hidden, query_size)
     yield vector(prefix + "ffn_norm.weight", hidden, 1.0)
+    if shape.num_experts:
+        count, wide = shape.num_experts, shape.expert_size
+        yield matrix(prefix + "ffn_gate_inp.weight", count, hidden, in_float32=True)
+        yield matrix(prefix + "ffn_gate_exps.weight", count, wide, hidden)
+        yield matrix(prefix + "ffn_up_exps.weight", count, wide, hidden)
+        yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better)
+        return
     yield matrix(prefix + "ffn_gate.weight", wide, hidden)
     yield matrix(prefix + "ffn_up.weight", wide, hidden)
     yield matrix(prefix + "ffn_down.weight", hidden, wide, six_bits=better)

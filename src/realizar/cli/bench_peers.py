@@ -72,22 +72,14 @@ def bench_peers(
 
 def _model(name: str) -> PeerModel:
     """A pulled model, or a random one in a known shape, kept in the cache between runs."""
-    from realizar.bench.generate import SHAPES, generate_gguf
+    from realizar.bench.generate import SHAPES, generated_model
     from realizar.bench.peers import PeerModel
-    from realizar.hub.folders import user_cache
     from realizar.hub.pull import resolve
 
-    if name not in SHAPES:
-        with download_progress() as progress:
-            return PeerModel(name, resolve(name, progress))
-    path = user_cache() / "bench" / f"{name}-q4_k_m.gguf"
-    if not path.is_file():
-        print(f"writing {path}", file=sys.stderr)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        generate_gguf(name, partial, "q4_k_m")
-        partial.replace(path)
-    return PeerModel(name, path)
+    if name in SHAPES:
+        return PeerModel(name, generated_model(name, lambda text: print(text, file=sys.stderr)))
+    with download_progress() as progress:
+        return PeerModel(name, resolve(name, progress))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,20 @@ def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any],
         assert entry["peak_memory_bytes"] > 1 << 20
 
 
+def test_a_generated_shape(realizar: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written once, and then found again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ("--generate", "--device", "cpu", "--prompt-tokens", "8", "--gen-tokens", "2", "--repeats", "1")
+    for is_new in (True, False):
+        result = realizar("bench", "tiny-moe", *words)
+        assert result.status == 0, result.stderr
+        assert "decode tok/s" in result.stdout
+        assert ("writing " in result.stderr) == is_new
+    refused = realizar("bench", "tiny-most", *words)
+    assert refused.status != 0
+    assert "'tiny-most' is not a shape; the shapes are llama-8b" in refused.error_lines[0]
+
+
 def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> None:
     result = realizar("bench", weights_only, "--prompt-tokens", "8", "--gen-tokens", "2", "--repeats", "1")
     assert result.status == 0

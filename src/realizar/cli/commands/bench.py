@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -28,6 +29,10 @@ def bench_command(
     gen_tokens: Annotated[Integer, Parameter(help="Tokens to decode after the prompt.")] = 64,
     batch: Annotated[str, Parameter(help="Sequences at once; several numbers with commas between.")] = "1",
     repeats: Annotated[Integer, Parameter(help="Times that each is measured.")] = 3,
+    generate: Annotated[
+        bool,
+        Parameter(help="MODEL is a shape, such as olmoe-7b: measure random weights of it, kept in the user's cache."),
+    ] = False,
     as_json: Json = False,
     backend: BackendOptions | None = None,
 ) -> None:
@@ -37,6 +42,8 @@ def bench_command(
 
     work = Work(_positive("prompt-tokens", prompt_tokens), gen_tokens, _batches(batch), _positive("repeats", repeats))
     _positive("gen-tokens", gen_tokens)
+    if generate:
+        model = str(_generated(model))
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     config = (backend or BackendOptions()).config()
@@ -46,6 +53,16 @@ def bench_command(
         print(json.dumps({"results": [asdict(result) for result in results]}))
     else:
         print("\n".join(_table(results)))
+
+
+def _generated(shape: str) -> Path:
+    from realizar.bench.generate import SHAPES, generated_model
+
+    if shape not in SHAPES:
+        raise InvalidRequestError(
+            f"--generate: {shape!r} is not a shape; the shapes are {', '.join(SHAPES)}", "generate"
+        )
+    return generated_model(shape, _report)
 
 
 def _report(text: str) -> None:
