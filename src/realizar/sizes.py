@@ -1,4 +1,4 @@
-"""Formatting of sizes in bytes. Standard library only."""
+"""Formatting of sizes in bytes and of large numbers. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,3 +11,10 @@ def format_bytes(num_bytes: float) -> str:
         if round(num_bytes / unit, digits) < 1000 or name == "TB":
             break
     return f"{num_bytes / unit:.{digits}f} {name}"
+
+
+def format_count(count: int) -> str:
+    """Format a number of parameters: `134.5 million`, `30.53 billion`."""
+    if count < 10**5:
+        return str(count)
+    return f"{count / 1e6:.1f} million" if count < 999_950_000 else f"{count / 1e9:.2f} billion"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from realizar.bench.generate import generate_gguf
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
@@ -42,6 +44,28 @@ def test_sizes_are_those_of_loading(
     assert longest["num_requests"] == (1 << 30) // longest["request_bytes"]
     counts = [each["num_requests"] for each in planned["contexts"]]
     assert counts == sorted(counts, reverse=True)
+
+
+def test_a_token_reads_the_chosen_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """2 of 8 experts in both layers, of three matrices of 256 x 256."""
+    path = tmp_path / "moe.gguf"
+    generate_gguf("tiny-moe", path, GGMLType.Q8_0)
+    planned = plan(capsys, str(path), "--device", "cpu")
+    core = load_core(open_checkpoint(path), EngineConfig(device="cpu", max_running=1, kv_cache_bytes=1 << 24))
+    try:
+        assert planned["weight_bytes"] == core.capacity.weight_bytes
+        assert planned["token_weight_bytes"] == core.capacity.weight_bytes_per_token
+    finally:
+        core.close()
+    unread = 2 * 6 * 3 * 256 * 256
+    assert planned["parameters"]["total"] - planned["parameters"]["active"] == unread
+    assert planned["weight_bytes"] - planned["token_weight_bytes"] == unread * 34 // 32
+    assert run_app(app, ["plan", str(path), "--device", "cpu"]) == 0
+    line = capsys.readouterr().out.splitlines()[2]
+    assert line == "parameters   3.8 million, 1.4 million of them for a token, which reads 1.4 MB"
+    assert run_app(app, ["inspect", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "parameters    3.8 million, 1.4 million of them for a token; a token reads 1.4 MB of weights" in lines
 
 
 def test_report(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,16 +6,18 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from realizar.cli.options.arguments import Json, Model
 from realizar.cli.options.chat_template import NO_CHAT
 from realizar.cli.terminal.printable import json_line, printable
 from realizar.cli.terminal.progress import download_progress
-from realizar.sizes import format_bytes
+from realizar.sizes import format_bytes, format_count
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.models.parameters import ParameterCounts
 
 _SHOWN_ITEMS = 6
 _SHOWN_CHARACTERS = 120
@@ -66,6 +68,39 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
     return "; ".join(reasons) or None
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A model's numbers of parameters, and the bytes of weights that a token reads, as stored."""
+
+    parameters: ParameterCounts
+    token_bytes: int
+
+
+def _weights(checkpoint: Checkpoint) -> _Weights | None:
+    """None where nothing is known of the model."""
+    from realizar.backends.weight_tensors import WeightTensors
+    from realizar.errors import CheckpointError, UnsupportedModelError
+    from realizar.models.check_tensors import check_tensors
+    from realizar.models.parameters import count_parameters, size_of_token
+    from realizar.models.registry import build_spec
+
+    try:
+        spec = build_spec(checkpoint, None)
+        check_tensors(spec, checkpoint)
+        tensors = WeightTensors(spec, checkpoint)
+        sizes = {matrix.weight: tensors.size_bytes(matrix.weight) for matrix in spec.matrices()}
+    except (CheckpointError, UnsupportedModelError):
+        return None
+    return _Weights(count_parameters(spec), size_of_token(spec, sizes))
+
+
+def parameters_text(counts: ParameterCounts) -> str:
+    """The number of parameters, and beside it that of those that a token goes through."""
+    if counts.active == counts.total:
+        return format_count(counts.total)
+    return f"{format_count(counts.total)}, {format_count(counts.active)} of them for a token"
+
+
 def _chat_template(checkpoint: Checkpoint) -> str | None:
     """The model's template for plain chat, as text."""
     from realizar.tokenizer.templates.stored_templates import stored_templates
@@ -101,6 +136,7 @@ def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
 
 
 def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
+    weights = _weights(checkpoint)
     tensors = [
         {
             "name": tensor.name,
@@ -118,6 +154,8 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "architecture": _architecture(checkpoint),
         "size_bytes": file_bytes(checkpoint),
         "tensor_bytes": checkpoint.size_bytes,
+        "parameters": None if weights is None else asdict(weights.parameters),
+        "token_bytes": None if weights is None else weights.token_bytes,
         "runs": reason is None,
         "reason": reason,
         "types": _types(checkpoint),
@@ -141,12 +179,17 @@ def _jsonable(value: Any) -> Any:
 
 
 def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
-    template = _chat_template(checkpoint)
+    template, weights = _chat_template(checkpoint), _weights(checkpoint)
+    known = []
+    if weights is not None:
+        read = f"a token reads {format_bytes(weights.token_bytes)} of weights"
+        known.append(f"parameters    {parameters_text(weights.parameters)}; {read}")
     lines = [
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",
         f"architecture  {printable(_architecture(checkpoint))}",
         f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
+        *known,
         f"will run      {'yes' if reason is None else f'no: {printable(reason)}'}",
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",

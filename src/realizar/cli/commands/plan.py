@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.commands.inspect import file_bytes
+from realizar.cli.commands.inspect import file_bytes, parameters_text
 from realizar.cli.options.arguments import Json, MaybeSize, Model
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.terminal.progress import download_progress
@@ -18,6 +18,7 @@ from realizar.sizes import format_bytes
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
     from realizar.backends.resolved_config import ResolvedConfig
+    from realizar.models.parameters import ParameterCounts
 
 
 def plan_command(
@@ -41,6 +42,7 @@ def plan_command(
     from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
+    from realizar.models.parameters import count_parameters
 
     config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
     chosen = choose_planned_device(config.device, memory_given=memory is not None)
@@ -49,13 +51,14 @@ def plan_command(
     spec, resolved = resolve_model(checkpoint, config, chosen)
     plan = plan_memory(spec, checkpoint, resolved, memory)
     if as_json:
-        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint)}))
+        counts = asdict(count_parameters(spec))
+        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint), "parameters": counts}))
     else:
-        print("\n".join(_report(plan, file_bytes(checkpoint), resolved)))
+        print("\n".join(_report(plan, file_bytes(checkpoint), resolved, count_parameters(spec))))
     check_fits(plan)
 
 
-def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig) -> list[str]:
+def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: ParameterCounts) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
     copies = f", {format_bytes(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
@@ -67,9 +70,13 @@ def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig) -> list[s
     cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
     short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
     reserved = f", and {format_bytes(plan.reserved_bytes)} for sampling and graphs" if plan.reserved_bytes else ""
+    experts = []
+    if plan.token_weight_bytes is not None and counts.active != counts.total:
+        experts.append(f"parameters   {parameters_text(counts)}, which reads {format_bytes(plan.token_weight_bytes)}")
     lines = [
         f"file         {format_bytes(file_bytes)}",
         f"weights      {format_bytes(plan.weight_bytes)} packed{copies}, and the embedding, {kept}",
+        *experts,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         f"free memory  {format_bytes(plan.free_bytes)}{short}",
