@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from backends.sampler_twin import normal_deviate_of_chi_square
 from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row
@@ -19,19 +20,6 @@ DRAWS = 4_000
 
 def logits(seed: int, size: int = VOCAB) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0, 1.5, size).astype(np.float32)
-
-
-def normal_deviate_of_chi_square(counts: dict[int, int], expected: dict[int, float]) -> float:
-    """Pearson's statistic as a standard normal deviate (Wilson and Hilferty), rare ids pooled."""
-    rare = {i for i, mean in expected.items() if mean < 8}
-    cells = [(counts.get(i, 0), mean) for i, mean in expected.items() if i not in rare]
-    if rare:
-        cells.append((sum(counts.get(i, 0) for i in rare), sum(expected[i] for i in rare)))
-    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
-    if len(cells) == 1:
-        return statistic
-    scale = 2 / (9 * (len(cells) - 1))
-    return ((statistic / (len(cells) - 1)) ** (1 / 3) - (1 - scale)) / math.sqrt(scale)
 
 
 def tally(sampler: RowSampler, row: NDArray[np.float32], draws: int = DRAWS) -> dict[int, int]:
