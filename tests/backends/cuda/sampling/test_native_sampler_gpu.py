@@ -112,30 +112,6 @@ def test_numbers_at_which_choices_change(kind: str) -> None:
             assert shares[token_id] > low, "an id that was to be left out"
 
 
-@pytest.mark.parametrize("kind", ["temperature", "usual", "top_p", "typical", "min_p", "sigma", "top_p_hot"])
-def test_20_000_draws_have_the_distribution(kind: str) -> None:
-    vocab, rows = 3000, 256
-    sampling = SamplingParams(seed=9, **KINDS[kind])
-    native = SampledSteps(rows, vocab)
-    logits = random_logits(1, vocab, 8, 1.5).expand(rows, -1).contiguous()
-    exact = truncation.truncate(logits[:1], [sampling], [False])[0].numpy()
-    for row in range(rows):
-        native.open(row, sampling, [1], choice=row)
-    counts = np.zeros(vocab)
-    for position in range(1, 80):
-        scheduled = [scheduled_row(row, (1,), position - 1, True) for row in range(rows)]
-        for output in native.step(scheduled, logits):
-            counts[output.token_ids[0]] += 1
-    expected = exact / exact.sum() * counts.sum()
-    assert not counts[expected == 0].any()
-    order = np.argsort(-expected)
-    groups = np.cumsum(expected[order]) // 10  # of at least ten draws each
-    seen, wanted = (np.bincount(groups.astype(int), values[order]) for values in (counts, expected))
-    seen, wanted = seen[wanted > 5], wanted[wanted > 5]
-    statistic, freedom = float(((seen - wanted) ** 2 / wanted).sum()), seen.size - 1
-    assert statistic < freedom + 5 * math.sqrt(2 * freedom + 1), (statistic, freedom)
-
-
 @pytest.mark.parametrize("vocab", [97, 20_000])
 @pytest.mark.parametrize("options", [{"top_k": 50}, {"top_p": 0.3}, {"top_k": 9000, "top_p": 0.5}, {"min_p": 0.5}])
 def test_equal_logits_stay_in_the_order_of_ids(vocab: int, options: dict[str, Any]) -> None:
