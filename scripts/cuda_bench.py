@@ -4,11 +4,13 @@ The model has the shapes and types of a real one and random weights, made in mem
 the same bytes. Before timing, a step's graph is compared with its launches one by one, bit for bit.
 
     python scripts/cuda_bench.py --shape llama-8b --batches 1,8,16,64,256 --prefill 2048
+    python scripts/cuda_bench.py --shape llama-1b --batches 64,256 --prefill 0 --sampled
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -27,7 +29,7 @@ from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.bench import generate
-from realizar.bench.measure import measure
+from realizar.bench.measure import GREEDY, measure
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
@@ -45,6 +47,7 @@ TARGET: dict[str, dict[int | str, int]] = {
     "llama-1b": {1: 2000},
     "qwen2.5-1.5b": {1: 1500},
 }
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 
 
 def random_checkpoint(shape_name: str, file_type: Any) -> Checkpoint:
@@ -112,7 +115,7 @@ def timed_results(waits: list[float]) -> Iterator[None]:
         CUDAStep.result = result  # type: ignore[method-assign]
 
 
-def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
+def profile(core: EngineCore, batch: int, prompt: int, gen: int, sampling: SamplingParams = GREEDY) -> None:
     """Device time by kernel over some steps, of decodes alone where any are asked for, and how long the host waited.
 
     `exposed` is from the end of all kernels before it to its own end.
@@ -123,7 +126,7 @@ def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
 
     waits: list[float] = []
     with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded, timed_results(waits):
-        measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=gen)
+        measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=gen, sampling=sampling)
     events = recorded.profiler.kineto_results.events()
     runs = sorted(
         (e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in events if e.device_type() == DeviceType.CUDA
@@ -147,6 +150,16 @@ def profile(core: EngineCore, batch: int, prompt: int, gen: int) -> None:
         print(f"  {sum(times) / 1e3:9.2f} ms {len(times):6d} x {middle:8.2f} us  {name[:100]}")
 
 
+def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingParams) -> float:
+    """Tokens per second of 128 steps after `prompt` tokens a row, the middle one of three runs."""
+    measure(core, batch=batch, prompt_tokens=min(prompt, 128), gen_tokens=8, sampling=sampling)
+    runs = [
+        measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=128, seed=seed, sampling=sampling)
+        for seed in range(3)
+    ]
+    return sorted(run.decode_tokens_per_s for run in runs)[1]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
@@ -159,6 +172,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--fp8-copies", action="store_true")
+    parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     batches = [int(text) for text in arguments.batches.split(",") if text]
@@ -183,16 +197,15 @@ def main() -> int:
     results: dict[str, float] = {}
     peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
     print(f"{'work':>12} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
-    for batch in batches:
+    for batch, sampling in itertools.product(batches, (GREEDY, SAMPLED) if arguments.sampled else (GREEDY,)):
         prompt = arguments.context or (1 if batch == 1 else 128)
-        measure(core, batch=batch, prompt_tokens=min(prompt, 128), gen_tokens=8)
-        runs = [measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=128, seed=seed) for seed in range(3)]
-        best = sorted(run.decode_tokens_per_s for run in runs)[1]
-        results[f"decode {batch}"] = best
-        shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}"
-        print(f"{f'decode {batch}':>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}", flush=True)
+        best = decode_rate(core, batch, prompt, sampling)
+        label = f"decode {batch}" if sampling is GREEDY else f"sampled {batch}"
+        results[label] = best
+        shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}" if sampling is GREEDY else ""
+        print(f"{label:>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}", flush=True)
         if arguments.profile:
-            profile(core, batch, prompt, 32)
+            profile(core, batch, prompt, 32, sampling)
     if arguments.prefill:
         measure(core, batch=1, prompt_tokens=arguments.prefill, gen_tokens=1)
         runs = [measure(core, batch=1, prompt_tokens=arguments.prefill, gen_tokens=1, seed=s) for s in range(3)]

@@ -8,6 +8,7 @@ from realizar.bench.measure import measure
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
+from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
@@ -32,6 +33,18 @@ def test_phases(batch: int, steps: int) -> None:
     measure(core, batch=batch, prompt_tokens=40, gen_tokens=7)
     assert backend.num_steps == 2 * steps
     core.audit()
+
+
+def test_rows_are_sampled_as_asked_each_with_a_seed_of_its_own() -> None:
+    backend = ScriptedBackend(num_blocks=[100])
+    opened: list[SamplingParams] = []
+    open_row = backend.open
+    backend.open = lambda row: (opened.append(row.sampling), open_row(row))[1]  # type: ignore[method-assign]
+    sampling = SamplingParams(temperature=0.8, top_p=0.95)
+    for seed in (0, 1):
+        measure(make_core(backend), batch=3, prompt_tokens=16, gen_tokens=2, seed=seed, sampling=sampling)
+    assert {(each.temperature, each.top_p) for each in opened} == {(0.8, 0.95)}
+    assert len({each.seed for each in opened}) == 6
 
 
 def test_prefill_alone() -> None:

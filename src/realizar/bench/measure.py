@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, InvalidRequestError
@@ -38,8 +38,18 @@ class PhaseTimes:
         return self.batch * self.gen_tokens / self.decode_s if self.gen_tokens else 0.0
 
 
-def measure(core: EngineCore, *, batch: int, prompt_tokens: int, gen_tokens: int, seed: int = 0) -> PhaseTimes:
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def measure(
+    core: EngineCore, *, batch: int, prompt_tokens: int, gen_tokens: int, seed: int = 0,
+    sampling: SamplingParams = GREEDY,
+) -> PhaseTimes:  # fmt: skip
     """Time the two phases apart; `core` is idle and was made with `Policy("prefill")`.
+
+    Args:
+        seed: of the prompts' tokens and, with each row's number, of its choices.
+        sampling: of all rows.
 
     Raises:
         InvalidRequestError: `batch` or `prompt_tokens` below 1, or `gen_tokens` below 0.
@@ -50,13 +60,13 @@ def measure(core: EngineCore, *, batch: int, prompt_tokens: int, gen_tokens: int
         if value < least:
             raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
     rng = random.Random(seed)
-    greedy = SamplingParams(temperature=0.0)
     names = [f"row {row}" for row in range(batch)]
     salt = secrets.token_hex(16)  # no run finds what another has computed
     try:
-        for name in names:
+        for row, name in enumerate(names):
             prompt = tuple(rng.randrange(core.spec.vocab_size) for _ in range(prompt_tokens))
-            core.add(Request(name, prompt, greedy, max_tokens=gen_tokens + 1, cache_salt=salt))
+            own = replace(sampling, seed=seed * batch + row)
+            core.add(Request(name, prompt, own, max_tokens=gen_tokens + 1, cache_salt=salt))
         return _run(core, batch, prompt_tokens, gen_tokens)
     finally:
         for name in names:
