@@ -17,6 +17,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_text import grammar_text
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
+from realizar.structured.regex_masks import RegexMasks, regex_masks
 from realizar.structured.vocabulary import GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -32,8 +33,9 @@ class GrammarMatcher:
         error: the reason why the row can't go on, or None.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
-        self._matcher, self._end_ids = matcher, end_ids
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
+        self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
+        self._state = None if shared is None else shared.start
         self._ended = False
         self.error: str | None = None
 
@@ -53,12 +55,18 @@ class GrammarMatcher:
                 self._ended = True
             elif not self._matcher.consume_token(token_id):
                 self.error = _reason(self._matcher.get_error())
+            elif self._shared is not None:
+                self._state = self._shared.after(self._state, token_id)
 
     def fill(self, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
         """Compute the mask after what was consumed, and after each draft: uint32 [drafts + 1, words], written.
 
         Masks after a draft that is not allowed, or with which the grammar stops, are empty.
         """
+        known = None if self._shared is None or drafts else self._shared.find(self._state)
+        if known is not None:
+            out[0] = known
+            return
         matcher, (address, size) = self._matcher, (out.ctypes.data, out.strides[0])
         matcher.unsafe_compute_mask_ptr(address, size)
         num_consumed = 0
@@ -70,6 +78,8 @@ class GrammarMatcher:
         if num_consumed:
             matcher.rollback(num_consumed)
         out[num_consumed + 1 :] = 0
+        if self._shared is not None and not matcher.is_error():
+            self._shared.keep(self._state, out[0])
 
     def check(self) -> None:
         """Check whether the grammar is stuck; llguidance itself would then allow only the end."""
@@ -82,14 +92,14 @@ class GrammarMatcher:
 
 
 class Grammar:
-    """A compiled grammar. Its matchers share their lexer's states."""
+    """A compiled grammar. Its matchers share their lexer's states, and masks where states can be told."""
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int]) -> None:
-        self._matcher, self._end_ids = matcher, end_ids
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
+        self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
         """Make a matcher at the grammar's begin, or after some output."""
-        matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids)
+        matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._shared)
         matcher.advance(output)
         return matcher
 
@@ -142,7 +152,8 @@ class GrammarFactory:
         first.check()
         if first.error is not None or not any(mask):
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
-        return Grammar(matcher, self._end_ids)
+        shared = regex_masks(structured.value, self._vocabulary.tokens) if structured.kind == "regex" else None
+        return Grammar(matcher, self._end_ids, shared)
 
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""
