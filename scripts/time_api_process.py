@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
 import json
 import socket
@@ -31,6 +32,7 @@ from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
 from realizar.engine.process.transport import FrameReader, encode_frame
+from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
@@ -38,7 +40,7 @@ from realizar.server.http.listen import uvicorn_config
 from realizar.server.run import SWITCH_INTERVAL_S
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
-from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, StepDeltas
+from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
 from realizar.tokenizer.stop_checker import StopChecker
 
 _TEXT = "Once upon a time in a land far away there lived a small dragon who read every book that it could find. "
@@ -111,7 +113,7 @@ class MadeUpLink:
         numbers, token_ids = array("q"), array("i")
         starts: list[ChoiceStart] = []
         ends: list[ChoiceEnd] = []
-        logprobs: list[ChoiceLogprobs] = []
+        listed: list[LogprobColumns] = []
         for name, state in list(self._open.items()):
             number, place, most = state
             if place == 0:
@@ -120,21 +122,23 @@ class MadeUpLink:
             numbers.append(number)
             token_ids.append(self._ids[place % len(self._ids)])
             if self._logprobs is not None:
-                logprobs.append(ChoiceLogprobs(number, (self._entry(place),)))
+                listed.append(self._entry(place))
             if place + 1 == most:
                 ends.append(ChoiceEnd(number, "length"))
                 del self._open[name]
         self.num_tokens += len(numbers)
+        logprobs = [StepLogprobs(numbers.tobytes(), LogprobColumns.joined(listed))] if listed else []
         deltas = StepDeltas(
             now, numbers.tobytes(), b"", token_ids.tobytes(), tuple(starts), tuple(logprobs), (), tuple(ends)
         )
         return encode_frame(Outputs(deltas))
 
-    def _entry(self, place: int) -> TokenLogprobs:
+    @functools.cache  # noqa: B019 - lives as long as the script
+    def _entry(self, place: int) -> LogprobColumns:
         """The log-probabilities of a token: those of the text's tokens from there on."""
         ids = [self._ids[(place + shift) % len(self._ids)] for shift in range(self._logprobs or 0)]
         top = tuple((token_id, -0.1234567 * shift - place / 3) for shift, token_id in enumerate(ids))
-        return TokenLogprobs(self._ids[place % len(self._ids)], -place / 3, 1, top)
+        return LogprobColumns.of([TokenLogprobs(self._ids[place % len(self._ids)], -place / 3, 1, top)])
 
 
 def make_engine(served: ServedModel, load: Load) -> tuple[AsyncEngine, MadeUpLink]:

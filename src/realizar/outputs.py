@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -47,7 +48,7 @@ class RowError:
 class TokenLogprobs(NamedTuple):
     """`logprob` of one id, its `rank` (1 is the most probable), and the top ids with theirs, best first.
 
-    One a token where they are asked for: a tuple is made in half the time that another record takes.
+    Those of many tokens travel as `LogprobColumns`, a sequence of these.
     """
 
     token_id: int
@@ -76,8 +77,8 @@ class TokenOutput:
     token_ids: tuple[int, ...]
     scheduled_s: float
     produced_s: float
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
@@ -101,7 +102,7 @@ class ChoiceDelta:
     choice: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
@@ -140,7 +141,7 @@ class CompletionOutput:
         index: among the n choices.
         text: without the stop string or the text of a stop token.
         token_ids: all generated tokens, a stop token included.
-        logprobs: per token; None where not asked for.
+        logprobs: per token; None where not asked for. A server's streams give them with their deltas alone.
         stop_reason: the stop string or the stop token id that ended it.
     """
 
@@ -148,7 +149,7 @@ class CompletionOutput:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     stop_reason: str | int | None = None
 
 

@@ -6,7 +6,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from realizar.outputs import FinishReason, RowError, TokenLogprobs
+from realizar.logprob_columns import LogprobColumns
+from realizar.outputs import FinishReason, RowError
 
 _NUMBER_BYTES = 8
 _COUNT_BYTES = _TOKEN_BYTES = 4
@@ -45,11 +46,35 @@ class ChoiceEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceLogprobs:
-    """Log-probabilities of a choice, in the order of its tokens, or of the prompt's."""
+class StepLogprobs:
+    """Log-probabilities that a step gave choices which list equally many ids.
 
-    number: int
-    entries: tuple[TokenLogprobs, ...]
+    Attributes:
+        numbers: int64 [tokens], the choice of each token; those of one choice are in the order of its tokens, or of its
+            prompt's.
+        entries: of each token.
+
+    Raises:
+        ValueError: the columns don't fit together.
+    """
+
+    numbers: bytes
+    entries: LogprobColumns
+
+    def __post_init__(self) -> None:
+        num_tokens, rest = divmod(len(self.numbers), _NUMBER_BYTES)
+        if rest or not self.entries.fits(num_tokens):
+            raise ValueError(f"columns of log-probabilities do not fit {len(self.numbers)} bytes of choices")
+
+    def number_list(self) -> list[int]:
+        """`numbers` as integers."""
+        return memoryview(self.numbers).cast("q").tolist()
+
+    def of_choice(self, number: int) -> StepLogprobs:
+        """Those of one choice."""
+        places = [place for place, each in enumerate(self.number_list()) if each == number]
+        parts = [self.entries.between(place, place + 1) for place in places]
+        return StepLogprobs(struct.pack("=q", number) * len(places), LogprobColumns.joined(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +116,8 @@ class StepDeltas:
     counts: bytes = b""
     token_ids: bytes = b""
     starts: tuple[ChoiceStart, ...] = ()
-    logprobs: tuple[ChoiceLogprobs, ...] = ()
-    prompt_logprobs: tuple[ChoiceLogprobs, ...] = ()
+    logprobs: tuple[StepLogprobs, ...] = ()
+    prompt_logprobs: tuple[StepLogprobs, ...] = ()
     ends: tuple[ChoiceEnd, ...] = ()
     failures: tuple[RequestFailure, ...] = ()
 
@@ -132,7 +157,9 @@ class StepDeltas:
     def apart(self) -> Iterator[tuple[int, StepDeltas]]:
         """The same deltas, each choice's with its number, for a step whose deltas are too large for one message."""
         numbers = self.number_list()
-        for listed in (self.starts, self.logprobs, self.prompt_logprobs, self.ends, self.failures):
+        for columns in (*self.logprobs, *self.prompt_logprobs):
+            numbers += columns.number_list()
+        for listed in (self.starts, self.ends, self.failures):
             numbers += [part.number for part in listed]
         for number in dict.fromkeys(numbers):
             yield number, self._of(number)
@@ -153,8 +180,14 @@ class StepDeltas:
             counts=counts,
             token_ids=token_ids,
             starts=tuple(part for part in self.starts if part.number == number),
-            logprobs=tuple(part for part in self.logprobs if part.number == number),
-            prompt_logprobs=tuple(part for part in self.prompt_logprobs if part.number == number),
+            logprobs=_of_choice(self.logprobs, number),
+            prompt_logprobs=_of_choice(self.prompt_logprobs, number),
             ends=tuple(part for part in self.ends if part.number == number),
             failures=tuple(part for part in self.failures if part.number == number),
         )
+
+
+def _of_choice(listed: tuple[StepLogprobs, ...], number: int) -> tuple[StepLogprobs, ...]:
+    """Those parts that have tokens of a choice, with these tokens alone."""
+    parts = [part.of_choice(number) for part in listed]
+    return tuple(part for part in parts if part.numbers)

@@ -11,7 +11,7 @@ from realizar.engine.clients.async_engine import Embedding
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.core.metrics import EngineStats
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
-from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings
+from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.served_model import ServedModel
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -56,6 +56,7 @@ class ScriptedEngine:
         deltas: texts, each a token; an error among them is raised there; None waits for ever.
         refusal: what `generate` and `embed` raise.
         num_cached: tokens of every prompt that were in the cache.
+        logprobs: of every token, where they are asked for.
         num_asked: requests so far. num_closed: streams that were closed before their end.
     """
 
@@ -65,6 +66,7 @@ class ScriptedEngine:
     fault: str | None = None
     pooling: str | None = None
     num_cached: int = 0
+    logprobs: TokenLogprobs | None = None
     asked: list[tuple[tuple[int, ...], SamplingParams, dict[str, Any]]] = field(default_factory=list)
     num_asked: int = 0
     num_closed: int = 0
@@ -111,6 +113,7 @@ class ScriptedEngine:
     def _play(self, stream: AsyncStream, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
         last = len(self.deltas) - 1
         choices = [ScriptedChoice(stream, index, self.num_cached) for index in range(sampling.n)]
+        listed = () if sampling.logprobs is None or self.logprobs is None else (self.logprobs,)
         for place, text in enumerate(self.deltas):
             if text is None:
                 return
@@ -119,7 +122,7 @@ class ScriptedEngine:
                 return
             reason = "stop" if place == last else None
             for choice in choices:
-                choice.gain(text, finish_reason=reason)
+                choice.gain(text, finish_reason=reason, logprobs=listed)
         texts = [text for text in self.deltas if isinstance(text, str)]
         whole = CompletionOutput(0, "".join(texts), (65,) * len(texts), "stop")
         timings = Timings(0.0, 0.1, 0.2, 0.3)

@@ -19,6 +19,7 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import EngineUnavailableError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.errors import ApiError
+from realizar.server.generation.token_names import TokenNames
 from realizar.server.generation.work import Stop, WorkPool
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import RequestLease, lease_of
@@ -34,6 +35,7 @@ class Api:
     """The engine, the model, the settings, the metrics and the worker threads of one server.
 
     `fingerprint` is OpenAI's `system_fingerprint`: after it changes, the same seed may give another answer.
+    `token_names` are names of tokens by their text, `token_id_names` by their ids.
     """
 
     engine: AsyncEngine
@@ -41,6 +43,8 @@ class Api:
     settings: ServerSettings
     metrics: Metrics
     fingerprint: str
+    token_names: TokenNames
+    token_id_names: TokenNames
     work: WorkPool = field(default_factory=WorkPool)
 
     @property
@@ -60,6 +64,10 @@ class Api:
         except EngineUnavailableError:
             return self.model.context_length
 
+    def names(self, *, as_ids: bool | None) -> TokenNames:
+        """Names of tokens; `as_ids` is the request's `return_tokens_as_token_ids`."""
+        return self.token_id_names if as_ids else self.token_names
+
     def check_model(self, name: str | None) -> None:
         """Check that a request's model is served.
 
@@ -76,7 +84,15 @@ class Api:
 def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Api:
     """Make the `Api` of one server."""
     digest = hashlib.sha256(f"{__version__} {model.name}".encode()).hexdigest()
-    return Api(engine, model, settings, Metrics(model.name), f"fp_{digest[:10]}")
+    return Api(
+        engine,
+        model,
+        settings,
+        Metrics(model.name),
+        f"fp_{digest[:10]}",
+        TokenNames(model.tokenizer),
+        TokenNames(model.tokenizer, as_ids=True),
+    )
 
 
 def api_of(request: Request) -> Api:
@@ -141,8 +157,8 @@ async def deltas_of(
                 if delta.choice in last_s:
                     metrics.tokens_came(len(delta.token_ids), now - last_s[delta.choice])
                 last_s[delta.choice] = now
-            if delta.logprobs:
-                lease.add_logprobs(len(delta.logprobs), top)
+            if num_logprobs := len(delta.logprobs):
+                lease.add_logprobs(num_logprobs, top)
             yield delta
             if enough() and not stream.done:
                 metrics.stopped(len(last_s), first_s - started_s, now - started_s)

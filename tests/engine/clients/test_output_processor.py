@@ -12,10 +12,11 @@ from number_text import NumberText
 from realizar.engine.clients.growing_choice import GrowingChoice
 from realizar.engine.clients.output_processor import OutputProcessor
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
+from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import ChoiceDelta, RequestOutput, RowError, TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, RequestFailure, StepDeltas
+from realizar.step_deltas import ChoiceEnd, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
 
 
 class Listener:
@@ -61,6 +62,10 @@ def step(rows: Sequence[tuple[int, Sequence[int]]], at_s: float = 1.0, **lists: 
     )
 
 
+def logprobs(number: int, entries: Sequence[TokenLogprobs]) -> StepLogprobs:
+    return StepLogprobs(array("q", [number] * len(entries)).tobytes(), LogprobColumns.of(entries))
+
+
 def test_a_late_consumer_gets_one_delta_with_all_steps_in_order() -> None:
     client = Listener()
     client.add("a")
@@ -85,7 +90,7 @@ def test_a_stop_string_ends_a_choice_inside_a_step_though_nobody_reads() -> None
     client = Listener()
     client.add("a", stop=("3 ",), logprobs=1)
     entries = tuple(TokenLogprobs(token, -1.0, 1, ()) for token in (1, 2, 3, 4, 5))
-    deltas = step([(0, [1, 2, 3, 4, 5])], starts=(ChoiceStart(0, "a", 0, 0.5),), logprobs=(ChoiceLogprobs(0, entries),))
+    deltas = step([(0, [1, 2, 3, 4, 5])], starts=(ChoiceStart(0, "a", 0, 0.5),), logprobs=(logprobs(0, entries),))
     client.processor.take_in(deltas)
     client.processor.take_in(step([(0, [6])], ends=(ChoiceEnd(0, "length"),)))  # the abort has not arrived yet
     assert client.ended == [("a", 0, "3 ")]
@@ -169,7 +174,7 @@ def test_a_prompt_that_is_scored_is_known_by_a_delta_without_tokens() -> None:
     client = Listener()
     client.add("a", prompt_logprobs=1)
     entry = TokenLogprobs(2, -1.0, 1, ())
-    scored = (ChoiceLogprobs(0, (entry,)),)
+    scored = (logprobs(0, (entry,)),)
     client.processor.take_in(step([], starts=(ChoiceStart(0, "a", 0, 0.5),), prompt_logprobs=scored))
     assert client.take_deltas() == [ChoiceDelta("a", 0, "", ())]
     client.processor.take_in(step([(0, [3])], 2.0, ends=(ChoiceEnd(0, "length"),)))

@@ -78,7 +78,8 @@ _COMMANDS = st.one_of(
     st.builds(Ping, _COUNT),
     st.just(Shutdown()),
 )
-_LOGPROBS = st.builds(TokenLogprobs, _COUNT, _FLOAT, _COUNT, st.lists(st.tuples(_COUNT, _FLOAT), max_size=4).map(tuple))
+_ID = st.integers(0, 2**31 - 1)
+_LOGPROBS = st.builds(TokenLogprobs, _ID, _FLOAT, _ID, st.lists(st.tuples(_ID, _FLOAT), max_size=4).map(tuple))
 _OUTPUT = st.builds(
     TokenOutput,
     request_id=_TEXT,

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.errors import RealizarError
+from realizar.outputs import TokenLogprobs
 from realizar.server.app import create_app
 from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.openai import chat_stream, completions
@@ -40,6 +41,24 @@ def test_a_template_gives_the_bytes_of_its_record(model: str, text: str, index: 
     index = max(min(index, 2**63 - 1), -(2**63))
     template = EventTemplate(Outer(model, [Inner("", index)]), "text")
     assert template.encode(text) == encode_event(Outer(model, [Inner(text, index)]))
+
+
+class WithValue(msgspec.Struct):
+    text: str
+    other: None = None
+    value: Any = None
+    stop: None = None
+
+
+@given(text=st.text(max_size=20) | st.just('"value":null'), value=st.none() | st.lists(st.integers(0, 9), max_size=3))
+def test_a_template_gives_the_bytes_of_a_record_with_another_field(text: str, value: list[int] | None) -> None:
+    template = EventTemplate(WithValue(""), "text", "value")
+    assert template.encode(text, msgspec.json.encode(value)) == encode_event(WithValue(text, value=value))
+
+
+def test_a_record_without_the_other_field_makes_no_template() -> None:
+    with pytest.raises(ValueError, match="no null value behind text"):
+        EventTemplate(WithValue("", value=3), "text", "value")
 
 
 def test_a_record_without_the_text_makes_no_template() -> None:
@@ -73,7 +92,8 @@ class SlowlyScripted(ScriptedEngine):
 
 def streamed(path: str, texts: Sequence[str | RealizarError | None], fields: dict[str, Any]) -> str:
     """The body of a streamed answer, without its id and time."""
-    app = create_app(cast("Any", SlowlyScripted(texts)), scripted_model(), ServerSettings())
+    listed = TokenLogprobs(65, -0.5, 1, ((200, -0.25), (34, float("-inf")), (65, -0.5)))
+    app = create_app(cast("Any", SlowlyScripted(texts, logprobs=listed)), scripted_model(), ServerSettings())
 
     async def main() -> str:
         transport = httpx.ASGITransport(app)
@@ -84,21 +104,34 @@ def streamed(path: str, texts: Sequence[str | RealizarError | None], fields: dic
     return re.sub(r'"id":"[a-z]+-[0-9a-f]+"|"created":\d+', "", asyncio.run(main()))
 
 
+LOGPROBS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"logprobs": 2},
+    "/v1/chat/completions": {"logprobs": True, "top_logprobs": 2},
+}
+
+
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize(
-    "fields", [{}, {"n": 3}, {"stream_options": {"include_usage": True}}, {"stop": ["zzz"]}], ids=lambda f: str(f)[:12]
+    "fields",
+    [{}, {"n": 3}, {"stream_options": {"include_usage": True}}, {"stop": ["zzz"]}, {"with": "logprobs"}],
+    ids=lambda f: str(f)[:12],
 )
 def test_streams_have_the_same_bytes_with_and_without_templates(
     path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "with" in fields:
+        fields = LOGPROBS[path]
     used: list[str] = []
     encode = EventTemplate.encode
-    monkeypatch.setattr(EventTemplate, "encode", lambda self, text: used.append(text) or encode(self, text))
+    monkeypatch.setattr(
+        EventTemplate, "encode", lambda self, text, *more: used.append(text) or encode(self, text, *more)
+    )
     with_templates = streamed(path, TEXTS, fields)
     assert len(used) >= 3
     monkeypatch.setattr(chat_stream.ChatStreamer, "_only_text", lambda self, gained: None)
-    monkeypatch.setattr(completions, "_only_texts", lambda plan, every_usage: False)
+    monkeypatch.setattr(completions._AnswerMaker, "_only_text", lambda self, delta: None)
     used.clear()
     assert streamed(path, TEXTS, fields) == with_templates
     assert used == []
     assert with_templates.endswith("data: [DONE]\n\n")
+    assert ("-9999.0" in with_templates) == (fields == LOGPROBS[path])

@@ -47,7 +47,7 @@ class OpenRequests:
         send: Callable[[Add | Abort], None],
         on_empty: Callable[[], None],
     ) -> None:
-        self._processor = OutputProcessor(new_text, self)
+        self._processor = OutputProcessor(new_text, self, keeps_logprobs=False)
         self._send, self._on_empty = send, on_empty
         self._open: dict[str, _Open] = {}
         self.suspects = Suspects()

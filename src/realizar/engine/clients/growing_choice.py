@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from realizar.outputs import ChoiceDelta, CompletionOutput, FinishReason, TokenLogprobs
+from realizar.logprob_columns import GrowingLogprobs, LogprobColumns
+from realizar.outputs import ChoiceDelta, CompletionOutput, FinishReason
 
 
 class GrowingText(Protocol):
@@ -36,6 +37,7 @@ class GrowingChoice:
         index: among the n choices.
         on_text_error: called with an exception that `text` raised. It must end the request.
         on_news: called by `note`; None if deltas are not wanted.
+        keeps_logprobs: True if the whole choice has the log-probabilities that deltas had.
 
     Attributes:
         token_ids: all tokens so far.
@@ -48,6 +50,7 @@ class GrowingChoice:
         "_failed",
         "_given_texts",
         "_given_tokens",
+        "_keeps_logprobs",
         "_logprobs",
         "_num_spelled",
         "_on_news",
@@ -71,13 +74,16 @@ class GrowingChoice:
         text: GrowingText,
         on_text_error: Callable[[Exception], None],
         on_news: Callable[[GrowingChoice], None] | None,
+        *,
+        keeps_logprobs: bool = True,
     ) -> None:
+        self._keeps_logprobs = keeps_logprobs
         self.request_id, self.index = request_id, index
         self._text, self._on_text_error, self._on_news = text, on_text_error, on_news
         self.may_stop = text.may_stop
         self.token_ids: list[int] = []
         self._texts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
+        self._logprobs: GrowingLogprobs | None = None
         self._failed = False
         self._num_spelled = 0  # tokens whose text has been made
         self._given_tokens = self._given_texts = 0  # returned by `take_delta`
@@ -92,9 +98,11 @@ class GrowingChoice:
             self.is_noted = True
             self._on_news(self)
 
-    def take_logprobs(self, entries: Sequence[TokenLogprobs]) -> None:
-        """Take in the log-probabilities of tokens, which may come before the tokens do."""
-        self._logprobs.extend(entries)
+    def take_logprobs(self, source: LogprobColumns, place: int) -> None:
+        """Take in the log-probabilities of the choice's next token, which may come before the token does."""
+        if self._logprobs is None:
+            self._logprobs = GrowingLogprobs(keeps=self._keeps_logprobs)
+        self._logprobs.take(source, place)
 
     def stops_at(self, token_id: int) -> bool:
         """Take in a token of a choice that may stop; True if its text completes a stop string."""
@@ -107,6 +115,7 @@ class GrowingChoice:
         if self._text.stop_string is None:
             return False
         self.finish_reason, self.stop_reason = "stop", self._text.stop_string
+        self._settle_logprobs()
         return True
 
     def end(self, finish_reason: FinishReason, stop_token_id: int | None) -> bool:
@@ -118,6 +127,7 @@ class GrowingChoice:
             self._fail(error)
             return False
         self.finish_reason, self.stop_reason = finish_reason, stop_token_id
+        self._settle_logprobs()
         return True
 
     def take_delta(self) -> ChoiceDelta | None:
@@ -132,29 +142,36 @@ class GrowingChoice:
                 self._fail(error)
                 return None
         token_ids, texts = self.token_ids[self._given_tokens :], self._texts[self._given_texts :]
-        logprobs = self._logprobs[self._given_tokens : len(self.token_ids)] if self._logprobs else ()
+        grown = self._logprobs
+        logprobs = () if grown is None else grown.give(self._given_tokens, len(self.token_ids))
         self._given_tokens, self._given_texts = len(self.token_ids), len(self._texts)
         return ChoiceDelta(
             self.request_id,
             self.index,
             texts[0] if len(texts) == 1 else "".join(texts),
             tuple(token_ids),
-            tuple(logprobs),
+            logprobs,
             self.finish_reason,
             self.stop_reason,
             self.num_cached_tokens,
         )
 
     def completion(self, *, with_logprobs: bool) -> CompletionOutput:
-        """The whole choice, which has ended."""
+        """The whole choice, which has ended; with its log-probabilities only if they are kept."""
+        grown = self._logprobs or GrowingLogprobs()
         return CompletionOutput(
             index=self.index,
             text="".join(self._texts),
             token_ids=tuple(self.token_ids),
             finish_reason=self.finish_reason or "stop",
-            logprobs=tuple(self._logprobs[: len(self.token_ids)]) if with_logprobs else None,
+            logprobs=grown.between(0, len(self.token_ids)) if with_logprobs and self._keeps_logprobs else None,
             stop_reason=self.stop_reason,
         )
+
+    def _settle_logprobs(self) -> None:
+        """Let go of the last step's columns, which a slow consumer would keep."""
+        if self._logprobs is not None:
+            self._logprobs.settle()
 
     def _fail(self, error: Exception) -> None:
         self._failed = self.is_noted = True  # its consumer gets an error in place of a delta

@@ -10,10 +10,11 @@ from typing import Protocol
 from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.output_errors import error_of
 from realizar.errors import RealizarError
-from realizar.outputs import RequestOutput, Timings, TokenLogprobs
+from realizar.logprob_columns import GrowingLogprobs
+from realizar.outputs import RequestOutput, Timings
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, StepDeltas
+from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class _Open:
     choices: list[GrowingChoice]
     num_growing: int
     numbers: list[int] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: GrowingLogprobs = field(default_factory=GrowingLogprobs)
     scheduled_s: float | None = None
     first_token_s: float | None = None
     pooled: tuple[float, ...] | None = None
@@ -53,10 +54,18 @@ class OutputProcessor:
     Args:
         new_text: makes the text of a choice from the request's sampling parameters.
         listener: receives the ends.
+        keeps_logprobs: False if the whole output of a request whose deltas are wanted has no log-probabilities of its
+            tokens.
     """
 
-    def __init__(self, new_text: Callable[[SamplingParams], GrowingText], listener: OutputListener) -> None:
-        self._new_text, self._listener = new_text, listener
+    def __init__(
+        self,
+        new_text: Callable[[SamplingParams], GrowingText],
+        listener: OutputListener,
+        *,
+        keeps_logprobs: bool = True,
+    ) -> None:
+        self._new_text, self._listener, self._keeps_logprobs = new_text, listener, keeps_logprobs
         self._open: dict[str, _Open] = {}
         self._numbered: dict[int, _Open] = {}  # by the engine's numbers of their choices
         self._growing: dict[int, GrowingChoice] = {}  # by the same
@@ -76,8 +85,10 @@ class OutputProcessor:
             _LOG.error("the text of %s failed", request_id, exc_info=error)
             self._listener.text_failed(request_id)
 
+        keeps = self._keeps_logprobs or on_news is None
         choices = [
-            GrowingChoice(request_id, index, self._new_text(request.sampling), fail, on_news) for index in range(number)
+            GrowingChoice(request_id, index, self._new_text(request.sampling), fail, on_news, keeps_logprobs=keeps)
+            for index in range(number)
         ]
         self._open[request_id] = _Open(request, prompt, choices, number)
 
@@ -101,8 +112,10 @@ class OutputProcessor:
             self._take_scored(scored)
         growing = self._growing
         for part in deltas.logprobs:
-            if (choice := growing.get(part.number)) is not None:
-                choice.take_logprobs(part.entries)
+            entries = part.entries
+            for place, number in enumerate(part.number_list()):
+                if (choice := growing.get(number)) is not None:
+                    choice.take_logprobs(entries, place)
         numbers, token_ids = deltas.number_list(), deltas.token_list()
         if self._first_wanted:
             self._note_first(numbers, deltas.produced_s)
@@ -141,12 +154,13 @@ class OutputProcessor:
             for each in entry.choices:
                 each.num_cached_tokens = start.num_cached_tokens
 
-    def _take_scored(self, scored: ChoiceLogprobs) -> None:
-        """Take in log-probabilities of a prompt; a delta without tokens reports that the prompt is read."""
-        choice = self._growing.get(scored.number)
-        if choice is not None:
-            self._numbered[scored.number].prompt_logprobs.extend(scored.entries)
-            choice.note()
+    def _take_scored(self, scored: StepLogprobs) -> None:
+        """Take in log-probabilities of prompts; a delta without tokens reports that the prompt is read."""
+        for place, number in enumerate(scored.number_list()):
+            choice = self._growing.get(number)
+            if choice is not None:
+                self._numbered[number].prompt_logprobs.take(scored.entries, place)
+                choice.note()
 
     def _note_first(self, numbers: Iterable[int], now_s: float) -> None:
         """Note the time of requests' first tokens, which are few of a step's."""
@@ -179,6 +193,7 @@ class OutputProcessor:
 def _output_of(entry: _Open, now_s: float) -> RequestOutput:
     """The whole output of a request whose choices have all ended."""
     request, sampling = entry.request, entry.request.sampling
+    scored = entry.prompt_logprobs.between(0, len(entry.prompt_logprobs))
     return RequestOutput(
         request_id=request.request_id,
         prompt=entry.prompt,
@@ -190,7 +205,7 @@ def _output_of(entry: _Open, now_s: float) -> RequestOutput:
             first_token_s=now_s if entry.first_token_s is None else entry.first_token_s,
             finished_s=now_s,
         ),
-        prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *entry.prompt_logprobs),
+        prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *scored),
         num_cached_tokens=entry.choices[0].num_cached_tokens,
         pooled=entry.pooled,
     )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from realizar.outputs import TokenOutput
-from realizar.step_deltas import ChoiceEnd, ChoiceLogprobs, ChoiceStart, RequestFailure, StepDeltas
+from realizar.logprob_columns import LogprobColumns
+from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.step_deltas import ChoiceEnd, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
+
+_Entries: TypeAlias = tuple[int, Sequence[TokenLogprobs]]  # with the choice's number
 
 
 class DeltaColumns:
@@ -24,8 +28,8 @@ class DeltaColumns:
         counts: list[int] = []
         token_ids: list[int] = []
         starts: list[ChoiceStart] = []
-        logprobs: list[ChoiceLogprobs] = []
-        prompt_logprobs: list[ChoiceLogprobs] = []
+        logprobs: list[_Entries] = []
+        prompt_logprobs: list[_Entries] = []
         ends: list[ChoiceEnd] = []
         failures: list[RequestFailure] = []
         produced_s = 0.0
@@ -46,9 +50,9 @@ class DeltaColumns:
                 counts.append(len(new_ids))
                 token_ids.extend(new_ids)
             if output.logprobs:
-                logprobs.append(ChoiceLogprobs(number, output.logprobs))
+                logprobs.append((number, output.logprobs))
             if output.prompt_logprobs:
-                prompt_logprobs.append(ChoiceLogprobs(number, output.prompt_logprobs))
+                prompt_logprobs.append((number, output.prompt_logprobs))
             if output.finish_reason is not None:
                 self.forget(output.request_id, output.choice)
                 self._ended[number] = output.request_id
@@ -59,8 +63,8 @@ class DeltaColumns:
             counts=b"" if len(numbers) == len(token_ids) else array("i", counts).tobytes(),
             token_ids=array("i", token_ids).tobytes(),
             starts=tuple(starts),
-            logprobs=tuple(logprobs),
-            prompt_logprobs=tuple(prompt_logprobs),
+            logprobs=_by_width(logprobs) if logprobs else (),
+            prompt_logprobs=_by_width(prompt_logprobs) if prompt_logprobs else (),
             ends=tuple(ends),
             failures=tuple(failures),
         )
@@ -90,3 +94,41 @@ class DeltaColumns:
             ChoiceStart(number, output.request_id, output.choice, output.scheduled_s, output.num_cached_tokens)
         )
         return number
+
+
+def _by_width(listed: Sequence[_Entries]) -> tuple[StepLogprobs, ...]:
+    """The log-probabilities of choices, those together that list equally many ids."""
+    groups: dict[int, _Group] = {}
+    for number, entries in listed:
+        if isinstance(entries, LogprobColumns):
+            group = groups.setdefault(entries.width, _Group())
+            group.convert()
+            group.parts.append(entries)
+        else:
+            group = groups.setdefault(1 + max([len(entry.top) for entry in entries]), _Group())
+            group.single += entries
+        group.numbers += [number] * len(entries)
+    return tuple([group.made() for group in groups.values()])
+
+
+class _Group:
+    """Choices of one width: their numbers, and their entries as columns and then as single ones."""
+
+    __slots__ = ("numbers", "parts", "single")
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.parts: list[LogprobColumns] = []
+        self.single: list[TokenLogprobs] = []
+
+    def convert(self) -> None:
+        """Convert the single entries, all at once."""
+        if self.single:
+            self.parts.append(LogprobColumns.of(self.single))
+            self.single = []
+
+    def made(self) -> StepLogprobs:
+        """The group as a step has it."""
+        self.convert()
+        entries = self.parts[0] if len(self.parts) == 1 else LogprobColumns.joined(self.parts)
+        return StepLogprobs(array("q", self.numbers).tobytes(), entries)

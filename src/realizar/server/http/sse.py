@@ -26,22 +26,32 @@ def encode_event(record: Any) -> bytes:
 
 
 class EventTemplate:
-    """Encodes events that differ in one text alone, without making a record for each.
+    """Encodes events that differ in one text, and maybe in log-probabilities, without making a record for each.
 
     Args:
         record: one of the events, with an empty text in `field`. Its other values are those of all events.
         field: the name of the text's field. No other field of this name is an empty text.
+        varying: the name of a field behind the text that is null in the record and given with each text; None without
+            one. No other field of this name is null.
     """
 
-    def __init__(self, record: Any, field: str) -> None:
+    def __init__(self, record: Any, field: str, varying: str | None = None) -> None:
         before, empty, after = encode_event(record).partition(b'"%s":""' % field.encode())
         if not empty:
             raise ValueError(f"the record has no empty text {field}")
-        self._before, self._after = before + empty[:-2], after
+        self._before, self._between, self._after = before + empty[:-2], b"", after
+        if varying is not None:
+            between, null, self._after = after.partition(b'"%s":null' % varying.encode())
+            if not null:
+                raise ValueError(f"the record has no null {varying} behind {field}")
+            self._between = between + null[:-4]
 
-    def encode(self, text: str) -> bytes:
-        """The event with this text; the same bytes as `encode_event` of its record."""
-        return self._before + _encoder.encode(text) + self._after
+    def encode(self, text: str, value: bytes = b"") -> bytes:
+        """The event with this text, and with this JSON in the other field if there is one.
+
+        They are the same bytes as `encode_event` of its record.
+        """
+        return b"".join((self._before, _encoder.encode(text), self._between, value, self._after))
 
 
 class EventStream(Response):

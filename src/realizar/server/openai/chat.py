@@ -10,8 +10,9 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.outputs import TokenLogprobs
+from realizar.logprob_columns import LogprobColumns
 from realizar.server.api import Api, api_of, compute, new_id, note, now_s
+from realizar.server.generation.token_names import TokenNames
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
@@ -19,7 +20,7 @@ from realizar.server.http.sse import EventStream
 from realizar.server.openai.chat_plan import ChatPlan, plan_chat
 from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.chat_stream import ChatStreamer
-from realizar.server.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from realizar.server.openai.logprobs import LogprobRows, chat_rows, prompt_logprobs, write_chat
 from realizar.server.protocol.answers import (
     Answer,
     ChatChoice,
@@ -40,12 +41,13 @@ async def chat_completions(request: Request) -> Response:
     request_id = new_id("chatcmpl")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, record, plan, request_id, lease_of(request))
-    names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
+    names = api.names(as_ids=record.return_tokens_as_token_ids)
+    rows = None if plan.top_logprobs is None else names.rows(chat_rows, plan.top_logprobs)
     if record.stream:
-        streamer = ChatStreamer(api, record, plan, run, names, request_id)
+        streamer = ChatStreamer(api, record, plan, run, rows, request_id)
         events = streamer.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await unless_disconnected(request.receive, _whole(api, record, plan, run, names, request_id))
+    answer = await unless_disconnected(request.receive, _whole(api, record, plan, run, names, rows, request_id))
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -57,7 +59,7 @@ class _Choice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[LogprobColumns] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop_reason: str | int | None = None
 
@@ -70,7 +72,8 @@ class _Choice:
                     self.reasoning.append(text)
                 case ToolCallDelta():
                     self._take_in_call(part)
-        self.logprobs.extend(delta.source.logprobs)
+        if delta.source.logprobs:
+            self.logprobs.append(LogprobColumns.of(delta.source.logprobs))
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.source.stop_reason
 
@@ -78,6 +81,9 @@ class _Choice:
         if delta.index == len(self.calls):
             self.calls.append(ToolCall(delta.id or "", FunctionCall(delta.name or "", "")))
         self.calls[delta.index].function.arguments += delta.arguments
+
+    def written_logprobs(self, rows: LogprobRows) -> msgspec.Raw:
+        return msgspec.Raw(write_chat(rows.rows(LogprobColumns.joined(self.logprobs))))
 
     def message(self, *, with_reasoning: bool) -> ChatMessage:
         content = "".join(self.content)
@@ -89,7 +95,13 @@ class _Choice:
 
 
 async def _whole(
-    api: Api, record: ChatCompletionRequest, plan: ChatPlan, run: ChatRun, names: TokenNames, request_id: str
+    api: Api,
+    record: ChatCompletionRequest,
+    plan: ChatPlan,
+    run: ChatRun,
+    names: TokenNames,
+    rows: LogprobRows | None,
+    request_id: str,
 ) -> Answer:
     choices = [_Choice() for _ in range(plan.sampling.n)]
     async with aclosing(run.deltas()) as deltas:
@@ -108,9 +120,7 @@ async def _whole(
                 index=index,
                 message=choice.message(with_reasoning=record.include_reasoning is not False),
                 finish_reason=choice.finish_reason,
-                logprobs=None
-                if plan.top_logprobs is None
-                else chat_logprobs(choice.logprobs, names, plan.top_logprobs),
+                logprobs=None if rows is None else choice.written_logprobs(rows),
                 stop_reason=choice.stop_reason,
             )
             for index, choice in enumerate(choices)

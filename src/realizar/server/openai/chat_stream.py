@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from realizar.server.api import Api, now_s
 from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.openai.chat_run import AnswerDelta, ChatRun
-from realizar.server.openai.logprobs import TokenNames, chat_logprobs
+from realizar.server.openai.logprobs import LogprobRows, write_chat
 from realizar.server.protocol.answers import (
     Answer,
     ChatChunkChoice,
     ChatDelta,
-    ChatLogprobs,
     ChatToolCallDelta,
     FunctionCall,
     Usage,
@@ -27,7 +27,7 @@ from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, Reasoning
 
 
 class ChatStreamer:
-    """Makes the chunks of one chat request."""
+    """Makes the chunks of one chat request; `rows` write its log-probabilities, if there are any."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class ChatStreamer:
         request: ChatCompletionRequest,
         plan: ChatPlan,
         run: ChatRun,
-        names: TokenNames,
+        rows: LogprobRows | None,
         request_id: str,
     ) -> None:
-        self._api, self._plan, self._run, self._names = api, plan, run, names
+        self._api, self._plan, self._run = api, plan, run
+        self._rows = rows
         options = request.stream_options or StreamOptions()
         self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
         self._with_reasoning = request.include_reasoning is not False
         self._request_id, self._created = request_id, now_s()
         self._started: set[int] = set()
-        self._only_texts = plan.top_logprobs is None and not self._every_usage
         self._templates: dict[int, EventTemplate] = {}
 
     async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
@@ -69,17 +69,28 @@ class ChatStreamer:
 
     def _only_text(self, gained: AnswerDelta) -> bytes | None:
         """The event of a delta that is one text, after the first of its choice; None for any other."""
-        if not self._only_texts or gained.finish_reason is not None or len(gained.parsed) != 1:
+        if self._every_usage or gained.finish_reason is not None or len(gained.parsed) != 1:
             return None
         part = gained.parsed[0]
         if gained.index not in self._started or not isinstance(part, ContentDelta):
             return None
         template = self._templates.get(gained.index)
         if template is None:
-            empty = ChatChunkChoice(gained.index, ChatDelta(content=""))
-            template = EventTemplate(self._chunk([empty], self._usage_so_far()), "content")
-            self._templates[gained.index] = template
-        return template.encode(part.text)
+            template = self._templates[gained.index] = self._template(gained.index)
+        if self._rows is None:
+            return template.encode(part.text)
+        return template.encode(part.text, self._logprobs_of(gained) or b"null")
+
+    def _template(self, index: int) -> EventTemplate:
+        """The chunks of a choice that differ in their text and their log-probabilities alone."""
+        empty = ChatChunkChoice(index, ChatDelta(content=""))
+        varying = None if self._rows is None else "logprobs"
+        return EventTemplate(self._chunk([empty], self._usage_so_far()), "content", varying)
+
+    def _logprobs_of(self, gained: AnswerDelta) -> bytes | None:
+        """The log-probabilities of a delta as JSON; None without any."""
+        entries = gained.source.logprobs
+        return None if self._rows is None or not entries else write_chat(self._rows.rows(entries))
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:
@@ -98,9 +109,8 @@ class ChatStreamer:
         )
 
     def _choices(self, gained: AnswerDelta) -> Iterator[ChatChunkChoice]:
-        logprobs: ChatLogprobs | None = None
-        if self._plan.top_logprobs is not None and gained.source.logprobs:
-            logprobs = chat_logprobs(gained.source.logprobs, self._names, self._plan.top_logprobs)
+        written = self._logprobs_of(gained)
+        logprobs = None if written is None else msgspec.Raw(written)
         deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
         first = gained.index not in self._started
         if not deltas and (first or logprobs is not None):

@@ -20,9 +20,14 @@ from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream, EventTemplate, encode_event
 from realizar.server.openai.completion_run import CompletionDelta, CompletionPlan, CompletionRun
-from realizar.server.openai.logprobs import CompletionLogprobsMaker, TokenNames, prompt_logprobs
+from realizar.server.openai.logprobs import (
+    CompletionLogprobs,
+    CompletionLogprobsMaker,
+    completion_rows,
+    prompt_logprobs,
+)
 from realizar.server.openai.structured import find_structured
-from realizar.server.protocol.answers import Answer, CompletionChoice, CompletionLogprobs, Usage
+from realizar.server.protocol.answers import Answer, CompletionChoice, Usage
 from realizar.server.protocol.completion import CompletionRequest
 from realizar.server.protocol.neutral import check_neutral
 from realizar.server.protocol.sampling import StreamOptions
@@ -133,34 +138,39 @@ class _AnswerMaker:
         self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
         options = record.stream_options or StreamOptions()
         self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
-        self._names = TokenNames(api.model.tokenizer, as_ids=bool(record.return_tokens_as_token_ids))
+        self._names = api.names(as_ids=record.return_tokens_as_token_ids)
         self._makers: dict[int, CompletionLogprobsMaker] = {}
         self._created = now_s()
+        self._templates: dict[int, EventTemplate] = {}
 
     async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
         """Iterate all chunks, as events. Args: note: adds figures to the request's line in the log."""
-        only_texts = _only_texts(self._plan, self._every_usage)
-        templates: dict[int, EventTemplate] = {}
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:
-                    if delta.finish_reason is None and only_texts:
-                        if delta.text or delta.token_ids:
-                            template = templates.get(delta.index)
-                            if template is None:
-                                template = templates[delta.index] = self._template(delta.index)
-                            yield template.encode(delta.text)
-                    elif delta.text or delta.token_ids or delta.finish_reason is not None:
-                        yield encode_event(self._answer([self._choice(delta)], self._usage_so_far()))
+                    if delta.text or delta.token_ids or delta.finish_reason is not None:
+                        yield self._only_text(delta) or encode_event(
+                            self._answer([self._choice(delta)], self._usage_so_far())
+                        )
             if self._last_usage:
                 yield encode_event(self._answer([], self._run.usage))
         finally:
             note(**self._run.notes)
 
-    def _template(self, index: int) -> EventTemplate:
-        """The chunks of a choice that differ in their text alone."""
-        empty = self._choice(CompletionDelta(index, "", (), ()))
-        return EventTemplate(self._answer([empty], self._usage_so_far()), "text")
+    def _only_text(self, delta: CompletionDelta) -> bytes | None:
+        """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""
+        if self._every_usage or delta.finish_reason is not None:
+            return None
+        template = self._templates.get(delta.index)
+        if template is None:
+            empty = CompletionChoice(delta.index, "", None, None)
+            varying = None if self._plan.logprobs is None else "logprobs"
+            template = EventTemplate(self._answer([empty], self._usage_so_far()), "text", varying)
+            self._templates[delta.index] = template
+        maker = self._maker_of(delta.index)
+        if maker is None:
+            return template.encode(delta.text)
+        return template.encode(delta.text, maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
 
     async def whole(self) -> Answer:
         """The whole answer."""
@@ -172,14 +182,16 @@ class _AnswerMaker:
 
     def _joined(self, deltas: list[CompletionDelta]) -> CompletionChoice:
         ordered = sorted(deltas, key=lambda delta: not delta.echoed)
-        choices = [self._choice(delta) for delta in ordered]
-        whole = choices[0]
-        whole.text = "".join(choice.text for choice in choices)
-        last = next(choice for choice in reversed(choices) if choice.finish_reason is not None)
-        whole.finish_reason, whole.stop_reason = last.finish_reason, last.stop_reason
-        for choice in choices[1:]:
-            if whole.logprobs is not None and choice.logprobs is not None:
-                _extend(whole.logprobs, choice.logprobs)
+        last = next(delta for delta in reversed(ordered) if delta.finish_reason is not None)
+        whole = CompletionChoice(
+            deltas[0].index, "".join(delta.text for delta in ordered), None, last.finish_reason, last.stop_reason
+        )
+        maker = self._maker_of(whole.index)
+        if maker is not None:
+            listed = CompletionLogprobs()
+            for delta in ordered:
+                listed.extend(maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed))
+            whole.logprobs = msgspec.Raw(listed.write())
         wanted = self._plan.prompt_logprobs
         if wanted is not None:
             output = self._run.outputs[whole.index // self._plan.sampling.n]
@@ -187,13 +199,21 @@ class _AnswerMaker:
         return whole
 
     def _choice(self, delta: CompletionDelta) -> CompletionChoice:
-        logprobs: CompletionLogprobs | None = None
-        if self._plan.logprobs is not None:
-            maker = self._makers.get(delta.index)
-            if maker is None:
-                maker = self._makers[delta.index] = CompletionLogprobsMaker(self._names, self._plan.logprobs)
-            logprobs = maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed)
+        maker, logprobs = self._maker_of(delta.index), None
+        if maker is not None:
+            logprobs = msgspec.Raw(maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
         return CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
+
+    def _maker_of(self, index: int) -> CompletionLogprobsMaker | None:
+        """Makes the log-probabilities of a choice, whose deltas come in order; None where the request wants none."""
+        top_n = self._plan.logprobs
+        if top_n is None:
+            return None
+        maker = self._makers.get(index)
+        if maker is None:
+            rows = self._names.rows(completion_rows, top_n)
+            maker = self._makers[index] = CompletionLogprobsMaker(self._names, rows)
+        return maker
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:
@@ -210,15 +230,3 @@ class _AnswerMaker:
             choices=choices,
             usage=usage,
         )
-
-
-def _only_texts(plan: CompletionPlan, every_usage: bool) -> bool:
-    """True if the chunks of a choice, but for its last, differ in their text alone."""
-    return plan.logprobs is None and not every_usage
-
-
-def _extend(whole: CompletionLogprobs, more: CompletionLogprobs) -> None:
-    whole.tokens += more.tokens
-    whole.token_logprobs += more.token_logprobs
-    whole.top_logprobs += more.top_logprobs
-    whole.text_offset += more.text_offset

@@ -1,71 +1,168 @@
-"""Log-probabilities in the formats of the two endpoints.
+"""Log-probabilities in the formats of the two endpoints, written as JSON without a record for each token.
 
-A token whose bytes are not valid UTF-8 is named `bytes:\\xe2\\x80`, so that different tokens have different names. A
-request may ask for `token_id:N` instead.
+Chat: `{"content": [{"token", "logprob", "bytes", "top_logprobs": [{"token", "logprob", "bytes"}]}], "refusal": null}`.
+Completions: `{"tokens": [], "token_logprobs": [], "top_logprobs": [{name: log-probability}], "text_offset": []}`, where
+the first token of a prompt has null. Tokens are named by `TokenNames`.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
+import msgspec
+
+from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
-from realizar.server.protocol.answers import ChatLogprob, ChatLogprobs, ChatTopLogprob, CompletionLogprobs
-from realizar.tokenizer.tokenizer import Tokenizer
+from realizar.server.generation.token_names import TokenNames
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
+_NUMBERS = msgspec.json.Encoder()
+_BETWEEN = b'],"top_logprobs":[{'
+_RECENT_STEPS = 2  # a consumer who lags behind more gets several tokens at once
 
 
-class TokenNames:
-    """Names of tokens in answers. Args: as_ids: names are `token_id:N`."""
+class LogprobRows:
+    """Log-probabilities of tokens as JSON, those of a whole step at once where many streams are at the same step.
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
-        self._tokenizer, self._as_ids = tokenizer, as_ids
-        self._data_of = tokenizer.spelled_bytes.__getitem__
+    Args:
+        write: makes the JSON of each token of columns.
+    """
 
-    def name(self, token_id: int) -> str:
-        """A token's name."""
-        if self._as_ids:
-            return f"token_id:{token_id}"
-        data = self._data_of(token_id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    def __init__(self, write: Callable[[LogprobColumns], list[bytes]]) -> None:
+        self._write = write
+        self._recent: deque[tuple[LogprobColumns, list[bytes]]] = deque(maxlen=_RECENT_STEPS)
 
-    def bytes_of(self, token_id: int) -> list[int]:
-        """A token's bytes as numbers."""
-        return list(self._data_of(token_id))
+    def row(self, entry: StepEntry) -> bytes:
+        """The JSON of one token, with which that of its step is written."""
+        columns = entry.columns
+        for known, rows in self._recent:
+            if known is columns:
+                return rows[entry.place]
+        rows = self._write(columns)
+        self._recent.append((columns, rows))
+        return rows[entry.place]
 
-    def text_bytes(self, token_id: int, *, spelled: bool) -> bytes:
-        """The bytes that a token adds to a text; with `spelled`, control tokens add their names."""
-        hidden = not spelled and self._tokenizer.is_special(token_id)
-        return b"" if hidden else self._data_of(token_id)
+    def rows(self, entries: Sequence[TokenLogprobs]) -> list[bytes]:
+        """The JSON of each token."""
+        if isinstance(entries, StepEntry):
+            return [self.row(entries)]
+        columns = LogprobColumns.of(entries)
+        return self._write(columns) if len(columns) else []
 
 
-def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames, top_n: int) -> ChatLogprobs:
-    """Log-probabilities in the format of `/v1/chat/completions`."""
-    name, bytes_of = names.name, names.bytes_of
-    listed: list[ChatLogprob] = []
-    for token_id, logprob, _, most_probable in entries:
-        top = [ChatTopLogprob(name(each), finite(value), bytes_of(each)) for each, value in most_probable[:top_n]]
-        listed.append(ChatLogprob(name(token_id), finite(logprob), bytes_of(token_id), top))
-    return ChatLogprobs(listed)
+def write_chat(rows: Iterable[bytes]) -> bytes:
+    """The object of `/v1/chat/completions`, of its tokens' JSON."""
+    return b'{"content":[%b],"refusal":null}' % b",".join(rows)
+
+
+def chat_rows(names: TokenNames, top_n: int) -> LogprobRows:
+    """Writes tokens as `/v1/chat/completions` has them, with at most `top_n` most probable ones."""
+    before, behind = names.json_before, names.json_bytes
+
+    def write(columns: LogprobColumns) -> list[bytes]:
+        width, shown = columns.width, min(columns.width, 1 + top_n)
+        ids, values = columns.id_list(), _numbers(columns.value_list())
+        if NO_ID in ids:
+            return [row for part in _even_parts(columns) for row in write(part)]
+        parts: list[Iterable[bytes]] = []
+        for place in range(shown):
+            own = ids[place::width]
+            parts += (
+                [before[token_id] for token_id in own],
+                values[place::width],
+                [behind[token_id] for token_id in own],
+                repeat(b',"top_logprobs":[' if place == 0 else b"}," if place + 1 < shown else b"}"),
+            )
+        return list(map(b"".join, zip(*parts, repeat(b"]}"), strict=False)))  # the fillers do not end
+
+    return LogprobRows(write)
+
+
+@dataclass(slots=True)
+class CompletionLogprobs:
+    """The four lists of `/v1/completions`, an item of JSON for each token."""
+
+    tokens: list[bytes] = field(default_factory=list)
+    token_logprobs: list[bytes] = field(default_factory=list)
+    top_logprobs: list[bytes] = field(default_factory=list)
+    text_offset: list[bytes] = field(default_factory=list)
+
+    def extend(self, more: CompletionLogprobs) -> None:
+        """Append the tokens that follow."""
+        self.tokens += more.tokens
+        self.token_logprobs += more.token_logprobs
+        self.top_logprobs += more.top_logprobs
+        self.text_offset += more.text_offset
+
+    def write(self) -> bytes:
+        """The whole object."""
+        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % (
+            b",".join(self.tokens),
+            b",".join(self.token_logprobs),
+            b",".join(self.top_logprobs),
+            b",".join(self.text_offset),
+        )
+
+
+def completion_rows(names: TokenNames, top_n: int) -> LogprobRows:
+    """Writes tokens as two items of `/v1/completions`: the token's own number and the most probable ones' object.
+
+    Between them is what stands there in an object of one token.
+    """
+    json_names = names.json_names
+
+    def write(columns: LogprobColumns) -> list[bytes]:
+        width, shown = columns.width, min(columns.width, 1 + top_n)
+        ids, values = columns.id_list(), _numbers(columns.value_list())
+        if NO_ID in ids:
+            return [row for part in _even_parts(columns) for row in write(part)]
+        named = [[json_names[token_id] for token_id in ids[place::width]] for place in range(shown)]
+        parts: list[Iterable[bytes]] = []
+        for place in range(1, shown):
+            parts += (named[place], repeat(b":"), values[place::width], repeat(b"," if place + 1 < shown else b""))
+        tops = map(b"".join, zip(*parts, strict=False)) if parts else repeat(b"")  # the fillers do not end
+        rows: list[bytes] = []
+        for names, own, top in zip(zip(*named, strict=True), values[::width], tops, strict=False):
+            num_names = len(set(names))
+            if num_names == shown:
+                top = b"%b,%b:%b" % (top, names[0], own) if top else b"%b:%b" % (names[0], own)
+            elif num_names + 1 < shown or names.count(names[0]) == 1:
+                top = _first_of_each_name(columns.between(len(rows), len(rows) + 1), names)
+            rows.append(own + _BETWEEN + top)
+        return rows
+
+    return LogprobRows(write)
 
 
 class CompletionLogprobsMaker:
     """Makes log-probabilities in the format of `/v1/completions`, delta by delta of one choice.
 
     Args:
-        top_n: most probable tokens to list; the token itself is listed with them.
+        rows: of `completion_rows`.
     """
 
-    def __init__(self, names: TokenNames, top_n: int) -> None:
-        self._names, self._top_n = names, top_n
+    def __init__(self, names: TokenNames, rows: LogprobRows) -> None:
+        self._names, self._rows = names, rows
         self._offset = 0
         self._decoder = _UTF8("replace")
+        self._mid_character = False
+
+    def text(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, spelled: bool = False
+    ) -> bytes:
+        """The whole object for the next tokens; arguments as of `make`."""
+        if isinstance(entries, StepEntry) and len(token_ids) == 1:
+            token_id = token_ids[0]
+            name, row = self._names.json_names[token_id], self._rows.row(entries)
+            place = self._place_of(token_id, spelled=spelled)
+            return b'{"tokens":[%b],"token_logprobs":[%b}],"text_offset":[%d]}' % (name, row, place)
+        return self.make(token_ids, entries, spelled=spelled).write()
 
     def make(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, spelled: bool = False
@@ -76,20 +173,27 @@ class CompletionLogprobsMaker:
             entries: one per token; None for the first token of a prompt.
             spelled: True if the text contains the names of control tokens.
         """
-        made = CompletionLogprobs([], [], [], [])
-        for token_id, entry in zip(token_ids, entries, strict=True):
-            made.tokens.append(self._names.name(token_id))
-            made.text_offset.append(self._offset)
-            self._offset += len(self._decoder.decode(self._names.text_bytes(token_id, spelled=spelled)))
-            made.token_logprobs.append(None if entry is None else finite(entry.logprob))
-            made.top_logprobs.append(None if entry is None else self._top(entry))
+        json_names = self._names.json_names
+        made = CompletionLogprobs([json_names[token_id] for token_id in token_ids])
+        made.text_offset = [b"%d" % self._place_of(token_id, spelled=spelled) for token_id in token_ids]
+        scored = entries if isinstance(entries, LogprobColumns | StepEntry) else [each for each in entries if each]
+        unscored = len(entries) - len(scored)  # none but a prompt's first token
+        made.token_logprobs, made.top_logprobs = [b"null"] * unscored, [b"null"] * unscored
+        for row in self._rows.rows(scored):
+            value, _, top = row.partition(_BETWEEN)
+            made.token_logprobs.append(value)
+            made.top_logprobs.append(b"{%b}" % top)
         return made
 
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        top: dict[str, float] = {}
-        for token_id, logprob in (*entry.top[: self._top_n], (entry.token_id, entry.logprob)):
-            top.setdefault(self._names.name(token_id), finite(logprob))
-        return top
+    def _place_of(self, token_id: int, *, spelled: bool) -> int:
+        """The place in the text where a token begins, in characters; the token's own are added."""
+        place = self._offset
+        count = None if spelled or self._mid_character else self._names.num_characters[token_id]
+        if count is None:
+            count = len(self._decoder.decode(self._names.text_bytes(token_id, spelled=spelled)))
+            self._mid_character = bool(self._decoder.getstate()[0])
+        self._offset += count
+        return place
 
 
 def prompt_logprobs(
@@ -105,13 +209,39 @@ def prompt_logprobs(
         ranks.setdefault(entry.token_id, (entry.logprob, entry.rank))
         listed.append(
             {
-                str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": names.name(token_id)}
+                str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": names.name(token_id)}
                 for token_id, (logprob, rank) in ranks.items()
             }
         )
     return listed
 
 
-def finite(logprob: float) -> float:
+def _first_of_each_name(columns: LogprobColumns, names: Sequence[bytes]) -> bytes:
+    """A token's object where several ids have one name: the most probable of them counts.
+
+    Args:
+        names: of the token itself, and of those that it lists.
+    """
+    values = _numbers(columns.value_list())
+    top: dict[bytes, bytes] = {}
+    for name, value in zip((*names[1:], names[0]), (*values[1 : len(names)], values[0]), strict=True):
+        top.setdefault(name, value)
+    return b",".join(map(b"%b:%b".__mod__, top.items()))
+
+
+def _even_parts(columns: LogprobColumns) -> Iterator[LogprobColumns]:
+    """Each token of columns of which some list fewer ids than others."""
+    for entry in columns:
+        yield LogprobColumns.of([entry])
+
+
+def _numbers(values: list[float]) -> list[bytes]:
+    """Log-probabilities as numbers of JSON, one or more."""
+    if min(values) < _LOWEST:
+        values = [_finite(value) for value in values]
+    return _NUMBERS.encode(values)[1:-1].split(b",")
+
+
+def _finite(logprob: float) -> float:
     """A log-probability as a number that JSON can express."""
     return _LOWEST if logprob < _LOWEST else logprob

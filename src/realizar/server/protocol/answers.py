@@ -1,4 +1,7 @@
-"""Records of answers: OpenAI's objects, with the order of fields and the nulls that its clients expect."""
+"""Records of answers: OpenAI's objects, with the order of fields and the nulls that its clients expect.
+
+Log-probabilities are JSON already (`server.openai.logprobs`).
+"""
 
 from __future__ import annotations
 
@@ -75,37 +78,13 @@ class ChatDelta(msgspec.Struct):
     refusal: UnsetType | None = UNSET
 
 
-class ChatTopLogprob(msgspec.Struct):
-    """One of the most probable tokens at a place; `bytes` are the token's own."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatLogprob(msgspec.Struct):
-    """A token of the answer, and the most probable ones at its place."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[ChatTopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct):
-    """Log-probabilities of a choice or of a delta."""
-
-    content: list[ChatLogprob]
-    refusal: None = None
-
-
 class ChatChoice(msgspec.Struct):
     """One finished choice."""
 
     index: int
     message: ChatMessage
     finish_reason: FinishReason
-    logprobs: ChatLogprobs | None = None
+    logprobs: msgspec.Raw | None = None
     stop_reason: str | int | None = None
 
 
@@ -115,7 +94,7 @@ class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: ChatDelta
     finish_reason: FinishReason | None = None
-    logprobs: ChatLogprobs | None = None
+    logprobs: msgspec.Raw | None = None
     stop_reason: str | int | UnsetType | None = UNSET
 
 
@@ -132,21 +111,12 @@ class Answer(msgspec.Struct, kw_only=True):
     prompt_logprobs: Any | UnsetType = UNSET
 
 
-class CompletionLogprobs(msgspec.Struct):
-    """Log-probabilities of a choice's text: one entry per token; the first token of a prompt has null."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
 class CompletionChoice(msgspec.Struct):
     """One choice, or a delta of it."""
 
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
+    logprobs: msgspec.Raw | None
     finish_reason: str | None
     stop_reason: str | int | None = None
     prompt_logprobs: Any | UnsetType = UNSET

@@ -1,0 +1,258 @@
+"""`LogprobColumns`: log-probabilities of many tokens as columns, from engine to answer. Standard library only.
+
+A record for each token, with a pair for each id that it lists, would cost every process on the way more time than the
+rest of the token's work.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from realizar.outputs import TokenLogprobs
+
+NO_ID = -1  # in the places that a token's list leaves free
+_ID_BYTES = _RANK_BYTES = 4
+_VALUE_BYTES = 8
+
+
+@dataclass(slots=True, eq=False)  # one a row and step: frozen it would take four times as long to make
+class LogprobColumns(Sequence[TokenLogprobs]):
+    """Log-probabilities of tokens in their order: a sequence of `TokenLogprobs`, each made when it is read.
+
+    Columns are bytes in the machine's order.
+
+    Attributes:
+        width: places of each token: one for itself, and as many as the longest list of most probable ids takes.
+        ids: int32 [tokens, width]: the token's id, then the most probable ones, best first, then NO_ID.
+        values: float64 [tokens, width]: their log-probabilities.
+        ranks: int32 [tokens]: the rank of each token; 1 is the most probable.
+    """
+
+    width: int = 1
+    ids: bytes = b""
+    values: bytes = b""
+    ranks: bytes = b""
+
+    @classmethod
+    def of(cls, entries: Sequence[TokenLogprobs]) -> LogprobColumns:
+        """The columns of single tokens; columns are returned as they are."""
+        if isinstance(entries, LogprobColumns):
+            return entries
+        if isinstance(entries, StepEntry):
+            return entries.alone()
+        width = 1 + max([len(entry.top) for entry in entries], default=0)
+        ids: list[int] = []
+        values: list[float] = []
+        for token_id, logprob, _, top in entries:
+            ids.append(token_id)
+            values.append(logprob)
+            if top:
+                top_ids, top_values = zip(*top, strict=True)
+                ids += top_ids
+                values += top_values
+            if free := width - 1 - len(top):
+                ids += [NO_ID] * free
+                values += [0.0] * free
+        ranks = array("i", [entry.rank for entry in entries])
+        return cls(width, array("i", ids).tobytes(), array("d", values).tobytes(), ranks.tobytes())
+
+    @classmethod
+    def joined(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns:
+        """The tokens of all parts, in their order."""
+        width = max((part.width for part in parts), default=1)
+        parts = [part.widened(width) for part in parts]
+        return cls(
+            width,
+            b"".join([part.ids for part in parts]),
+            b"".join([part.values for part in parts]),
+            b"".join([part.ranks for part in parts]),
+        )
+
+    def widened(self, width: int) -> LogprobColumns:
+        """The same tokens with at least so many places each."""
+        free = width - self.width
+        if free <= 0:
+            return self
+        ids, values = array("i", [NO_ID] * free).tobytes(), bytes(free * _VALUE_BYTES)
+        return LogprobColumns(
+            width,
+            b"".join(part.ids + ids for part in self._one_by_one()),
+            b"".join(part.values + values for part in self._one_by_one()),
+            self.ranks,
+        )
+
+    def fits(self, num_tokens: int) -> bool:
+        """True if the columns are those of so many tokens."""
+        places = num_tokens * self.width
+        sizes = places * _ID_BYTES, places * _VALUE_BYTES, num_tokens * _RANK_BYTES
+        return self.width >= 1 and sizes == (len(self.ids), len(self.values), len(self.ranks))
+
+    def id_list(self) -> list[int]:
+        """`ids` as integers, [tokens * width]."""
+        return memoryview(self.ids).cast("i").tolist()
+
+    def value_list(self) -> list[float]:
+        """`values` as numbers, [tokens * width]."""
+        return array("d", self.values).tolist()
+
+    def __len__(self) -> int:
+        return len(self.ranks) // _RANK_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> LogprobColumns: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprobs | LogprobColumns:
+        if not isinstance(index, slice):
+            place = range(len(self))[index]
+            return next(iter(self.between(place, place + 1)))
+        start, stop, step = index.indices(len(self))
+        if step == 1:
+            return self.between(start, max(start, stop))
+        return LogprobColumns.joined([self.between(place, place + 1) for place in range(start, stop, step)])
+
+    def between(self, start: int, stop: int) -> LogprobColumns:
+        """The tokens from `start` up to `stop`, both from 0 up to their number."""
+        first, last = start * self.width, stop * self.width
+        return LogprobColumns(
+            self.width,
+            self.ids[first * _ID_BYTES : last * _ID_BYTES],
+            self.values[first * _VALUE_BYTES : last * _VALUE_BYTES],
+            self.ranks[start * _RANK_BYTES : stop * _RANK_BYTES],
+        )
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        width, ids, values = self.width, self.id_list(), self.value_list()
+        for start, rank in zip(range(0, len(ids), width), memoryview(self.ranks).cast("i").tolist(), strict=True):
+            stop = start + width
+            while ids[stop - 1] == NO_ID and stop > start + 1:
+                stop -= 1
+            top = tuple(zip(ids[start + 1 : stop], values[start + 1 : stop], strict=True))
+            yield TokenLogprobs(ids[start], values[start], rank, top)
+
+    def __eq__(self, other: object) -> bool:
+        """True for a sequence of the same entries, whatever holds them."""
+        if not isinstance(other, LogprobColumns | StepEntry | tuple | list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == each for mine, each in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def _one_by_one(self) -> Iterable[LogprobColumns]:
+        return (self.between(place, place + 1) for place in range(len(self)))
+
+
+@dataclass(slots=True, eq=False)
+class StepEntry(Sequence[TokenLogprobs]):
+    """The log-probabilities of one token, where they came: in the columns of its step, at `place`.
+
+    Whoever writes them can write those of the whole step at once.
+    """
+
+    columns: LogprobColumns
+    place: int
+
+    def alone(self) -> LogprobColumns:
+        """The same without the others of the step."""
+        return self.columns.between(self.place, self.place + 1)
+
+    def __len__(self) -> int:
+        return 1
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> LogprobColumns: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprobs | LogprobColumns:
+        return self.alone()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self.alone().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self.alone())
+
+
+class GrowingLogprobs:
+    """Log-probabilities of a choice or of a prompt while they come.
+
+    Args:
+        keeps: True if those that were taken are wanted again. Otherwise the last token's stay in the columns of its
+            step until the next one comes, which is all that a consumer who keeps up ever needs.
+    """
+
+    __slots__ = ("_first", "_ids", "_keeps", "_last", "_ranks", "_values", "_width")
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
+        self._width = 1
+        self._first = 0  # the first token that is still here
+        self._ids, self._values, self._ranks = bytearray(), bytearray(), bytearray()
+        self._last: StepEntry | None = None
+
+    def take(self, source: LogprobColumns, place: int) -> None:
+        """Take in one token of a step's."""
+        if self._keeps:
+            self._append(source, place)
+            return
+        self.settle()
+        self._last = StepEntry(source, place)
+
+    def settle(self) -> None:
+        """Let go of the columns of the last step."""
+        if self._last is not None:
+            self._append(self._last.columns, self._last.place)
+            self._last = None
+
+    def between(self, start: int, stop: int) -> LogprobColumns:
+        """The tokens from `start` up to `stop`, as far as they came and are kept."""
+        self.settle()
+        first, last = max(start - self._first, 0) * self._width, max(stop - self._first, 0) * self._width
+        return LogprobColumns(
+            self._width,
+            bytes(self._ids[first * _ID_BYTES : last * _ID_BYTES]),
+            bytes(self._values[first * _VALUE_BYTES : last * _VALUE_BYTES]),
+            bytes(self._ranks[first // self._width * _RANK_BYTES : last // self._width * _RANK_BYTES]),
+        )
+
+    def give(self, start: int, stop: int) -> StepEntry | LogprobColumns:
+        """The same, which are not wanted again unless they are kept."""
+        last = self._last
+        if last is not None and stop == start + 1 and not self._ranks:
+            self._first, self._last = stop, None
+            return last
+        given = self.between(start, stop)
+        if not self._keeps:
+            del self._ids[: len(given.ids)], self._values[: len(given.values)], self._ranks[: len(given.ranks)]
+            self._first += len(given)
+        return given
+
+    def __len__(self) -> int:
+        """Tokens that are here."""
+        return len(self._ranks) // _RANK_BYTES + (self._last is not None)
+
+    def _append(self, source: LogprobColumns, place: int) -> None:
+        width = source.width
+        if width != self._width:
+            if width < self._width:
+                source, place = source.between(place, place + 1).widened(self._width), 0
+            else:
+                self._widen(width)
+            width = self._width
+        start = place * width
+        self._ids += source.ids[start * _ID_BYTES : (start + width) * _ID_BYTES]
+        self._values += source.values[start * _VALUE_BYTES : (start + width) * _VALUE_BYTES]
+        self._ranks += source.ranks[place * _RANK_BYTES : (place + 1) * _RANK_BYTES]
+
+    def _widen(self, width: int) -> None:
+        here = LogprobColumns(self._width, bytes(self._ids), bytes(self._values), bytes(self._ranks)).widened(width)
+        self._width = width
+        self._ids, self._values = bytearray(here.ids), bytearray(here.values)

@@ -1,0 +1,116 @@
+"""Log-probabilities are written as the JSON of the objects that the API describes."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realizar.logprob_columns import LogprobColumns, StepEntry
+from realizar.outputs import TokenLogprobs
+from realizar.server.generation import token_names
+from realizar.server.generation.token_names import TokenNames
+from realizar.server.openai.logprobs import (
+    CompletionLogprobs,
+    CompletionLogprobsMaker,
+    chat_rows,
+    completion_rows,
+    write_chat,
+)
+from server.scripted_engine import ByteTokenizer
+
+TOKENIZER = ByteTokenizer(None)  # id 0 is a control token, ids from 128 on are parts of characters
+NAMES = {as_ids: TokenNames(TOKENIZER, as_ids=as_ids) for as_ids in (False, True)}
+_ID = st.sampled_from([0, 10, 34, 65, 66, 92, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xFF])
+_VALUE = st.floats(-20.0, 0.0) | st.sampled_from([-math.inf, -9999.0, -10000.0, -0.0, -1e-7])
+_ENTRY = st.builds(
+    TokenLogprobs, _ID, _VALUE, st.integers(1, 9), st.lists(st.tuples(_ID, _VALUE), max_size=4).map(tuple)
+)
+
+
+def name_of(token_id: int, *, as_ids: bool) -> str:
+    if as_ids:
+        return f"token_id:{token_id}"
+    return chr(token_id) if token_id < 128 else f"bytes:\\x{token_id:02x}"
+
+
+def value_of(logprob: float) -> float:
+    return max(logprob, -9999.0)
+
+
+def chat_object(entries: Sequence[TokenLogprobs], top_n: int, *, as_ids: bool) -> dict[str, Any]:
+    def one(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": name_of(token_id, as_ids=as_ids), "logprob": value_of(logprob), "bytes": [token_id]}
+
+    content = [
+        {**one(entry.token_id, entry.logprob), "top_logprobs": [one(*pair) for pair in entry.top[:top_n]]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+@given(entries=st.lists(_ENTRY, max_size=5), top_n=st.integers(0, 5), as_ids=st.booleans(), columns=st.booleans())
+def test_chat_logprobs(entries: list[TokenLogprobs], top_n: int, as_ids: bool, columns: bool) -> None:
+    rows = chat_rows(NAMES[as_ids], top_n)
+    written = write_chat(rows.rows(LogprobColumns.of(entries) if columns else entries))
+    assert written == msgspec.json.encode(chat_object(entries, top_n, as_ids=as_ids))
+    step = LogprobColumns.of(entries)
+    for place, entry in enumerate(entries):
+        alone = write_chat(rows.rows(StepEntry(step, place)))
+        assert alone == msgspec.json.encode(chat_object([entry], top_n, as_ids=as_ids))
+
+
+@given(
+    deltas=st.lists(st.lists(_ENTRY, max_size=4), max_size=4),
+    top_n=st.integers(0, 5),
+    as_ids=st.booleans(),
+    prompt=st.booleans(),
+    spelled=st.booleans(),
+)
+def test_completion_logprobs(
+    deltas: list[list[TokenLogprobs]], top_n: int, as_ids: bool, prompt: bool, spelled: bool
+) -> None:
+    """Offsets go on over deltas, also inside a character; a prompt's first token has null."""
+    rows = completion_rows(NAMES[as_ids], top_n)
+    maker, streamed = (CompletionLogprobsMaker(NAMES[as_ids], rows) for _ in range(2))
+    decoder, whole = codecs.getincrementaldecoder("utf-8"), []
+    text, at, joined = decoder("replace"), 0, CompletionLogprobs()
+    for place, delta in enumerate(deltas):
+        ids = [entry.token_id for entry in delta]
+        entries: list[TokenLogprobs | None] = [*delta]
+        if prompt and place == 0:
+            ids, entries = [66, *ids], [None, *entries]
+        wanted: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token_id, entry in zip(ids, entries, strict=True):
+            wanted["tokens"].append(name_of(token_id, as_ids=as_ids))
+            wanted["text_offset"].append(at)
+            at += len(text.decode(b"" if token_id == 0 and not spelled else bytes([token_id])))
+            wanted["token_logprobs"].append(None if entry is None else value_of(entry.logprob))
+            top: dict[str, float] = {}
+            for listed, value in () if entry is None else (*entry.top[:top_n], (token_id, entry.logprob)):
+                top.setdefault(name_of(listed, as_ids=as_ids), value_of(value))
+            wanted["top_logprobs"].append(None if entry is None else top)
+        given = entries if None in entries else LogprobColumns.of(delta)
+        made = maker.make(ids, given, spelled=spelled)
+        assert made.write() == msgspec.json.encode(wanted)
+        if isinstance(given, LogprobColumns) and len(ids) == 1:
+            given = StepEntry(LogprobColumns.of([delta[0], *deltas[0]]), 0)
+        assert streamed.text(ids, given, spelled=spelled) == msgspec.json.encode(wanted)
+        joined.extend(made)
+        whole.append(wanted)
+    keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    assert joined.write() == msgspec.json.encode({key: [each for part in whole for each in part[key]] for key in keys})
+
+
+def test_only_so_many_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_names, "_MAX_KEPT", 3)
+    names = TokenNames(TOKENIZER)
+    for token_id in (*range(100), *range(100)):
+        assert names.json_names[token_id] == msgspec.json.encode(chr(token_id))
+        assert len(names.json_names) <= 3
