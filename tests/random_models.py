@@ -41,7 +41,7 @@ class Recipe:
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
         experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
-        down_weights: ggml type of experts' down projections; None takes that of all matrices.
+        router_weights: ggml type of routers. down_weights: of experts' down projections; None takes that of `weights`.
     """
 
     head_size: int = 64
@@ -59,6 +59,7 @@ class Recipe:
     lacking: tuple[Literal["mixer", "feed_forward"] | None, ...] = ()
     experts: int = 0
     per_token: int = 2
+    router_weights: str = "F32"
     down_weights: str | None = None
 
 
@@ -130,7 +131,8 @@ class _Maker:
     def mixture(self, name: str) -> Experts:
         recipe = self.recipe
         hidden, width = recipe.hidden_size, recipe.feed_forward_size
-        router = Linear(self.matrix(f"{name}.router", recipe.experts, hidden, "F32"), recipe.experts, hidden)
+        weight = self.matrix(f"{name}.router", recipe.experts, hidden, recipe.router_weights)
+        router = Linear(weight, recipe.experts, hidden)
         gate, up = (self.expert_linear(f"{name}.{part}_experts", width, hidden) for part in ("gate", "up"))
         down = self.expert_linear(f"{name}.down_experts", hidden, width, recipe.down_weights)
         divided = "undivided" not in recipe.parts

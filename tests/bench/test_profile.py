@@ -113,6 +113,27 @@ def test_every_operation_of_a_step_is_named_and_counted() -> None:
     backend.shutdown()
 
 
+def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
+    """One token reads what its capacity says; several read each expert once, however many of them chose it."""
+    recipe = Recipe(experts=6, per_token=2, feed_forward_size=256, windows=(None,))
+    spec, checkpoint = random_model(recipe)
+    backend, config = CPUBackend(), EngineConfig(threads=2, context_length=64, max_running=16, max_step_tokens=32)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
+    for row in range(16):
+        backend.open(opened_row(row, SamplingParams(temperature=0), [0] * 5))
+    one = time_operations(backend, spec, one_step(backend.capacity(), StepWork(1, 1, 4)), 1)
+    weights = sum(each.bytes_read for each in one if each.part != "attention")
+    assert weights == backend.capacity().weight_bytes_per_token < backend.capacity().weight_bytes
+    names = ["norm", "router", *["choice of experts"] * 3, *["expert gate and up"] * 2, "expert activation"]
+    parts = [each.part for each in one]
+    first = parts.index("router") - 1
+    assert parts[first : first + 10] == [*names, "expert down", "sum over experts"]
+    many = time_operations(backend, spec, one_step(backend.capacity(), StepWork(16, 1, 4)), 1)
+    weights = sum(each.bytes_read for each in many if each.part != "attention")
+    assert weights == backend.capacity().weight_bytes, "16 tokens choose each of six experts"
+    backend.shutdown()
+
+
 def test_more_rows_than_there_are_logits_for_are_refused() -> None:
     spec, checkpoint = random_model(RECIPE)
     backend = CPUBackend()

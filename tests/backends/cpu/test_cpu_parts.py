@@ -74,6 +74,12 @@ def test_parts_in_float32(name: str) -> None:
     assert relative_error(*run_both(RECIPES[name])) <= FLOAT_TOLERANCE
 
 
+def test_a_quantised_router_reads_floats() -> None:
+    """Its activations are not rounded, which would change choices: the half-float KV cache's rounding alone remains."""
+    recipe = Recipe(experts=7, per_token=2, router_weights="Q8_0", weights="F32", windows=(None,))
+    assert relative_error(*run_both(recipe)) <= 2e-3
+
+
 def test_biases_are_the_heads_too() -> None:
     """The recipes above compare it; without the head's bias the logits would be far off."""
     spec, checkpoint = random_model(RECIPES["sinks-window"])

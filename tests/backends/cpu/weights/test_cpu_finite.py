@@ -58,6 +58,20 @@ def test_good_weights_pass() -> None:
         Weights(spec, checkpoint, 8, 2).load(list(spec.linears()), lambda _: None)
 
 
+@pytest.mark.parametrize("part", ["gate", "up", "down"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0", "BF16"])
+def test_experts(kind: str, part: str) -> None:
+    """The bad block lies in the third of four experts, and is counted from the tensor's begin."""
+    recipe = Recipe(weights=kind, experts=4, windows=(None,))
+    name = f"layers.0.{part}_experts"
+    spec, checkpoint = spoiled_model(recipe, name, "nan")
+    tensor = checkpoint.tensors[name]
+    at = 2 * (tensor.data.size // tensor.ggml_type.type_size) // 3
+    what = "number" if kind == "BF16" else "the scale of block"
+    with pytest.raises(CheckpointError, match=rf"^random\.gguf: tensor '{name}': {what} {at} is not finite"):
+        Weights(spec, checkpoint, 8, 2).load(spec.matrices(), lambda _: None)
+
+
 def test_a_gguf_file(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
     write_tiny_model(good)

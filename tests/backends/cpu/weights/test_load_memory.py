@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from realizar.bench.generate import SHAPES, generate_gguf
 
 _STATUS = Path("/proc/self/status")
 _LOAD = """
@@ -38,3 +41,16 @@ def test_peak_memory(model: str, request: pytest.FixtureRequest) -> None:
         return int(done.stdout)
 
     assert peak_bytes() <= limit_bytes or peak_bytes() <= limit_bytes, "the first may have compiled"
+
+
+@pytest.mark.skipif(not _STATUS.exists(), reason="peak memory is read from /proc")
+def test_peak_memory_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged tensors of 170 MB in all: each expert's pages are released when it is packed."""
+    shape = replace(SHAPES["tiny-moe"], num_experts=64, expert_size=512, num_layers=3, hidden_size=1024)
+    monkeypatch.setitem(SHAPES, "wide-moe", shape)
+    path = tmp_path / "moe.gguf"
+    generate_gguf("wide-moe", path, "q4_k_m")
+    size = path.stat().st_size
+    assert size > 150e6
+    done = subprocess.run([sys.executable, "-c", _LOAD, path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 250e6 + 1.3 * size
