@@ -69,6 +69,7 @@ class Intake:
         """
         _check_rows(rows, output)
         is_open = self._table.sequence_ids[rows.numbers] == rows.sequence_ids
+        is_open &= ~_have_nothing(rows, output)
         owners = [self._open.in_rows[row] for row in rows.numbers.tolist()]
         choices = self._append(rows, output, is_open, owners)
         by_themselves = (is_open & ~choices.plain).nonzero()[0].tolist()
@@ -189,6 +190,13 @@ class Intake:
         """Let the full blocks of a sequence that goes on from a choice be found."""
         if sequence.running:
             self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, sequence.num_computed_tokens)
+
+
+def _have_nothing(rows: StepRows, output: StepOutput) -> NDArray[np.bool_]:
+    """bool [rows]: rows that were held, and have no result beside."""
+    found = rows.samples & (output.choices[:, 0] == NO_CHOICE)
+    found[list(output.others)] = False
+    return found
 
 
 def _after_a_failure(

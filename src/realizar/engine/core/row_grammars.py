@@ -40,6 +40,9 @@ class GivenMasks:
     held: frozenset[int] = frozenset()
 
 
+_NONE_GIVEN = GivenMasks()
+
+
 class RowGrammars:
     """Follows each row's grammar. The masks of its next choice are asked for as soon as the one before is known.
 
@@ -57,7 +60,9 @@ class RowGrammars:
         self._service_lock = threading.Lock()
         self._rows: dict[int, FollowedRow] = {}
         self._asked: dict[int, AskedMasks] = {}  # masks of the rows' next choices, by the row's number
-        self._step: StepRows | None = None  # whose masks are asked for, and not given
+        self._step: StepRows | None = None  # whose masks were asked for last
+        self._followed: list[tuple[int, int]] = []  # its rows with grammars: index in the step, and number
+        self._is_given = True
         self._patience = Patience()
 
     def read_vocabulary(self) -> None:
@@ -123,23 +128,27 @@ class RowGrammars:
 
     def start(self, rows: StepRows) -> None:
         """Ask for a step's masks, those of rows apart that were asked for; all earlier choices have been taken in."""
-        self._step = rows if self._rows else None
+        self._step, self._followed = rows, self._with_grammars(rows)
+        self._is_given = False
+        if not self._followed:
+            return
+        service, num_drafts = self._made_service(), rows.num_drafts.tolist()
         new: list[tuple[int, tuple[int, ...]]] = []
-        for index, number in self._followed(rows):
-            drafts = rows.row(index).draft_ids if rows.num_drafts[index] else ()
+        for index, number in self._followed:
+            drafts = rows.row(index).draft_ids if num_drafts[index] else ()
             asked = self._asked.get(number)
             if asked is not None and asked.drafts[: len(drafts)] != drafts:
-                self._made_service().drop(self._asked.pop(number))
+                service.drop(self._asked.pop(number))
                 asked = None
             if asked is None:
                 new.append((number, drafts))
         if new:
             try:
-                made = self._made_service().ask([(self._rows[number], drafts) for number, drafts in new])
+                made = service.ask([(self._rows[number], drafts) for number, drafts in new])
             except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
                 self._fail([number for number, _ in new], error)
             else:
-                self._asked.update(zip((number for number, _ in new), made, strict=True))
+                self._asked.update(zip([number for number, _ in new], made, strict=True))
 
     def give(self, step: Step, can_hold: Callable[[int], bool]) -> GivenMasks:
         """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives.
@@ -147,25 +156,24 @@ class RowGrammars:
         Args:
             can_hold: true for a row, by its number, that may do without a choice in this step.
         """
-        if self._step is None:
-            return GivenMasks()
-        rows, self._step = self._step, None
-        wanted = self._followed(rows)
-        if not wanted:
-            return GivenMasks()
-        late = self._late([number for _, number in wanted], len(rows), can_hold)
+        rows, followed = self._step, self._followed
+        if self._is_given or rows is None or not followed:
+            return _NONE_GIVEN
+        self._is_given = True
+        service, num_drafts = self._made_service(), rows.num_drafts.tolist()
+        late = self._late([number for _, number in followed], len(rows), can_hold)
         ready: dict[int, NDArray[np.uint32]] = {}
         stuck: dict[int, RowError] = {}
-        for index, number in wanted:
-            followed = self._rows[number]
-            if followed.error is not None:
-                stuck[int(rows.sequence_ids[index])] = _row_error(followed)
-                self._made_service().forget(followed.grammar.structured)
+        for index, number in followed:
+            row = self._rows[number]
+            if row.error is not None:
+                stuck[int(rows.sequence_ids[index])] = _row_error(row)
+                service.forget(row.grammar.structured)
             elif number not in late:
-                ready[number] = self._made_service().read(self._asked[number])[: int(rows.num_drafts[index]) + 1]
+                ready[number] = service.read(self._asked[number])[: num_drafts[index] + 1]
         if ready:
             step.set_masks(ready)
-        held = frozenset(number for _, number in wanted if number not in ready)
+        held = frozenset(number for _, number in followed if number not in ready)
         if held:
             step.hold(held)
         return GivenMasks(stuck, held)
@@ -187,17 +195,15 @@ class RowGrammars:
             followed = self._rows[number]
             followed.error, followed.cause = f"masks could not be computed: {type(error).__name__}", "engine"
 
-    def _wait(self, numbers: list[int], num_rows: int, can_hold: Callable[[int], bool]) -> frozenset[int]:
-        started_s = time.monotonic()
-        self._made_service().wait(0)
-        while True:
-            late = [number for number in numbers if not self._is_settled(number)]
-            if not late:
-                return frozenset()
+    def _wait(self, late: list[int], num_rows: int, can_hold: Callable[[int], bool]) -> frozenset[int]:
+        service, started_s = self._made_service(), time.monotonic()
+        service.wait(0)
+        while late := [number for number in late if not self._is_settled(number)]:
             left_s = self._patience.left_s(time.monotonic() - started_s, len(late), num_rows)
             if left_s <= 0 and len(late) < num_rows and all(can_hold(number) for number in late):
-                return frozenset(late)
-            self._made_service().wait(left_s if left_s > 0 else _LONG_S)
+                break
+            service.wait(left_s if left_s > 0 else _LONG_S)
+        return frozenset(late)
 
     def _is_settled(self, number: int) -> bool:
         """True if a row's masks are there, or never will be."""
@@ -209,7 +215,7 @@ class RowGrammars:
 
     def advance(self, rows: StepRows, output: StepOutput) -> None:
         """Take in a step's choices. A row that made none waits for the same masks."""
-        followed = self._followed(rows)
+        followed = self._followed if rows is self._step else self._with_grammars(rows)
         if not followed:
             return
         counts, choices = output.num_choices.tolist(), output.choices.tolist()
@@ -223,7 +229,7 @@ class RowGrammars:
         if asked is not None:
             self._made_service().drop(asked)
 
-    def _followed(self, rows: StepRows) -> list[tuple[int, int]]:
+    def _with_grammars(self, rows: StepRows) -> list[tuple[int, int]]:
         """Those of the rows that choose and have a grammar: index in the step, and number."""
         if not self._rows:
             return []

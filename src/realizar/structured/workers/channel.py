@@ -1,7 +1,8 @@
-"""`Channel` sends and receives records on a blocking socket, with deadlines: a big-endian u32 length, then msgpack."""
+"""`Channel` sends and receives records on a socket, with deadlines: a big-endian u32 length, then msgpack."""
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import time
@@ -11,6 +12,7 @@ import msgspec
 
 MAX_RECORD_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
+_READ_BYTES = 1 << 18
 _ENCODER = msgspec.msgpack.Encoder()
 _Record = TypeVar("_Record")
 
@@ -26,18 +28,28 @@ class ChannelTimeoutError(ChannelError):
 class Channel(Generic[_Record]):
     """One end of a pair of sockets. Only one thread may use it at a time.
 
+    The socket never blocks, so that a record that is there costs one call of the system; else it is waited for.
+
     Args:
         connection: the socket, which the channel owns from now on.
         received_type: the type of received records; other records are errors.
+        takes_descriptors: descriptors may come between records, which reading ahead would lose.
     """
 
-    def __init__(self, connection: socket.socket, received_type: Any) -> None:
-        self._socket = connection
+    def __init__(self, connection: socket.socket, received_type: Any, *, takes_descriptors: bool = False) -> None:
+        connection.setblocking(False)
+        self._socket, self._takes_descriptors = connection, takes_descriptors
         self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(received_type)
+        self._read = bytearray()  # what has come and was not returned yet
 
     def fileno(self) -> int:
         """The socket's descriptor, for waiting on several channels."""
         return self._socket.fileno()
+
+    @property
+    def has_record(self) -> bool:
+        """True if the next record has come whole, so that it is not waited for on the descriptor."""
+        return len(self._read) >= _LENGTH.size and len(self._read) >= _LENGTH.size + self._size()
 
     def send(self, record: Any, timeout_s: float | None = None) -> None:
         """Send a record.
@@ -49,13 +61,16 @@ class Channel(Generic[_Record]):
         body = _ENCODER.encode(record)
         if len(body) > MAX_RECORD_BYTES:
             raise ChannelError(f"a record of {len(body)} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
-        try:
-            self._socket.settimeout(timeout_s)
-            self._socket.sendall(_LENGTH.pack(len(body)) + body)
-        except TimeoutError as error:
-            raise ChannelTimeoutError("it does not read what it is sent") from error
-        except OSError as error:
-            raise ChannelError(str(error)) from error
+        data = memoryview(_LENGTH.pack(len(body)) + body)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while data:
+            try:
+                data = data[self._socket.send(data) :]
+            except BlockingIOError:
+                if not self._wait(select.POLLOUT, deadline_s):
+                    raise ChannelTimeoutError("it does not read what it is sent") from None
+            except OSError as error:
+                raise ChannelError(str(error)) from error
 
     def send_descriptor(self, descriptor: int) -> None:
         """Send an open file's descriptor with one byte. Raises ChannelError."""
@@ -72,17 +87,20 @@ class Channel(Generic[_Record]):
                 time.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline_s))
-        if size > MAX_RECORD_BYTES:
-            raise ChannelError(f"a record of {size} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
+        while not self.has_record:
+            self._read_more(deadline_s)
+        end = _LENGTH.size + self._size()
+        body = bytes(memoryview(self._read)[_LENGTH.size : end])
+        del self._read[:end]
         try:
-            return self._decoder.decode(self._exactly(size, deadline_s))
+            return self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ChannelError(f"a record is malformed: {error}") from error
 
     def receive_descriptor(self) -> int:
-        """Receive the descriptor of an open file. Raises ChannelError."""
+        """Receive the descriptor of an open file, which follows the last record. Raises ChannelError."""
         try:
+            self._wait(select.POLLIN, None)
             _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         except OSError as error:
             raise ChannelError(str(error)) from error
@@ -94,20 +112,38 @@ class Channel(Generic[_Record]):
         """Close this end; idempotent."""
         self._socket.close()
 
-    def _exactly(self, size: int, deadline_s: float | None) -> bytes:
-        data = bytearray()
+    def _size(self) -> int:
+        """The length of the next record, whose first bytes have come. Raises ChannelError."""
+        size: int = _LENGTH.unpack_from(self._read)[0]
+        if size > MAX_RECORD_BYTES:
+            raise ChannelError(f"a record of {size} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
+        return size
+
+    def _read_more(self, deadline_s: float | None) -> None:
+        """Take in what has come, or wait for more."""
         try:
-            while len(data) < size:
-                if deadline_s is not None:
-                    self._socket.settimeout(max(deadline_s - time.monotonic(), 1e-3))
-                else:
-                    self._socket.settimeout(None)
-                piece = self._socket.recv(min(size - len(data), 1 << 20))
-                if not piece:
-                    raise ChannelError("it has ended")
-                data += piece
-        except TimeoutError as error:
-            raise ChannelTimeoutError("it does not answer") from error
+            piece = self._socket.recv(self._most_to_read())
+        except BlockingIOError:
+            if not self._wait(select.POLLIN, deadline_s):
+                raise ChannelTimeoutError("it does not answer") from None
         except OSError as error:
             raise ChannelError(str(error)) from error
-        return bytes(data)
+        else:
+            if not piece:
+                raise ChannelError("it has ended")
+            self._read += piece
+        if deadline_s is not None and time.monotonic() > deadline_s and not self.has_record:
+            raise ChannelTimeoutError("it does not answer")
+
+    def _most_to_read(self) -> int:
+        if not self._takes_descriptors:
+            return _READ_BYTES
+        end = _LENGTH.size + (self._size() if len(self._read) >= _LENGTH.size else 0)
+        return end - len(self._read)
+
+    def _wait(self, event: int, deadline_s: float | None) -> bool:
+        """Wait until the socket can be read or written; False if the deadline comes first."""
+        poll = select.poll()
+        poll.register(self._socket, event)
+        left_ms = None if deadline_s is None else max(0.0, 1e3 * (deadline_s - time.monotonic()))
+        return bool(poll.poll(left_ms))

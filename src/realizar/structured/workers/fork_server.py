@@ -100,7 +100,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
-        ForkServer(Channel(connection, ToServer), MaskMemory(int(sys.argv[2]))).run()
+        channel: Channel[ToServer] = Channel(connection, ToServer, takes_descriptors=True)
+        ForkServer(channel, MaskMemory(int(sys.argv[2]))).run()
     except ChannelError:
         return 0  # the engine is gone
     return 1

@@ -48,6 +48,7 @@ class StepMasks:
         self._memory, self._num_words, self._step_s, self._repair = memory, num_words, step_s, repair
         self._clock = clock
         self._places = MaskPlaces()
+        self._words = np.zeros((0, num_words), np.uint32)  # all masks of the memory
         self._asked: dict[int, tuple[FollowedGrammar, list[AskedMasks], float]] = {}  # by descriptor, with deadlines
         self._next: dict[int, list[AskedMasks]] = {}  # for processes that have a question, by descriptor
         self._workers: dict[int, GrammarWorker] = {}
@@ -61,35 +62,37 @@ class StepMasks:
     def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
         """Ask for the allowed ids of rows and of their drafts; returns at once. See `AskedMasks.done` and `read`."""
         asked = [self._new(row, tuple(drafts)) for row, drafts in rows]
-        self._memory.grow(self._places.num_places * self._num_words * 4)
+        self._make_room()
         self._send_all(asked)
         return asked
 
     def wait(self, timeout_s: float) -> None:
         """Take in the answers that are there; without any, wait for the first one, `timeout_s` at most."""
-        last_s = self._clock() + timeout_s
-        while True:
-            now_s = self._clock()
-            overdue = [place for place, (_, _, deadline_s) in self._asked.items() if deadline_s <= now_s]
-            next_s = min([last_s, *(deadline_s for _, _, deadline_s in self._asked.values())])
-            ready = self._ready(max(next_s - now_s, 0.0)) if not overdue else self._ready(0.0)
-            for place in ready:
-                if place == self._bell:
-                    self._take_repairs()
-                else:
-                    self._take_answer(place)
-            for place in overdue:
-                if place in self._asked and place not in ready:
-                    self._fail(place, self._workers[place].late(self._step_s))
-            if ready or overdue or self._clock() >= last_s:
-                return
+        now_s = self._clock()
+        next_s = min(now_s + timeout_s, self._first_deadline_s)
+        ready = self._ready(max(next_s - now_s, 0.0))
+        for place in ready:
+            if place == self._bell:
+                self._take_repairs()
+            else:
+                self._take_answer(place)
+        while self._first_deadline_s <= self._clock():
+            place = next(iter(self._asked))
+            self._fail(place, self._workers[place].late(self._step_s))
+
+    @property
+    def _first_deadline_s(self) -> float:
+        """The time by which the first question must be answered; all have the same time, and so end in their order."""
+        for _, _, deadline_s in self._asked.values():
+            return deadline_s
+        return math.inf
 
     def read(self, asked: AskedMasks) -> NDArray[np.uint32]:
         """The masks, uint32 [drafts + 1, words], which stay until they are dropped; empty if the row has an error."""
         count = len(asked.drafts) + 1
         if asked.row.error is not None:
             return np.zeros((count, self._num_words), np.uint32)
-        return self._memory.words(asked.place, count, self._num_words)
+        return self._words[asked.place : asked.place + count]
 
     def drop(self, asked: AskedMasks) -> None:
         """Nobody needs these masks any more."""
@@ -106,6 +109,12 @@ class StepMasks:
             os.close(self._bell)
             os.close(self._ring)
             self._bell = self._ring = -1
+
+    def _make_room(self) -> None:
+        if self._places.num_places > len(self._words):
+            self._memory.grow(self._places.num_places * self._num_words * 4)
+            count = self._memory.size_bytes // (self._num_words * 4)
+            self._words = self._memory.words(0, count, self._num_words)
 
     def _new(self, row: FollowedRow, drafts: tuple[int, ...]) -> AskedMasks:
         return AskedMasks(row, drafts, self._places.take(len(drafts) + 1))
@@ -164,8 +173,10 @@ class StepMasks:
         except WorkerDiedError as death:
             self._fail(place, death)
             return
-        if answer is None:
-            return  # it asked for something
+        if answer is None:  # it asked for something
+            if worker.has_answer:
+                self._take_answer(place)
+            return
         self._forget(place)
         for part in parts:
             part.row.error, part.row.ended = answer.errors.get(part.row.key), part.row.key in answer.ended

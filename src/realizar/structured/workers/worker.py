@@ -114,6 +114,11 @@ class GrammarWorker:
         """The channel's descriptor, for waiting on several processes."""
         return self._channel.fileno()
 
+    @property
+    def has_answer(self) -> bool:
+        """True if an answer has come already, with the one before."""
+        return self._channel.has_record
+
     def send_step(self, step: Step, timeout_s: float) -> None:
         """Send a step; `receive_step` waits for its masks. Raises WorkerDiedError."""
         try:
