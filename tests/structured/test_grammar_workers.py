@@ -17,6 +17,7 @@ import pytest
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.workers import spread
 from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.messages import Step
 from realizar.structured.workers.service import GrammarService
@@ -361,3 +362,35 @@ def test_processes_end_with_the_engine() -> None:
         assert all(map(is_alive, pids))
         engine.kill()
     wait_for(lambda: not any(map(is_alive, pids)))
+
+
+def test_many_rows_of_a_slow_grammar_get_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows move to them from their histories, and back when one dies; texts stay the same."""
+    monkeypatch.setattr(spread, "_SLOW_S", 0.0)
+    monkeypatch.setattr(spread, "_ENOUGH", 2)
+    service = make_service(WorkerLimits(more_processes=2))
+    rows = [Follower(service, LETTERS, seed) for seed in range(9)]
+    grammar = rows[0].row.grammar
+    for _ in range(400):
+        step(service, *rows)
+        if len(grammar.more) == 2:
+            break
+        service.wait(0.01)
+    assert len(grammar.workers) == 3
+    step(service, *rows)
+    counts = [sum(each.row.worker is worker for each in rows) for worker in grammar.workers]
+    assert sum(counts) == 9
+    assert counts == [worker.num_rows for worker in grammar.workers]
+    assert min(counts) > 0
+    others = grammar.workers[:2]
+    os.kill(grammar.more[1].pid, signal.SIGKILL)
+    for _ in range(3):
+        step(service, *rows)
+    assert grammar.workers[:2] == others
+    pids = [worker.pid for worker in grammar.workers]
+    for each in rows:
+        service.close_row(each.row)
+    service.prepare(StructuredOutput("regex", "another"))
+    wait_for(lambda: sum(map(is_alive, pids)) == 1)
+    assert len(grammar.workers) == 1
+    service.close()

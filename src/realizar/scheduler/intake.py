@@ -194,7 +194,7 @@ class Intake:
 
 def _have_nothing(rows: StepRows, output: StepOutput) -> NDArray[np.bool_]:
     """bool [rows]: rows that were held, and have no result beside."""
-    found = rows.samples & (output.choices[:, 0] == NO_CHOICE)
+    found: NDArray[np.bool_] = rows.samples & (output.choices[:, 0] == NO_CHOICE)
     found[list(output.others)] = False
     return found
 

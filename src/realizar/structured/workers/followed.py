@@ -16,10 +16,12 @@ class FollowedGrammar:
 
     Attributes:
         worker: its process; None after that has died, until a row needs one.
+        more: further processes, where its rows are too many for one.
         holders: clients of the requests that use it or will use it, by request id.
         num_rows: number of rows that follow it.
         retired: True if no new row may follow it; it is dropped with its last row.
         waiting: masks that are asked for once a dead process is replaced; None while none is being replaced.
+        num_slow: answers of its processes that took long, since the last process was added.
     """
 
     structured: StructuredOutput
@@ -28,6 +30,25 @@ class FollowedGrammar:
     num_rows: int = 0
     retired: bool = False
     waiting: list[AskedMasks] | None = None
+    more: list[GrammarWorker] = field(default_factory=list)
+    num_slow: int = 0
+
+    @property
+    def workers(self) -> list[GrammarWorker]:
+        """Its processes that are alive."""
+        return list(self.more) if self.worker is None else [self.worker, *self.more]
+
+    def add_worker(self, worker: GrammarWorker) -> None:
+        """Let rows follow the grammar in one more process."""
+        if self.worker is None:
+            self.worker = worker
+        else:
+            self.more = [*self.more, worker]
+
+    @property
+    def is_asked(self) -> bool:
+        """True if a process has a question, which was asked for a row that has ended since."""
+        return self.waiting is not None or any(worker.is_asked for worker in self.workers)
 
     @property
     def idle(self) -> bool:
@@ -42,6 +63,7 @@ class FollowedRow:
     Attributes:
         key: unique among all rows.
         output: all chosen ids.
+        placed: the process that is to compute its masks.
         worker: the process with this row's matcher, which was sent the first `num_sent` ids of `output`.
         error: the reason why the row can't go on, or None.
         cause: cause of the error: `request` is the grammar, `engine` the machine or the program.
@@ -51,11 +73,21 @@ class FollowedRow:
     key: int
     grammar: FollowedGrammar
     output: list[int]
+    placed: GrammarWorker | None = None
     worker: GrammarWorker | None = None
     num_sent: int = 0
     error: str | None = None
     cause: ErrorCause = "request"
     ended: bool = False
+
+    def place(self, worker: GrammarWorker | None) -> None:
+        """Have its masks computed by a process from now on; None if it has ended."""
+        if worker is not self.placed:
+            if self.placed is not None:
+                self.placed.num_rows -= 1
+            if worker is not None:
+                worker.num_rows += 1
+            self.placed = worker
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Append chosen ids, unless the output is complete."""

@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -97,6 +98,7 @@ class GrammarProcess:
         return grammar
 
     def _step(self, grammar: Grammar, step: Step) -> Stepped:
+        started_s = time.perf_counter()
         for key in step.closed:
             self._rows.pop(key, None)
         for row in step.rows:
@@ -112,6 +114,7 @@ class GrammarProcess:
             {row.key: error for row in step.rows if (error := self._rows[row.key].error) is not None},
             tuple(row.key for row in step.rows if self._rows[row.key].ended),
             self._taken_bytes(),
+            time.perf_counter() - started_s,
         )
 
     def _taken_bytes(self) -> int:

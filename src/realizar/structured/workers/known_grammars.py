@@ -120,15 +120,23 @@ class KnownGrammars:
         """Note that a row has ended."""
         with self._lock:
             row.grammar.num_rows -= 1
+            row.place(None)
             if row.worker is not None:
                 row.worker.close_row(row.key)
 
     def take_surplus(self) -> list[GrammarWorker]:
-        """Remove the processes to be ended: those of retired grammars, and idle ones above the limits."""
+        """Remove the processes to be ended: those of retired grammars, and idle ones above the limits.
+
+        An idle grammar keeps one process at the most.
+        """
         with self._lock:
-            surplus = [grammar for grammar in self._retired if not grammar.num_rows]
-            self._retired = [grammar for grammar in self._retired if grammar.num_rows]
-            idle = [grammar for grammar in self._grammars.values() if grammar.idle]
+            surplus = [grammar for grammar in self._retired if not grammar.num_rows and not grammar.is_asked]
+            self._retired = [grammar for grammar in self._retired if grammar.num_rows or grammar.is_asked]
+            idle = [grammar for grammar in self._grammars.values() if grammar.idle and not grammar.is_asked]
+            workers = []
+            for grammar in (*surplus, *idle):
+                workers += grammar.more
+                grammar.more = []
             count, size_bytes = self._usage()
             while idle and (
                 len(idle) > self._limits.idle
@@ -140,8 +148,8 @@ class KnownGrammars:
                 surplus.append(grammar)
                 if grammar.worker is not None:
                     count, size_bytes = count - 1, size_bytes - grammar.worker.memory_bytes
-            workers = [grammar.worker for grammar in surplus if grammar.worker is not None]
             for grammar in surplus:
+                workers += grammar.workers
                 grammar.worker = None
             return workers
 
@@ -168,14 +176,13 @@ class KnownGrammars:
             self._grammars.clear()
             self._retired.clear()
         for grammar in grammars:
-            if grammar.worker is not None:
-                grammar.worker.close()
-                grammar.worker = None
+            for worker in grammar.workers:
+                worker.close()
+            grammar.worker, grammar.more = None, []
 
     def _usage(self) -> tuple[int, int]:
         grammars = (*self._grammars.values(), *self._retired)
-        workers = [grammar.worker for grammar in grammars if grammar.worker is not None]
-        return len(workers), sum(worker.memory_bytes for worker in workers)
+        return sum(grammar.worker is not None for grammar in grammars), _size_bytes(grammars)
 
     def _check(self, structured: StructuredOutput) -> None:
         refusal = self._refusal(structured)
@@ -200,4 +207,4 @@ class KnownGrammars:
 
 
 def _size_bytes(grammars: Iterable[FollowedGrammar]) -> int:
-    return sum(grammar.worker.memory_bytes for grammar in grammars if grammar.worker is not None)
+    return sum(worker.memory_bytes for grammar in grammars for worker in grammar.workers)

@@ -9,6 +9,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.mask_places import MaskPlaces
 from realizar.structured.workers.messages import RowStep, Step
 from realizar.structured.workers.repair import Repair
+from realizar.structured.workers.spread import Spread
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
 _LOG = logging.getLogger(__name__)
@@ -38,11 +40,13 @@ class StepMasks:
         memory: the shared memory for masks.
         num_words: uint32 words of a mask.
         step_s: seconds in which a process must answer.
-        repair: follows rows anew whose process has died.
+        repair: follows rows anew whose process has died, and adds processes.
+        most_more: processes that grammars may have beyond one each, of all together.
+        clock: seconds, monotonic.
     """
 
     def __init__(
-        self, memory: MaskMemory, num_words: int, step_s: float, repair: Repair,
+        self, memory: MaskMemory, num_words: int, step_s: float, repair: Repair, most_more: int,
         *, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._memory, self._num_words, self._step_s, self._repair = memory, num_words, step_s, repair
@@ -53,7 +57,8 @@ class StepMasks:
         self._next: dict[int, list[AskedMasks]] = {}  # for processes that have a question, by descriptor
         self._workers: dict[int, GrammarWorker] = {}
         self._poll = select.poll()
-        self._repairs: dict[Future[None], tuple[FollowedGrammar, list[AskedMasks]]] = {}
+        self._spread = Spread(most_more, self._spread_later)
+        self._repairs: dict[Future[GrammarWorker | None], tuple[FollowedGrammar, list[AskedMasks]]] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._bell, False)
@@ -105,6 +110,10 @@ class StepMasks:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+        for future in self._repairs:
+            if future.exception() is None and (worker := future.result()) is not None:
+                worker.close()
+        self._repairs.clear()
         if self._bell >= 0:
             os.close(self._bell)
             os.close(self._ring)
@@ -121,22 +130,27 @@ class StepMasks:
 
     def _send_all(self, asked: Iterable[AskedMasks]) -> None:
         """Ask each process that has no question, with one message; keep what is for others."""
-        groups: dict[FollowedGrammar, list[AskedMasks]] = {}
+        groups: dict[int, tuple[FollowedGrammar, GrammarWorker, list[AskedMasks]]] = {}
+        lost: dict[FollowedGrammar, list[AskedMasks]] = {}
         for each in asked:
             grammar = each.row.grammar
             if each.row.error is not None:
                 self._finish(each)
             elif grammar.waiting is not None:
                 grammar.waiting.append(each)
-            elif grammar.worker is not None and grammar.worker.fileno() in self._asked:
-                self._next.setdefault(grammar.worker.fileno(), []).append(each)
+            elif (worker := placed_worker(each.row)) is None:
+                lost.setdefault(grammar, []).append(each)
+            elif worker.is_asked:
+                self._next.setdefault(worker.fileno(), []).append(each)
             else:
-                groups.setdefault(grammar, []).append(each)
-        for grammar, parts in groups.items():
-            if grammar.worker is None:
-                self._start_repair(grammar, parts, "engine")
-            else:
-                self._send(grammar, grammar.worker, parts)
+                place = worker.fileno()
+                if place not in groups:
+                    groups[place] = grammar, worker, []
+                groups[place][2].append(each)
+        for grammar, parts in lost.items():
+            self._start_repair(grammar, parts, "engine")
+        for grammar, worker, parts in groups.values():
+            self._send(grammar, worker, parts)
 
     def _send(self, grammar: FollowedGrammar, worker: GrammarWorker, parts: list[AskedMasks]) -> None:
         first: dict[int, AskedMasks] = {}
@@ -147,6 +161,7 @@ class StepMasks:
         if later:
             self._next.setdefault(place, []).extend(later)
         self._poll.register(place, select.POLLIN)
+        worker.is_asked = True
         try:
             worker.send_step(new_step(self._memory, worker, first.values()), _SEND_S)
         except WorkerDiedError as death:
@@ -166,7 +181,7 @@ class StepMasks:
     def _take_answer(self, place: int) -> None:
         if place not in self._asked:
             return  # it failed a moment ago
-        _, parts, deadline_s = self._asked[place]
+        grammar, parts, deadline_s = self._asked[place]
         worker = self._workers[place]
         try:
             answer = worker.receive_step(max(deadline_s - self._clock(), _POLL_S))
@@ -178,6 +193,7 @@ class StepMasks:
                 self._take_answer(place)
             return
         self._forget(place)
+        self._spread.note(grammar, len(parts), answer.busy_s)
         for part in parts:
             part.row.error, part.row.ended = answer.errors.get(part.row.key), part.row.key in answer.ended
             self._finish(part)
@@ -187,7 +203,8 @@ class StepMasks:
 
     def _forget(self, place: int) -> None:
         self._poll.unregister(place)
-        del self._asked[place], self._workers[place]
+        self._workers.pop(place).is_asked = False
+        del self._asked[place]
 
     def _finish(self, asked: AskedMasks) -> None:
         asked.done = True
@@ -196,21 +213,34 @@ class StepMasks:
 
     def _fail(self, place: int, death: WorkerDiedError) -> None:
         """A process has died, or was ended as it is too late."""
-        grammar, parts, _ = self._asked[place]
+        (grammar, parts, _), worker = self._asked[place], self._workers[place]
         self._forget(place)
         _LOG.warning("a grammar's process %s; its rows start again with another process", death)
-        grammar.worker = None
-        self._start_repair(grammar, parts, death.cause)
+        if grammar.worker is worker:
+            grammar.worker = None
+        grammar.more = [each for each in grammar.more if each is not worker]
+        if grammar.waiting is None:
+            self._start_repair(grammar, parts, death.cause)
+        else:  # another of its processes has died just now
+            grammar.waiting += parts
         assert grammar.waiting is not None
         grammar.waiting += self._next.pop(place, [])
 
     def _start_repair(self, grammar: FollowedGrammar, parts: list[AskedMasks], cause: ErrorCause) -> None:
+        grammar.waiting = []
+        future = self._on_a_thread(partial(self._repair.follow_anew, grammar, parts, cause))
+        self._repairs[future] = grammar, parts
+
+    def _spread_later(self, grammar: FollowedGrammar) -> None:
+        self._repairs[self._on_a_thread(partial(self._repair.new_worker, grammar))] = grammar, []
+
+    def _on_a_thread(self, work: Callable[[], GrammarWorker | None]) -> Future[GrammarWorker | None]:
+        """Run something on a thread; the bell rings when it is done."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_REPAIRS, "realizar-masks")
-        grammar.waiting = []
-        future = self._threads.submit(self._repair.follow_anew, grammar, parts, cause)
-        self._repairs[future] = grammar, parts
+        future = self._threads.submit(work)
         future.add_done_callback(lambda _future: os.write(self._ring, b"r"))
+        return future
 
     def _take_repairs(self) -> None:
         os.read(self._bell, 1 << 12)
@@ -219,6 +249,11 @@ class StepMasks:
             failure = future.exception()
             if failure is not None:
                 _LOG.error("masks could not be computed", exc_info=failure)
+            elif (worker := future.result()) is not None:
+                grammar.add_worker(worker)
+            if not parts:
+                self._spread.added()
+                continue
             for part in parts:
                 if failure is not None:
                     part.fail(f"masks could not be computed: {type(failure).__name__}", "engine")
@@ -233,7 +268,22 @@ def new_step(memory: MaskMemory, worker: GrammarWorker, parts: Iterable[AskedMas
     for part in parts:
         row = part.row
         starts = row.worker is not worker
+        if starts and row.worker is not None:
+            row.worker.close_row(row.key)
         token_ids = tuple(row.output if starts else row.output[row.num_sent :])
         steps.append(RowStep(row.key, starts, token_ids, part.drafts, part.place))
         row.worker, row.num_sent = worker, len(row.output)
     return Step(tuple(steps), worker.take_closed(), memory.size_bytes)
+
+
+def placed_worker(row: FollowedRow) -> GrammarWorker | None:
+    """The process that is to compute a row's masks: its own, unless another one has far fewer rows."""
+    grammar = row.grammar
+    if not grammar.more:
+        row.place(grammar.worker)
+        return grammar.worker
+    workers = grammar.workers
+    least = min(workers, key=lambda worker: worker.num_rows)
+    if row.placed not in workers or row.placed.num_rows > least.num_rows + 2:
+        row.place(least)
+    return row.placed

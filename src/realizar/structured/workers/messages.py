@@ -136,11 +136,13 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
         errors: reasons why rows can't go on, by key; their masks are empty.
         ended: keys of rows whose output is complete.
         memory_bytes: memory that the process has used so far.
+        busy_s: seconds that the step took it.
     """
 
     errors: dict[int, str]
     ended: tuple[int, ...]
     memory_bytes: int
+    busy_s: float
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):

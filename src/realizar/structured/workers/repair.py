@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from realizar.errors import InvalidRequestError, RealizarError
@@ -11,11 +12,12 @@ from realizar.structured.workers.messages import Step
 from realizar.structured.workers.server_handle import ServerError
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
+_LOG = logging.getLogger(__name__)
 _MOST_LATE = 2  # rows of a grammar that may time out one by one, before the other rows are given up
 
 
 class Repair:
-    """Runs on threads of its own, for one grammar at a time on each; nobody else uses that grammar's process then.
+    """Runs on threads of its own, with processes that nobody else uses meanwhile.
 
     Args:
         step_s: seconds in which a process must answer for one row.
@@ -33,11 +35,17 @@ class Repair:
     ) -> None:
         self._step_s, self._new_step, self._revive, self._condemn = step_s, new_step, revive, condemn
 
-    def follow_anew(self, grammar: FollowedGrammar, parts: Sequence[AskedMasks], first: ErrorCause) -> None:
+    def follow_anew(
+        self, grammar: FollowedGrammar, parts: Sequence[AskedMasks], first: ErrorCause
+    ) -> GrammarWorker | None:
         """Follow each row anew, alone, in a new process. Only a row that ends its process again gets an error.
 
         If the `first` death was not the grammar's fault, one more death is not a proof against the grammar.
+
+        Returns:
+            The process, if it is alive.
         """
+        worker: GrammarWorker | None = None
         num_late = 0
         reason, cause = "", first
         for part in parts:
@@ -47,22 +55,31 @@ class Repair:
                 part.fail(reason, cause)
                 continue
             try:
-                if grammar.worker is None:
-                    grammar.worker = self._revive(grammar)
+                if worker is None:
+                    worker = self._revive(grammar)
             except (RealizarError, ServerError, WorkerDiedError) as error:
                 num_late, reason = _MOST_LATE, f"it can't be compiled again: {error}"
                 cause = "request" if isinstance(error, InvalidRequestError) else "engine"
                 part.fail(reason, cause)
                 continue
             try:
-                self._follow(part, grammar.worker)
+                self._follow(part, worker)
             except WorkerDiedError as death:
-                grammar.worker = None
+                worker = None
                 num_late += death.out_of_time
                 cause = death.cause if first == "request" else "engine"
                 reason = f"following it {death}"
                 part.fail(reason, cause)
                 self._condemn(grammar, reason, cause)
+        return worker
+
+    def new_worker(self, grammar: FollowedGrammar) -> GrammarWorker | None:
+        """One more process for a grammar, if that is possible now; it need not be."""
+        try:
+            return self._revive(grammar)
+        except (RealizarError, ServerError, WorkerDiedError) as error:
+            _LOG.info("a grammar gets no further process: %s", error)
+            return None
 
     def _follow(self, part: AskedMasks, worker: GrammarWorker) -> None:
         """Have one row's masks computed. Raises WorkerDiedError."""

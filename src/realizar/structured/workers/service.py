@@ -58,7 +58,8 @@ class GrammarService:
         self.num_words = tokens.num_words
         self._memory = MaskMemory()
         repair = Repair(self._limits.step_s, partial(new_step, self._memory), self._revive, self._condemn)
-        self._masks = StepMasks(self._memory, self.num_words, self._limits.step_s, repair)
+        more = self._limits.most_more_processes
+        self._masks = StepMasks(self._memory, self.num_words, self._limits.step_s, repair, more)
         self._server: ServerHandle | None = None
         self._server_lock = threading.Lock()
         self._closed = False

@@ -43,6 +43,7 @@ class WorkerLimits:
         memory_bytes: memory of one grammar and its rows; the heaviest takes about 50 MB.
         total_bytes: memory of all grammars, above which none is compiled.
         processes: number of grammars, including those of waiting requests.
+        more_processes: processes beyond one for a grammar, of all grammars with many rows; None is a half of the cores.
         idle: number of idle grammars that are kept for later requests.
         queued_per_client: grammars of one client that may wait to be compiled.
     """
@@ -53,8 +54,14 @@ class WorkerLimits:
     memory_bytes: int = 256 << 20
     total_bytes: int = 2 << 30
     processes: int = 256
+    more_processes: int | None = None
     idle: int = 32
     queued_per_client: int = 128
+
+    @property
+    def most_more_processes(self) -> int:
+        """`more_processes`, with a number for None."""
+        return (os.cpu_count() or 1) // 2 if self.more_processes is None else self.more_processes
 
 
 class WorkerDiedError(Exception):
@@ -75,6 +82,8 @@ class GrammarWorker:
 
     Attributes:
         memory_bytes: memory that it used at its last answer.
+        num_rows: rows that are placed there.
+        is_asked: True while a step was sent that is not answered yet.
 
     Args:
         encode: converts text to ids without special tokens, with the model's tokenizer, or None.
@@ -86,7 +95,8 @@ class GrammarWorker:
     def __init__(self, server: ServerHandle, encode: Encoder | None) -> None:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
-        self.memory_bytes = 0
+        self.memory_bytes = self.num_rows = 0
+        self.is_asked = False
         self._closed_rows: deque[int] = deque()
         self._lock = threading.Lock()
         self._reaped = False

@@ -1,0 +1,42 @@
+"""`Spread`: grammars whose rows are too many for one process get more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from realizar.structured.workers.followed import FollowedGrammar
+
+_SLOW_S = 4e-4  # for all rows of a process in one step
+_ENOUGH = 16  # slow answers before a process is added
+
+
+class Spread:
+    """Counts slow answers. The copies of one grammar in a process share its lexer, and wait for one another.
+
+    Args:
+        most: processes beyond one for a grammar, of all grammars together.
+        add: begins to add a process to a grammar; `added` tells its end.
+    """
+
+    def __init__(self, most: int, add: Callable[[FollowedGrammar], None]) -> None:
+        self._most, self._add = most, add
+        self._spread: list[FollowedGrammar] = []
+        self._is_adding = False
+
+    def note(self, grammar: FollowedGrammar, num_rows: int, busy_s: float) -> None:
+        """A process has answered for `num_rows` rows, which took it `busy_s`."""
+        if num_rows < 2 or busy_s < _SLOW_S:
+            return
+        grammar.num_slow += 1
+        if grammar.num_slow < _ENOUGH or self._is_adding:
+            return
+        grammar.num_slow = 0
+        self._spread = [each for each in self._spread if each.more and each is not grammar]
+        if sum(len(each.more) for each in (*self._spread, grammar)) < self._most:
+            self._spread.append(grammar)
+            self._is_adding = True
+            self._add(grammar)
+
+    def added(self) -> None:
+        """The process was added, or could not be."""
+        self._is_adding = False
