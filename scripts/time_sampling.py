@@ -3,8 +3,8 @@
     python scripts/time_sampling.py [--rows 1,16,64,256] [--vocab 32000,128256,151936] [--kinds all]
 
 Needs an NVIDIA card. Logits are normal with a standard deviation of 1, as those of random weights, so that truncations
-by mass leave many ids: `peaked` ones have four times that. Prints microseconds a step: the device's, by replaying a
-graph of the step's kernels, and the host's, from the step's records to the last launch. Greedy rows start nothing.
+by mass leave many ids: `peaked` ones have four times that. Prints microseconds a step: the device's, by replaying the
+graphs of the step's kernels, and the host's, until the last launch. Greedy rows start nothing.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ CONTEXT, HISTORY, REPLAYS = 4096, 512, 20
 
 
 class Arrays(dict[str, torch.Tensor]):
-    """A step's arrays, as far as the sampler reads them."""
+    """A step's arrays, as far as the sampler reads them: each row decodes."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__(ids=torch.zeros(rows, dtype=torch.int32, device="cuda"))
+        numbers = torch.arange(rows, dtype=torch.int32, device="cuda")
+        super().__init__(ids=torch.zeros_like(numbers), selected_rows=numbers, contexts=numbers * 0 + HISTORY)
         self.sizes = SimpleNamespace(rows=rows, selected=rows)
 
 
@@ -76,11 +77,15 @@ def make_step(rows: int) -> Any:
     return SimpleNamespace(wanted=wanted, masks={}, forward_input=SimpleNamespace(columns=columns))
 
 
-def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> tuple[float, float]:
-    """Microseconds of the device and of the host."""
+def open_rows(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> None:
     history = tuple(np.random.default_rng(1).integers(0, 1000, HISTORY).tolist())
     for row in range(rows):
         maker.open(OpenedRow(row, row, SamplingParams(seed=row, **options), history, HISTORY, 0))
+
+
+def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> tuple[float, float]:
+    """Microseconds of the device and of the host."""
+    open_rows(maker, options, rows)
     step, part = make_step(rows), range(rows)
 
     def run() -> None:
@@ -102,30 +107,54 @@ def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> t
 
 
 def time_device(maker: NativeChoiceMaker, step: Any, options: dict[str, Any]) -> float:
-    """Seconds of the step's kernels."""
-    numbers = step.forward_input.columns.numbers
-    none = np.zeros_like(numbers)
-    count, flags = maker._send_choices(step, numbers, none, none + HISTORY, none)
-    logprobs = options.get("logprobs")
-    if not count and logprobs is None:
-        return 0.0
+    """Seconds of the step's kernels, by replaying graphs of them."""
+    numbers, logprobs = step.forward_input.columns.numbers, options.get("logprobs")
+    sampler = maker._graphs.find(len(numbers), flags) if (flags := maker._rows.flags_of(numbers)) else None
     lines = torch.empty((len(numbers), 3 + 2 * (logprobs or 0)), dtype=torch.float64, device="cuda")
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        if count:
-            maker._prepare(count, flags)
-            maker._pick(count, flags, None, drafted=False)
-        if logprobs is not None:
+    listing = torch.cuda.CUDAGraph()
+    if logprobs is not None:
+        with torch.cuda.graph(listing):
             maker._kernels.logprobs(maker._buffers, lines, logprobs)
+    graphs = [graph for graph in (sampler, listing if logprobs is not None else None) if graph is not None]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
     start.record()
-    for _ in range(REPLAYS):
-        graph.replay()
+    for replay in range(REPLAYS + 1):
+        if replay == 1:
+            start.record()
+        for graph in graphs:
+            graph.replay()
     end.record()
     torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / REPLAYS
+    return float(start.elapsed_time(end)) / 1e3 / REPLAYS if graphs else 0.0
+
+
+def profile_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> str:
+    """Microseconds of each kernel, from the end of all before it to its own: a kernel starts while another ends."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as torch_profile
+
+    open_rows(maker, options, rows)
+    step, part = make_step(rows), range(rows)
+    maker.make(step)
+    torch.cuda.synchronize()
+    with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(REPLAYS):
+            maker.make(step)
+            maker.start_logprobs(step, part)
+        torch.cuda.synchronize()
+    events = [each for each in recorded.profiler.kineto_results.events() if each.device_type() == DeviceType.CUDA]
+    times: dict[str, float] = {}
+    ended_ns = 0
+    for event in sorted(events, key=lambda each: each.start_ns() + each.duration_ns()):
+        end_ns = event.start_ns() + event.duration_ns()
+        exposed_ns = end_ns - max(event.start_ns(), ended_ns)
+        times[event.name()] = times.get(event.name(), 0.0) + exposed_ns / 1e3 / REPLAYS
+        ended_ns = end_ns
+    for row in range(rows):
+        maker.close(row)
+    return ", ".join(f"{name.partition('(')[0]} {time_us:.1f}" for name, time_us in times.items())
 
 
 def main() -> None:
@@ -134,6 +163,7 @@ def main() -> None:
     parser.add_argument("--vocab", default="32000,128256,151936")
     parser.add_argument("--kinds", default="all")
     parser.add_argument("--spread", type=float, nargs="*", default=[1.0, 4.0], help="standard deviations of logits")
+    parser.add_argument("--profile", action="store_true", help="print the time of each kernel too")
     given = parser.parse_args()
     kinds = list(KINDS) if given.kinds == "all" else given.kinds.split(",")
     card = open_device()
@@ -143,9 +173,12 @@ def main() -> None:
             kernels = SamplingKernels(card.torch_device, vocab, dependent=card.has_dependent_launch)
             for rows in map(int, given.rows.split(",")):
                 maker = NativeChoiceMaker(make_space(rows, vocab, spread), CONTEXT, kernels)
+                maker.capture()
                 for kind in kinds:
                     device, host = time_kind(maker, KINDS[kind], rows)
                     print(f"| {spread:g} | {vocab} | {rows} | {kind} | {device:.1f} | {host:.1f} |", flush=True)
+                    if given.profile:
+                        print(f"    {profile_kind(maker, KINDS[kind], rows)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,18 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def failure_of(error: Exception) -> str:
+    """One line that says why a capture failed.
+
+    Raises:
+        DeviceLostError: the device failed, not the capture.
+    """
+    ours = translate(error)
+    if isinstance(ours or error, DeviceLostError):
+        raise error
+    return str(ours or f"{type(error).__name__}: {error}").splitlines()[0]
+
+
 class GraphRecorder:
     """Records launches as graphs, on a stream and from a pool of memory that all of them share.
 

@@ -59,6 +59,10 @@ class StepFinisher:
             for launch in self._pool:
                 launch.run(StepShape(rows, 0, 0))
 
+    def capture(self) -> None:
+        """Capture the sampler's graphs, while the step's arrays name no row."""
+        self._sampler.capture()
+
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its choices are lost."""
         self._select(tokens)

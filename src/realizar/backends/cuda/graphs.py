@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from realizar.backends.cuda.capture import GraphRecorder
+from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.device import DeviceProfile
-from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.shapes import least_holding, padded_rows
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
-from realizar.errors import DeviceLostError
 
 _LOG = logging.getLogger(__name__)
 _NOTHING = StepShape(0, 0, 0)
@@ -110,11 +108,8 @@ class GraphRunner:
         """Capture a shape's graph; None, or why there is none."""
         try:
             self._graphs[shape] = self._capture(shape)
-        except Exception as error:
-            ours = translate(error)
-            if isinstance(ours or error, DeviceLostError):
-                raise
-            return str(ours or f"{type(error).__name__}: {error}").splitlines()[0]
+        except Exception as error:  # noqa: BLE001 - raised again where the device failed
+            return failure_of(error)
         return None
 
     def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:

@@ -82,6 +82,7 @@ class LoadedModel:
     def close(self) -> None:
         """Free the graphs, whose memory is not that of tensors."""
         self.graphs.close()
+        self.sampler.free_graphs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,8 @@ def _warm_up(
         stage = "capturing graphs" if capture else "compiling steps"
         shapes = [*decodes, *chunk_shapes(sizes)]
         graphs.prepare(shapes, lambda share: progress(stage, share), capture=capture)
+        if capture:
+            finisher.capture()
     except BaseException:
         graphs.close()
         raise

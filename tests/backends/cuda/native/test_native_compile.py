@@ -164,8 +164,8 @@ def test_helpers_compile() -> None:
 
 
 SAMPLING_KERNELS = (
-    "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left", "survey_ids",
-    "cut_ids", "report_logprobs", "pick_ids", "settle_rows", "extend_repetitions",
+    "list_choices", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left",
+    "survey_ids", "cut_ids", "report_logprobs", "pick_ids", "settle_rows", "extend_repetitions",
 )  # fmt: skip
 
 

@@ -6,8 +6,10 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
+from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import open_device
 from realizar.backends.cuda.sampling.choices import ChoiceMaker
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
@@ -16,7 +18,7 @@ from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, Device
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
-from realizar.batch import RowOutput, ScheduledRow
+from realizar.batch import RowOutput, ScheduledRow, StepRows
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row, step_input
 
@@ -26,9 +28,11 @@ CONTEXT = 160
 class Arrays(dict[str, torch.Tensor]):
     """A step's arrays on the device, as far as samplers read them."""
 
-    def __init__(self, rows: int, selected: int) -> None:
-        super().__init__()
+    def __init__(self, rows: int, selected: int, device: torch.device) -> None:
         self.sizes = SimpleNamespace(rows=rows, selected=selected)
+        lengths = {"ids": 2 * selected + 16, "selected_rows": selected, "contexts": rows}
+        super().__init__({name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in lengths.items()})
+        self["selected_rows"].fill_(-1)
 
 
 class SampledSteps:
@@ -37,14 +41,16 @@ class SampledSteps:
     Args:
         at_once: rows that torch samples at once; None for the CUDA kernels.
         places: choices of a row in a step, at most.
+        graphs: steps of decodes replay graphs of the kernels.
     """
 
-    def __init__(self, rows: int, vocab: int, at_once: int | None = None, places: int = 1) -> None:
+    def __init__(
+        self, rows: int, vocab: int, at_once: int | None = None, places: int = 1, *, graphs: bool = False
+    ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.vocab, count = vocab, rows * places
         blocks = -(-vocab // LOGIT_BLOCK)
-        arrays = Arrays(rows, count)
-        arrays["ids"] = torch.zeros(2 * count + 16, dtype=torch.int32, device=self.device)
+        arrays = Arrays(rows, count, self.device)
         self.space: Any = SimpleNamespace(
             arrays=arrays,
             logits=torch.zeros((count, vocab), device=self.device),
@@ -58,6 +64,8 @@ class SampledSteps:
             profile = open_device()
             kernels = SamplingKernels(profile.torch_device, vocab, dependent=profile.has_dependent_launch)
             self.maker = NativeChoiceMaker(self.space, CONTEXT, kernels)
+            if graphs:
+                self.maker.capture()
         else:
             scratch = at_once * SCRATCH_BYTES_PER_ID * vocab
             self.maker = ChoiceMaker(self.space, DeviceSampler(rows, vocab, CONTEXT, self.device, scratch))
@@ -69,7 +77,21 @@ class SampledSteps:
         self, rows: list[ScheduledRow], logits: Any, masks: dict[int, Any] | None = None, held: Collection[int] = ()
     ) -> list[RowOutput]:
         """The outputs of rows, given the logits of their wanted tokens, float32 [tokens, vocab]."""
-        given = step_input(rows, (), ())
+        return self._run(step_input(rows, (), ()), logits, masks or {}, held)
+
+    def decode(self, rows: list[int], lengths: list[int], logits: Any) -> list[RowOutput]:
+        """The outputs of a step of decodes: rows of so many tokens, and their logits, float32 [rows, vocab]."""
+        numbers, computed = np.array(rows), np.array(lengths, np.int32) - np.int32(1)
+        columns = StepRows.of_decodes(numbers, numbers, computed, np.zeros(len(rows), np.int32))
+        arrays = self.space.arrays
+        arrays["selected_rows"].fill_(-1)
+        arrays["selected_rows"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
+        arrays["contexts"][: len(rows)] = torch.tensor(lengths, dtype=torch.int32)
+        return self._run(ForwardInput(columns, computed, (), ()), logits, {})
+
+    def _run(
+        self, given: ForwardInput, logits: Any, masks: dict[int, Any], held: Collection[int] = ()
+    ) -> list[RowOutput]:
         values = torch.as_tensor(logits).to(self.device)
         self._run_head(values)
         self.space.arrays["ids"][: len(given.token_ids)] = torch.from_numpy(given.token_ids).to(self.device)
@@ -83,7 +105,7 @@ class SampledSteps:
             return PendingResult(result, logprobs, {}, self.maker.errors, None)
 
         step = CUDAStep(given, wanted_tokens(given), finish, self.maker.take_in, self.device)
-        step.set_masks(masks or {})
+        step.set_masks(masks)
         step.hold(held)
         return list(step.result().rows)
 

@@ -49,8 +49,7 @@ def test_flags_are_the_kernels(flag: str) -> None:
 
 def space_of(rows: int, selected: int, vocab: int) -> Any:
     blocks = -(-vocab // LOGIT_BLOCK)
-    arrays = Arrays(rows, selected)
-    arrays["ids"] = torch.zeros(8, dtype=torch.int32)
+    arrays = Arrays(rows, selected, CPU)
     ids = torch.zeros((selected, blocks), dtype=torch.int32)
     choices, last = torch.zeros(selected, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
     logits, tops = torch.zeros((selected, vocab)), torch.zeros((selected, blocks))

@@ -201,3 +201,45 @@ def test_logprobs_of_queries(vocab: int) -> None:
         assert found.logprob == pytest.approx(exact.logprob, abs=2e-6)
         assert [token_id for token_id, _ in found.top] == [token_id for token_id, _ in exact.top]
         assert [value for _, value in found.top] == pytest.approx([value for _, value in exact.top], abs=2e-6)
+
+
+def test_graphs_choose_what_launches_do() -> None:
+    """Steps of decodes of each kind and of all kinds, of few and all rows: the same tokens, list and state of rows."""
+    vocab, rows, names = 20_011, 40, list(KINDS)
+    graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
+    replayed: list[int] = []
+    found_graph = graphs.maker._graphs.find
+
+    def find(count: int, flags: int) -> Any:
+        replayed.append(flags)
+        return found_graph(count, flags)
+
+    graphs.maker._graphs.find = find
+    kinds = [[name] * 5 for name in names] + [names * 2, names[:1], names[-1:] + names]
+    for number, group in enumerate(kinds):
+        numbers = np.random.default_rng(number).permutation(rows)[: len(group)].tolist()
+        histories = [np.random.default_rng(row).integers(0, 12, 9).tolist() for row in numbers]
+        for row, kind, history in zip(numbers, group, histories, strict=False):
+            for each in (graphs, launches):
+                each.open(row, SamplingParams(seed=row, **KINDS[kind]), history)
+        for step in range(6):
+            logits = random_logits(len(numbers), vocab, 100 * number + step)
+            length = [9 + step] * len(numbers)
+            one, other = (each.decode(numbers, length, logits) for each in (graphs, launches))
+            assert one == other, group
+        for row in numbers:
+            for each in (graphs, launches):
+                each.maker.close(row)
+    assert len({flags & 39 for flags in replayed}) == 7  # sets of kernels
+
+
+def test_graphs_of_rows_whose_logits_can_not_be_used() -> None:
+    native = SampledSteps(3, 5000, graphs=True)
+    logits = random_logits(3, 5000, 1)
+    logits[1, 4500] = math.nan
+    for row in range(3):
+        native.open(row, SamplingParams(seed=1, top_p=0.9), [1, 2, 3, 4], prompt=1)
+    first, failed, last = native.decode([0, 1, 2], [4, 4, 4], logits)
+    assert first.token_ids
+    assert last.token_ids
+    assert failed.error is not None

@@ -30,6 +30,12 @@ class ChoiceMaker:
         self._space, self._sampler = workspace, sampler
         self.errors: dict[int, RowError] = {}
 
+    def capture(self) -> None:
+        """Torch's kernels are launched one by one."""
+
+    def free_graphs(self) -> None:
+        """There are none."""
+
     def open(self, opened: OpenedRow) -> None:
         self._sampler.open(opened)
 

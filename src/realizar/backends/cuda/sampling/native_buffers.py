@@ -52,7 +52,7 @@ class NativeBuffers:
         self._query_sums = zeros((count, self.spans), torch.int64)
         self._query_ranks = zeros((count, self.spans), torch.int32)
         self._adjusted = self._adjusted_tops = self._adjusted_ids = self._masks = zeros((0,), torch.int32)
-        self.tables = zeros((21 * 8 + 16,), torch.uint8)
+        self.tables = zeros((23 * 8 + 16,), torch.uint8)
         self._write_tables()
 
     def need_adjusted(self) -> None:
@@ -83,7 +83,7 @@ class NativeBuffers:
             space.logits, space.block_tops, space.block_ids, self._adjusted, self._adjusted_tops, self._adjusted_ids,
             self._masks, space.arrays["ids"], space.choices, space.last, self._rows.table, self._rows.mu, self._next_mu,
             self._sums, self._weights, self._counts, self._moments, self._cuts, self._query_sums, self._query_ranks,
-            self._query_counts,
+            self._query_counts, space.arrays["selected_rows"], space.arrays["contexts"],
         )  # fmt: skip
         addresses = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
         numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
+from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
+from realizar.backends.cuda.shapes import row_counts
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import OpenedRow
@@ -30,8 +32,9 @@ Asked: TypeAlias = tuple[int, int, int]
 class NativeChoiceMaker:
     """A `StepSampler` on an NVIDIA card.
 
-    A step of plain greedy rows launches nothing: the head's kernel has chosen. Any other launches what the kinds of its
-    rows need, each kernel over all of them. No row can fail on the host.
+    A step of plain greedy rows launches nothing: the head's kernel has chosen. A step of other decodes replays a graph,
+    for which everything is on the device. Any other step sends records of its choices, and launches what their kinds
+    need, each kernel over all of them. No row can fail on the host.
 
     Args:
         context_length: of a row.
@@ -42,7 +45,14 @@ class NativeChoiceMaker:
         self._space, self._kernels = space, kernels
         self._rows = NativeRows(space.arrays.sizes.rows, space.logits.shape[1], context_length, device)
         self._buffers = NativeBuffers(space, self._rows)
+        self._graphs = SamplerGraphs(row_counts(space.arrays.sizes.rows))
         self.errors: dict[int, RowError] = {}
+
+    def capture(self) -> None:
+        self._graphs.capture(self._launch, self._space.logits.device)
+
+    def free_graphs(self) -> None:
+        self._graphs.free()
 
     def open(self, opened: OpenedRow) -> None:
         self._rows.open(opened, self._kernels.count_history)
@@ -69,14 +79,37 @@ class NativeChoiceMaker:
             numbers, positions = columns.numbers, columns.num_context_tokens
         else:
             numbers, positions = columns.numbers[wanted.choosing], columns.num_context_tokens[wanted.choosing]
-        none = np.zeros_like(numbers)
-        count, flags = self._send_choices(step, numbers, none, positions, none)
-        if count:
-            self._prepare(count, flags)
-            self._pick(count, flags, None, drafted=False)
-            self._finish(count, flags)
-        self._rows.outputs[numbers[~step.are_held(numbers)]] += 1
+        if not columns.only_decodes or step.masks or step.held or not self._replay(numbers):
+            none = np.zeros_like(numbers)
+            count, flags = self._send_choices(step, numbers, none, positions, none)
+            if count:
+                self._sample(count, flags)
+        self._rows.outputs[numbers[~step.are_held(numbers)] if step.held else numbers] += 1
         return made[:, None]
+
+    def _replay(self, numbers: Integers) -> bool:
+        """Sample the decodes of a step by a graph; False where there is none."""
+        flags = self._rows.flags_of(numbers)
+        if not flags:
+            return True
+        graph = self._graphs.find(len(numbers), flags)
+        if graph is None:
+            return False
+        if flags & ADJUST:
+            self._buffers.need_adjusted()
+        graph.replay()
+        return True
+
+    def _launch(self, count: int, flags: int) -> None:
+        """Start the kernels of a step of decodes; what is captured."""
+        self._kernels.list_choices(self._buffers, count)
+        self._sample(count, flags)
+
+    def _sample(self, count: int, flags: int) -> None:
+        """Start the kernels of a step without drafts, whose records are there."""
+        self._prepare(count, flags)
+        self._pick(count, flags, None, drafted=False)
+        self._finish(count, flags)
 
     def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
         asked = [*self._asked_of_choices(step, part), *self._asked_of_queries(step, part)]
@@ -147,9 +180,12 @@ class NativeChoiceMaker:
         special = flags.nonzero()[0]
         if not special.size:
             return 0, 0
+        all_flags = int(np.bitwise_or.reduce(flags))
+        if all_flags & ADJUST:
+            self._buffers.need_adjusted()
         columns = (special, *(each[special] for each in (numbers, places, positions, outputs, masks, drafts, flags)))
         self._send(columns, self._buffers.choices)
-        return len(special), int(np.bitwise_or.reduce(flags))
+        return len(special), all_flags
 
     def _send_masks(
         self, step: CUDAStep, numbers: Integers, places: Integers, ends_early: NDArray[np.bool_], masks: Integers
@@ -169,7 +205,6 @@ class NativeChoiceMaker:
 
     def _prepare(self, count: int, flags: int) -> None:
         if flags & ADJUST:
-            self._buffers.need_adjusted()
             self._kernels.adjust(self._buffers, count, repetitions=bool(flags & DRY))
         if flags & DRAW:
             self._kernels.weigh(self._buffers, count)

@@ -27,12 +27,16 @@ class SamplingKernels:
         self._device, self._dependent = device, dependent
         cubin = compile_source(sampling_source(), architecture(torch.cuda.get_device_capability(device)))
         names = (
-            "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids", "weigh_left",
-            "survey_ids", "settle_rows", "extend_repetitions",
+            "list_choices", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
+            "weigh_left", "survey_ids", "settle_rows", "extend_repetitions",
         )  # fmt: skip
         shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
         shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
         self._kernels = {name: Kernel(cubin, name, size) for name, size in shared.items()}
+
+    def list_choices(self, buffers: NativeBuffers, count: int) -> None:
+        """Write the records of a step of decodes, one for each of so many tokens with logits."""
+        self._run("list_choices", (-(-count // 128), 1), 128, buffers.tables, buffers.choices, count)
 
     def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
         """Write adjusted logits of the choices that need them; `repetitions` if DRY acts on any."""

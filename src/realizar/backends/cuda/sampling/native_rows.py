@@ -7,6 +7,7 @@ ids) and its tables (counts of ids, DRY's tokens and match lengths) are tensors 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ _NUMBERS = (
 )  # fmt: skip
 _INTEGERS = (
     "choice", "top_k", "num_biases", "num_ends", "num_breakers", "min_tokens", "mirostat", "dry_allowed", "dry_window",
-    "dry_start", "dry_places", "padding",
+    "dry_start", "dry_places", "num_prompt", "kinds", "padding",
 )  # fmt: skip
 ROW = np.dtype(
     [(name, np.uint64) for name in ("seed", *_POINTERS)]
@@ -92,7 +93,7 @@ class NativeRows:
             self._write_dry(record, opened, held)
         self._held[row], self._samplings[row] = held, sampling
         self._ends.open(row, sampling)
-        self.kinds[row] = kinds_of(sampling)
+        self.kinds[row] = record["kinds"]
         self.outputs[row] = len(opened.history) - opened.num_prompt_tokens
         self.min_tokens[row] = sampling.min_tokens if record["num_ends"] else 0
         self.follow_grammars[row] = sampling.structured is not None
@@ -108,6 +109,13 @@ class NativeRows:
         self._ends.close(row)
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
         self.follow_grammars[row] = False
+
+    def flags_of(self, numbers: NDArray[np.integer[Any]]) -> int:
+        """Flags of the next choices of some rows, of all together; none follows a grammar."""
+        flags = int(np.bitwise_or.reduce(self.kinds[numbers]))
+        if self.forbids_ends and np.count_nonzero(self.outputs[numbers] < self.min_tokens[numbers]):
+            flags |= ADJUST
+        return flags
 
     @property
     def forbids_ends(self) -> bool:
@@ -144,6 +152,7 @@ class NativeRows:
             "tau": sampling.mirostat_tau, "eta": sampling.mirostat_eta, "repetition": sampling.repetition_penalty,
             "presence": sampling.presence_penalty, "frequency": sampling.frequency_penalty, "choice": opened.choice,
             "dry_allowed": sampling.dry_allowed_length, "dry_window": sampling.dry_penalty_last_n,
+            "num_prompt": opened.num_prompt_tokens, "kinds": kinds_of(sampling),
         }  # fmt: skip
         for name in (*_NUMBERS, "top_k", "min_tokens", "mirostat"):
             if name not in values:

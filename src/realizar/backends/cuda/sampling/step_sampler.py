@@ -27,6 +27,16 @@ class StepSampler(Protocol):
 
     errors: dict[int, RowError]
 
+    def capture(self) -> None:
+        """Capture what graphs there are, while the step's arrays name no row.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+
+    def free_graphs(self) -> None:
+        """Free the graphs, whose memory is not that of tensors."""
+
     def open(self, opened: OpenedRow) -> None:
         """Start a row.
 

@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) pick_ids(
   extern __shared__ u64 sums[];
   __shared__ u64 room[33];
   const Choice c = choices[blockIdx.x];
-  if (place >= 0 && c.place != place) return;
+  if (!c.flags || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   const Row& row = t.rows[c.row];
   const View v = view_of(t, c, row.temperature > 0.0 ? row.temperature : 1.0);

@@ -41,10 +41,10 @@ struct Row {
   double temperature, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold, tau, eta;
   double repetition, presence, frequency, dry_multiplier, dry_base;
   int choice, top_k, num_biases, num_ends, num_breakers, min_tokens, mirostat;
-  int dry_allowed, dry_window, dry_start, dry_places, padding;
+  int dry_allowed, dry_window, dry_start, dry_places, num_prompt, kinds, padding;
 };
 
-// One place at which a token is chosen.
+// One place at which a token is chosen. Kernels pass one without flags.
 struct Choice { int index, row, place, position, num_output, mask, draft_token, flags; };
 // A row of a step with drafts.
 struct Drafted { int row, first, drafts, draft_token; };
@@ -60,6 +60,7 @@ struct Tables {
   const Row* rows; double* mu; double* next_mu;
   u64* sums; u64* weights; u32* counts; double* moments; Cut* cuts;
   u64* query_sums; u32* query_ranks; u32* query_counts;
+  const int* selected_rows; const int* contexts;
   int vocab, tiles, words, spans;
 };
 

@@ -8,7 +8,7 @@ TILE, SPAN, BINS = 4096, 16384, 2048  # as in rows.cu
 MOST_LISTED = 4096  # most probable ids that `report_logprobs` can list
 SELECT_BYTES = 8 * 4096 + 12 * BINS + 8 * 33 + 64  # `Room` of select.cu, with some to spare
 
-_FILES = ("rows", "adjust", "weigh", "select", "cut", "pick")
+_FILES = ("rows", "choices", "adjust", "weigh", "select", "cut", "pick")
 
 
 def sampling_source() -> Source:
