@@ -101,7 +101,10 @@ class AtOnce:
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
         shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
-        self._arrays.send(step, shape, wanted.tokens, step.columns.numbers[wanted.rows].astype(np.int32))
+        if step.columns.only_decodes:
+            self._arrays.send(step, shape, step.columns.starts[:-1], step.columns.numbers)
+        else:
+            self._arrays.send(step, shape, wanted.tokens, step.columns.numbers[wanted.rows])
         self._pending = CUDAStep(
             step,
             wanted,

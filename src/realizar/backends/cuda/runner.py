@@ -121,6 +121,9 @@ class CUDABackend:
     def _send(self, step: ForwardInput, shape: StepShape, wanted: WantedTokens) -> None:
         """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""
         arrays, columns = self.model.space.arrays, step.columns
+        if columns.only_decodes:
+            arrays.send(step, shape, columns.starts[:-1], columns.numbers)
+            return
         most = arrays.sizes.selected
         numbers = np.full(len(wanted.tokens), -1, np.int32)
         choosing = wanted.rows[: wanted.num_choices]

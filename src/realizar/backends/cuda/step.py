@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,8 +51,7 @@ def wanted_tokens(step: ForwardInput) -> WantedTokens:
     """The tokens whose logits a step's rows want."""
     columns = step.columns
     if columns.only_decodes:
-        count = len(columns)
-        return WantedTokens(list(range(count)), list(range(count)), [0] * count, count, list(range(count)), 0)
+        return _wanted_of_decodes(len(columns))
     starts = step.query_starts
     choosing = (columns.samples & (columns.num_tokens > 0)).nonzero()[0].tolist()
     drafts = columns.num_drafts.tolist()
@@ -70,6 +70,12 @@ def wanted_tokens(step: ForwardInput) -> WantedTokens:
             rows.append(index)
             places.append(number)
     return WantedTokens(tokens, rows, places, num_choices, choosing, num_drafts)
+
+
+@lru_cache(maxsize=1024)
+def _wanted_of_decodes(count: int) -> WantedTokens:
+    """Of as many rows that decode; never changed."""
+    return WantedTokens(list(range(count)), list(range(count)), [0] * count, count, list(range(count)), 0)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernels.fetch import fetch
 from realizar.batch import FROM_PREVIOUS_STEP
+
+Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 _HEADER = 16  # place 0: blocks per row of the block tables
 _FETCHED = 1024  # numbers of a block
@@ -96,8 +99,8 @@ class StepArrays:
         self,
         step: ForwardInput,
         shape: StepShape,
-        selected: Sequence[int],
-        selected_rows: Sequence[int] | NDArray[np.int32],
+        selected: Integers,
+        selected_rows: Integers,
     ) -> None:
         """Fill a host copy and start sending it.
 
@@ -124,14 +127,14 @@ class StepArrays:
             self._buffer[:count].copy_(host[:count])
 
     def _fill(
-        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, shape: StepShape, selected: Sequence[int],
-        selected_rows: Sequence[int] | NDArray[np.int32],
+        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, shape: StepShape, selected: Integers,
+        selected_rows: Integers,
     ) -> int:  # fmt: skip
         """Fill a host copy; returns the end of the part that is used."""
         columns = step.columns
         tokens, rows = len(columns.token_ids), len(columns)
 
-        def put(name: str, values: Sequence[int] | NDArray[np.int32], padded: int, nothing: int) -> None:
+        def put(name: str, values: Integers, padded: int, nothing: int) -> None:
             size = len(values)
             views[name][:size] = values
             views[name][size:padded] = nothing
@@ -161,12 +164,17 @@ class StepArrays:
     def _fill_decodes(self, views: dict[str, NDArray[np.int32]], step: ForwardInput, padded: int) -> None:
         """Fill in row, token, context and position of each decode side by side: attention waits for one load."""
         columns, decodes = step.columns, views["decodes"].reshape(-1, 4)
-        rows = (columns.num_tokens == 1).nonzero()[0]
-        tokens = columns.starts[rows]
-        values = rows, tokens, columns.num_context_tokens[rows], step.positions[tokens]
+        values: tuple[NDArray[np.integer[Any]], ...]
+        if columns.only_decodes:
+            values = columns.starts[:-1], columns.starts[:-1], columns.num_context_tokens, step.positions
+        else:
+            rows = (columns.num_tokens == 1).nonzero()[0]
+            tokens = columns.starts[rows]
+            values = rows, tokens, columns.num_context_tokens[rows], step.positions[tokens]
+        count = len(values[0])
         for place, column in enumerate(values):
-            decodes[: len(rows), place] = column
-        decodes[len(rows) : padded] = -1
+            decodes[:count, place] = column
+        decodes[count:padded] = -1
 
     def _fill_tables(self, views: dict[str, NDArray[np.int32]], step: ForwardInput) -> int:
         blocks = max((table.shape[1] for table in step.block_tables), default=0)
