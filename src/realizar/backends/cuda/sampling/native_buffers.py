@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from realizar.backends.cuda.native.sampling.source import BINS, SPAN, TILE
+from realizar.backends.cuda.native.sampling.source import BINS, ROOM, SPAN, TILE
 from realizar.backends.cuda.sampling.dry import table_places
 from realizar.backends.cuda.sampling.native_rows import NativeRows
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
@@ -14,7 +14,7 @@ _CHOICE, _DRAFTED, _QUERY = 8, 4, 4  # integers of a record
 _MOST_DRY = 192 << 20
 _BIN_BYTES = (8 + 4 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
-_PLACE_BYTES = 40 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY)
+_PLACE_BYTES = 40 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY) + 8 * ROOM + 16
 
 
 class NativeBuffers:
@@ -49,10 +49,12 @@ class NativeBuffers:
         self._counts, self._query_counts = (zeros((count, BINS), torch.int32) for _ in range(2))
         self._moments = zeros((count, self.tiles, 3), torch.float64)
         self._cuts = zeros((count, 4), torch.int64)
+        self._listed = zeros((count, ROOM), torch.int64)
+        self._near = zeros((count, 4), torch.int32)
         self._query_sums = zeros((count, self.spans), torch.int64)
         self._query_ranks = zeros((count, self.spans), torch.int32)
         self._adjusted = self._adjusted_tops = self._adjusted_ids = self._masks = zeros((0,), torch.int32)
-        self.tables = zeros((23 * 8 + 16,), torch.uint8)
+        self.tables = zeros((25 * 8 + 16,), torch.uint8)
         self._write_tables()
 
     def need_adjusted(self) -> None:
@@ -84,6 +86,7 @@ class NativeBuffers:
             self._masks, space.arrays["ids"], space.choices, space.last, self._rows.table, self._rows.mu, self._next_mu,
             self._sums, self._weights, self._counts, self._moments, self._cuts, self._query_sums, self._query_ranks,
             self._query_counts, space.arrays["selected_rows"], space.arrays["contexts"],
+            self._listed, self._near,
         )  # fmt: skip
         addresses = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
         numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)

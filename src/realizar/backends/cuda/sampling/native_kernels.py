@@ -28,7 +28,7 @@ class SamplingKernels:
         cubin = compile_source(sampling_source(), architecture(torch.cuda.get_device_capability(device)))
         names = (
             "list_choices", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
-            "weigh_left", "survey_ids", "settle_rows", "extend_repetitions",
+            "weigh_left", "gather_ids", "survey_ids", "settle_rows", "extend_repetitions",
         )  # fmt: skip
         shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
         shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
@@ -53,6 +53,7 @@ class SamplingKernels:
     def cut(self, buffers: NativeBuffers, count: int, place: int | None) -> None:
         """Truncate, and sum what is left; only choices after `place` drafts, if given."""
         at = _ALL if place is None else place
+        self._run("gather_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
         self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.choices, at)
         self._run("weigh_left", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
 

@@ -1,11 +1,6 @@
 // Truncations of a row, by one block: each sees what the ones before it left. All but typical end at a place in the
 // order of logits; XTC begins at one.
 
-INLINE u64 share_of(double share, u64 mass) {
-  const double x = ceil(share * (double)mass);
-  return x < 1.0 ? 1 : (u64)x;
-}
-
 // The last place whose logit is no less than top - distance * temperature.
 INLINE u64 floor_of(const View& v, double distance, double temperature) {
   return place_of(key_of(__double2float_ru((double)v.top - distance * temperature)), -1);
@@ -21,7 +16,7 @@ template <class Order> INLINE void fill_bins(const View& v, const Cut& cut, cons
     const u64 weight = weight_of(away);
     if (!weight || !stays(cut, x, away, id)) return;
     const int b = bin_of(order.distance(x, away));
-    atomicAdd(s.mass + b, weight);
+    add_shared(s.mass + b, weight);
     atomicAdd(s.number + b, 1u);
   });
   accumulate(s);
@@ -92,13 +87,91 @@ INLINE Cut mirostat_cut(const Tables& t, const Choice& c, const View& v, const R
   mass = warp_sum(mass);
   const double mu = c.place ? t.next_mu[c.index - 1] : t.mu[c.row];
   const double distance = mu * 0.69314718055994531 - log((double)mass / 1099511627776.0);
-  return {0, max(distance < 0.0 ? 0 : floor_of(v, distance, row.temperature), v.best), ~0ull, 0.f};
+  return {0, max(distance < 0.0 ? 0 : floor_of(v, distance, row.temperature), v.best), ~0ull, 0.f, 0};
 }
 
-INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& row, Room& s) {
-  Cut cut{0, ~0ull, ~0ull, 0.f};
+// Add the weights of the first `count` ids of the list, less those before `first`, to `sums` of their tiles, which are
+// 0 before if `anew`.
+INLINE void add_listed(const Tables& t, const Choice& c, const View& v, int first, int count, bool anew, Room& s) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < t.tiles; i += THREADS) s.mass[i] = 0;
+  __syncthreads();
+  for (int i = first + threadIdx.x; i < count; i += THREADS) {
+    const u32 id = (u32)s.list[i];
+    add_shared(s.mass + id / TILE, weight_of(distance_of(v.top, v.x[id], v.inverse)));
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < t.tiles; i += THREADS) {
+    u64* at = t.sums + (long)c.index * t.tiles + i;
+    if (*at != UNUSABLE) *at = s.mass[i] + (anew ? 0 : *at);
+  }
+}
+
+// How many of the first `count` ids of the list lie no farther than a place.
+INLINE int number_through(u64 place, int count, Room& s) {
+  u64 number = 0;
+  for (int i = threadIdx.x; i < count; i += THREADS) number += s.list[i] <= place;
+  return (int)block_sum(number, s.parts);
+}
+
+// The truncations of a row all of whose ids that may stay are listed: on the list alone.
+INLINE Cut truncate_listed(
+    const Tables& t, const Choice& c, const View& v, const Row& row, const u64* listed, int size, Room& s) {
+  constexpr int EACH = ROOM / THREADS;
+  for (int i = threadIdx.x; i < size; i += THREADS) s.list[i] = listed[i];
+  sort_list(s, size);
+  u64 weights[EACH], own = 0;
+  for (int i = 0; i < EACH; i++) {
+    const int at = threadIdx.x * EACH + i;
+    weights[i] = at < size ? weight_of(distance_of(v.top, v.x[(u32)s.list[at]], v.inverse)) : 0;
+    own += weights[i];
+  }
+  const u64 before = block_scan(own, s.parts);
+  auto mass_of = [&](int count) {
+    u64 mass = 0;
+    for (int i = 0; i < EACH; i++) mass += threadIdx.x * EACH + i < count ? weights[i] : 0;
+    return block_sum(mass, s.parts);
+  };
+  int kept = size;
+  const bool counts = row.top_k > 0 && row.top_k < t.vocab;
+  if (counts) kept = min(kept, row.top_k);
+  if (row.top_p < 1.0) {
+    const u64 target = share_of(row.top_p, counts ? mass_of(kept) : s.mass[BINS - 1]);
+    u64 through = before;
+    if (threadIdx.x == 0) s.size = kept;
+    __syncthreads();
+    for (int i = 0; i < EACH; i++) {
+      const int at = threadIdx.x * EACH + i;
+      if (at < kept && through < target && target <= through + weights[i]) s.size = at + 1;
+      through += weights[i];
+    }
+    __syncthreads();
+    kept = s.size;
+  }
+  Cut cut{0, s.list[kept - 1], ~0ull, 0.f, 1};
+  if (row.min_p > 0.0) {
+    const double nearest = (double)(distance_of(v.top, logit_of(v.best >> 32), v.inverse));
+    cut.high = max(min(cut.high, floor_of(v, nearest - log(row.min_p), row.temperature)), v.best);
+    kept = number_through(cut.high, kept, s);
+  }
+  int first = 0;
+  if (row.xtc_probability > 0.0 && uniform24(row.seed, row.choice, c.position, 1) / 16777216.0 < row.xtc_probability) {
+    const double distance = -log(row.xtc_threshold * ((double)mass_of(kept) / 1099511627776.0));
+    const int likely = number_through(floor_of(v, distance, row.temperature), kept, s);
+    if (likely) first = likely - 1, cut.low = s.list[first];
+  }
+  add_listed(t, c, v, first, kept, true, s);
+  return cut;
+}
+
+INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& row, const Near& near, Room& s) {
+  const u64* listed = t.listed + (long)c.index * ROOM;
+  if (near.extent == WHOLE) return truncate_listed(t, c, v, row, listed, near.size, s);
+  if (near.extent != BIN || near.size > ROOM) listed = nullptr;
+  Cut cut{0, ~0ull, ~0ull, 0.f, 0};
   const ByLogit order{false};
-  if (row.top_k > 0 && row.top_k < t.vocab && reach<true>(v, cut, order, row.top_k, s)) cut.high = s.found;
+  const bool counts = row.top_k > 0 && row.top_k < t.vocab;
+  if (counts && reach<true>(v, cut, order, row.top_k, s, listed, near.size)) cut.high = s.found;
   if (row.top_n_sigma > 0.0)
     cut.high = max(min(cut.high, floor_of(v, row.top_n_sigma * standard_deviation(t, c), 1.0)), v.best);
   u64 best = v.best;
@@ -109,7 +182,7 @@ INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& 
   }
   if (row.top_p < 1.0) {
     const u64 target = share_of(row.top_p, mass_left(v, cut, s));
-    if (reach<false>(v, cut, order, target, s)) cut.high = min(cut.high, s.found);
+    if (reach<false>(v, cut, order, target, s, counts ? nullptr : listed, near.size)) cut.high = min(cut.high, s.found);
   }
   if (row.min_p > 0.0) {
     const double nearest = (double)(distance_of(v.top, logit_of(best >> 32), v.inverse));
@@ -118,6 +191,9 @@ INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& 
   if (row.xtc_probability > 0.0) {
     const double number = uniform24(row.seed, row.choice, c.position, 1) / 16777216.0;
     if (number < row.xtc_probability) exclude_top_choices(v, cut, row.xtc_threshold, row.temperature, s);
+  } else if (listed && row.min_p <= 0.0 && !(counts && row.top_p < 1.0)) {
+    add_listed(t, c, v, 0, number_through(cut.high, near.size, s), false, s);
+    cut.summed = 1;
   }
   return cut;
 }
@@ -141,7 +217,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tabl
     }
     accumulate(s);
   }
-  const Cut cut = row.mirostat ? mirostat_cut(t, c, v, row) : truncate(t, c, v, row, s);
+  const Near near = t.near[c.index];
+  __syncthreads();
+  if (threadIdx.x == 0) t.near[c.index] = {0, 0, 0, 0};
+  const Cut cut = row.mirostat ? mirostat_cut(t, c, v, row) : truncate(t, c, v, row, near, s);
   if (threadIdx.x == 0) t.cuts[c.index] = cut;
 }
 
@@ -177,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
   }
   if (broken) return;
   accumulate(s);
-  Cut cut{0, ~0ull, ~0ull, 0.f};
+  Cut cut{0, ~0ull, ~0ull, 0.f, 0};
   if (reach<true>(v, cut, ByLogit{true}, q.top_n, s)) cut.high = s.found;
   __syncthreads();
   if (threadIdx.x == 0) s.size = 0;

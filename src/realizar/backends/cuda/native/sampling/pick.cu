@@ -37,7 +37,7 @@ INLINE int draw(const Tables& t, const Choice& c, const Row& row, const View& v,
   }
   __syncthreads();
   if (found_tile < 0) return -1;
-  Cut cut{0, ~0ull, ~0ull, 0.f};
+  Cut cut{0, ~0ull, ~0ull, 0.f, 0};
   if (c.flags & CUT) cut = t.cuts[c.index];
   const int first = found_tile * TILE + threadIdx.x * (TILE / 256);
   u64 weights[TILE / 256], own = 0;

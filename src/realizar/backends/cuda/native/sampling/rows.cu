@@ -11,7 +11,9 @@ typedef unsigned long long u64;
 #define INLINE __device__ __forceinline__
 #define TILE 4096        // logits whose largest finish_logits finds; the step of all sums
 #define SPAN 16384       // logits of a block of weigh_ids and survey_ids
+#define TILES (SPAN / TILE)
 #define BINS 2048
+#define ROOM 4096        // ids that can be sorted
 #define BINS_PER_NAT 73.f
 #define FARTHEST 700.f   // scaled distances from here on have no weight
 #define LARGEST 3.4028234663852886e38
@@ -23,6 +25,8 @@ typedef unsigned long long u64;
 #define HISTOGRAM 8
 #define DEVIATION 16
 #define DRY 32
+#define WHOLE 1          // extents of a list of ids: all that may stay
+#define BIN 2            // those of the bin in which a sum is reached
 #define UNUSABLE (~0ull) // in place of a sum with a logit that is not finite
 
 #define NOT_REACHED -2
@@ -50,8 +54,11 @@ struct Choice { int index, row, place, position, num_output, mask, draft_token, 
 struct Drafted { int row, first, drafts, draft_token; };
 // Log-probabilities wanted of the logits `slot`; target -1: of the id chosen there.
 struct Query { int slot, target, top_n, padding; };
-// Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical.
-struct Cut { u64 low, high, typical; float mean; int padding; };
+// Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical; `summed` where `sums` are theirs.
+struct Cut { u64 low, high, typical; float mean; int summed; };
+// The bin in which a row's first truncation by mass or count ends; the ids that gather_ids lists, 0, WHOLE or BIN, and
+// how many: more than ROOM were not all kept. `arrivals`: spans that are in the histogram.
+struct Near { int extent, size, bin, arrivals; };
 
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
@@ -61,6 +68,7 @@ struct Tables {
   u64* sums; u64* weights; u32* counts; double* moments; Cut* cuts;
   u64* query_sums; u32* query_ranks; u32* query_counts;
   const int* selected_rows; const int* contexts;
+  u64* listed; Near* near;
   int vocab, tiles, words, spans;
 };
 
@@ -87,13 +95,32 @@ INLINE float inverse_of(double temperature) { return fminf((float)(1.0 / tempera
 INLINE float distance_of(float top, float x, float inverse) { return __fmul_rn(__fsub_rn(top, x), inverse); }
 INLINE float apart(float distance, float mean) { return fabsf(__fsub_rn(distance, mean)); }
 
-// exp(-distance) * 2^40, at least 1 for what may be chosen at all.
+// exp(-distance) * 2^40, at least 1 for what may be chosen at all: high * 2^20 + low.
+struct Weight { u32 high, low; };
+INLINE Weight weight_parts(float distance) {
+  const float least = 9.094947017729282e-13f, unit = 1048576.f, ones = 8388608.f;  // 2^-40, 2^20, 2^23
+  const float x = distance < FARTHEST ? fmaxf(expf(-distance), least) : 0.f;
+  const float high = __fmaf_rz(x, unit, ones);  // above 2^23 the lowest bit is a one: a whole number, rounded down
+  const float low = __fmaf_rz(__fmaf_rn(x, unit, ones - high), unit, ones);
+  return {__float_as_uint(high) - 0x4b000000u, __float_as_uint(low) - 0x4b000000u};
+}
 INLINE u64 weight_of(float distance) {
-  if (!(distance < FARTHEST)) return 0;
-  const u32 bits = __float_as_uint(expf(-distance));
-  const int shift = 127 - (int)(bits >> 23);
-  const u64 weight = shift < 41 ? (u64)((bits & 0x7fffffu) | 0x800000u) << 17 >> shift : 0;
-  return weight ? weight : 1;
+  const Weight weight = weight_parts(distance);
+  return (u64)weight.high << 20 | weight.low;
+}
+
+// Add to a sum in shared memory, which has no addition of 64 bits by itself.
+INLINE void add_shared(u64* sum, u64 weight) {
+  u32* words = (u32*)sum;
+  const u32 added = (u32)weight, before = atomicAdd(words, added);
+  const u32 carry = (u32)(weight >> 32) + (before + added < before);
+  if (carry) atomicAdd(words + 1, carry);
+}
+
+// A share of a sum of weights, as one to be reached.
+INLINE u64 share_of(double share, u64 mass) {
+  const double x = ceil(share * (double)mass);
+  return x < 1.0 ? 1 : (u64)x;
 }
 
 INLINE bool stays(const Cut& cut, float x, float distance, int id) {

@@ -2,7 +2,6 @@
 // the few ids of that bin are sorted. A bin with too many is narrowed by the digits of (key, id) first.
 
 #define THREADS 1024
-#define ROOM 4096  // ids that can be sorted
 #define BATCH 8
 
 struct Room {
@@ -45,21 +44,38 @@ INLINE void accumulate(Room& s) {
   __syncthreads();
 }
 
+// Steps of a bitonic sort between places of one warp, for spans from `least` to `most`.
+INLINE void sort_warps(Room& s, int size, int least, int most) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < size; i += THREADS) {
+    u64 x = s.list[i];
+    for (int span = least; span <= most; span *= 2)
+      for (int step = min(span / 2, 16); step; step /= 2) {
+        const u64 y = __shfl_xor_sync(~0u, x, step);
+        x = !(i & step) == !(i & span) ? min(x, y) : max(x, y);
+      }
+    s.list[i] = x;
+  }
+  __syncthreads();
+}
+
 INLINE void sort_list(Room& s, int count) {
-  int size = 2;
+  int size = 32;
   while (size < count) size *= 2;
   __syncthreads();
   for (int i = count + threadIdx.x; i < size; i += THREADS) s.list[i] = ~0ull;
-  for (int span = 2; span <= size; span *= 2)
-    for (int step = span / 2; step; step /= 2) {
-      __syncthreads();
+  sort_warps(s, size, 2, 32);
+  for (int span = 64; span <= size; span *= 2) {
+    for (int step = span / 2; step > 16; step /= 2) {
       for (int i = threadIdx.x; i < size / 2; i += THREADS) {
         const int a = (i / step) * 2 * step + i % step, b = a + step;
         const u64 x = s.list[a], y = s.list[b];
         if ((x > y) == !(a & span)) s.list[a] = y, s.list[b] = x;
       }
+      __syncthreads();
     }
-  __syncthreads();
+    sort_warps(s, size, span, span);
+  }
 }
 
 // What an order of ids is by: the logit, or how far a surprise is from the mean one. `all`: ids without weight, too.
@@ -77,9 +93,11 @@ struct BySurprise {
 
 // Find the id with which the ids that `cut` leaves, in their order, first reach a sum: of weights, or (COUNT) of ids.
 // `mass` and `number` are those of that order's bins. False where the sum is never reached. Else `found` is the id's
-// place and `found_mass` the weight up to it.
+// place and `found_mass` the weight up to it, and `list` holds the ids of its bin in order. `listed`: these ids, if
+// they are known.
 template <bool COUNT, class Order>
-INLINE bool reach(const View& v, const Cut& cut, const Order& order, u64 target, Room& s) {
+INLINE bool reach(
+    const View& v, const Cut& cut, const Order& order, u64 target, Room& s, const u64* listed = nullptr, int size = 0) {
   __syncthreads();
   if (threadIdx.x == 0) s.bin = -1;
   __syncthreads();
@@ -101,8 +119,9 @@ INLINE bool reach(const View& v, const Cut& cut, const Order& order, u64 target,
       if (!((place ^ digits) & known)) f(place, away);
     });
   };
-  int count;
-  for (int shift = 64;;) {
+  int count = size;
+  for (int i = threadIdx.x; listed && i < size; i += THREADS) s.list[i] = listed[i];
+  for (int shift = 64; !listed;) {
     if (threadIdx.x == 0) s.size = 0;
     __syncthreads();
     matching([&](u64 place, float) {

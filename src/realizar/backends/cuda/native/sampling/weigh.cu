@@ -1,7 +1,77 @@
 // Passes of many blocks over the vocabulary: weights of tiles, and histograms of weights by distance from the top.
 
+// Sums of a span's tiles, of weights as each thread has them, by 512 threads; `broken` has a bit for each tile.
+INLINE void store_sums(const Tables& t, const Choice& c, const u32* high, const u32* low, u32 broken) {
+  __shared__ u64 warps[16][TILES];
+  __shared__ u32 marks[16];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const u64 sum = ((u64)__reduce_add_sync(~0u, high[tile]) << 20) + __reduce_add_sync(~0u, low[tile]);
+    if (lane == 0) warps[warp][tile] = sum;
+  }
+  broken = __reduce_or_sync(~0u, broken);
+  if (lane == 0) marks[warp] = broken;
+  __syncthreads();
+  if (warp) return;
+  const int tile = lane % TILES, first = blockIdx.x * SPAN + tile * TILE;
+  u64 sum = 0;
+  for (int w = lane / TILES; w < 16; w += 32 / TILES) sum += warps[w][tile];
+  for (int o = TILES; o < 32; o <<= 1) sum += __shfl_xor_sync(~0u, sum, o);
+  broken = __reduce_or_sync(~0u, lane < 16 ? marks[lane] : 0);
+  if (lane < TILES && first < t.vocab)
+    t.sums[(long)c.index * t.tiles + first / TILE] = broken >> tile & 1 ? UNUSABLE : sum;
+}
+
+// Sum of a tile's logits' distances from the largest, of their squares, and their number; always in the same order.
+INLINE void store_moments(const Tables& t, long tile, float distances, float square_sum, int allowed) {
+  __shared__ double moments[3][16];
+  double m[3] = {distances, square_sum, (double)allowed};
+  __syncthreads();
+  for (int i = 0; i < 3; i++) {
+    for (int o = 16; o; o >>= 1) m[i] += __shfl_xor_sync(~0u, m[i], o);
+    if (threadIdx.x % 32 == 0) moments[i][threadIdx.x / 32] = m[i];
+  }
+  __syncthreads();
+  if (threadIdx.x < 3) {
+    double total = 0.0;
+    for (int w = 0; w < 16; w++) total += moments[threadIdx.x][w];
+    t.moments[tile * 3 + threadIdx.x] = total;
+  }
+}
+
+// Find the bin in which a row's histogram reaches what its first truncation leaves; by the last of its blocks.
+INLINE void find_bin(const Tables& t, const Choice& c, const Row& row, u64* room) {
+  const bool counts = row.top_k > 0 && row.top_k < t.vocab;
+  if (row.typical_p < 1.0 || row.top_n_sigma > 0.0 || (!counts && row.top_p >= 1.0)) return;
+  constexpr int EACH = BINS / 512;
+  __shared__ u64 total;
+  const long at = (long)c.index * BINS + threadIdx.x * EACH;
+  u64 mass[EACH], mass_before = 0;
+  u32 number[EACH], number_before = 0;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    mass[i] = __ldcg(t.weights + at + i), number[i] = __ldcg(t.counts + at + i);
+    mass_before += mass[i], number_before += number[i];
+  }
+  const u64 own = mass_before;
+  mass_before = block_scan(mass_before, room), number_before = (u32)block_scan(number_before, room);
+  if (threadIdx.x == 511) total = mass_before + own;
+  __syncthreads();
+  const u64 target = counts ? row.top_k : share_of(row.top_p, total);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const u64 before = counts ? number_before : mass_before, through = before + (counts ? number[i] : mass[i]);
+    mass_before += mass[i], number_before += number[i];
+    if (before < target && target <= through) {
+      t.near[c.index].bin = threadIdx.x * EACH + i;
+      t.near[c.index].extent = number_before <= ROOM ? WHOLE : BIN;
+    }
+  }
+}
+
 // Grid: spans, choices. Block: 512 threads. Writes `sums` of tiles; adds to `weights` and `counts` of bins, which
-// cut_ids clears.
+// cut_ids clears; finds the bin that gather_ids reads.
 extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables, const Choice* choices, int place) {
   begin();
   const Choice c = choices[blockIdx.y];
@@ -9,13 +79,14 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
   const Tables& t = *tables;
   const View v = view_of(t, c, t.rows[c.row].temperature);
   if (!finite(v.top)) return;
-  __shared__ u64 room[33];
-  __shared__ u32 low[BINS], high[BINS], number[BINS];
-  const bool bins = c.flags & HISTOGRAM, counts = t.rows[c.row].top_k > 0;
+  __shared__ u32 mass_low[BINS], mass_high[BINS], number[BINS];
+  const bool bins = c.flags & HISTOGRAM;
   if (bins)
-    for (int b = threadIdx.x; b < BINS; b += 512) low[b] = high[b] = number[b] = 0;
+    for (int b = threadIdx.x; b < BINS; b += 512) mass_low[b] = mass_high[b] = number[b] = 0;
   __syncthreads();
-  for (int tile = 0; tile < SPAN / TILE; tile++) {
+  u32 high[TILES] = {}, low[TILES] = {}, broken = 0;
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
     const int first = blockIdx.x * SPAN + tile * TILE;
     if (first >= t.vocab) break;
     float part[TILE / 512];
@@ -24,52 +95,39 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
       const int id = first + i * 512 + threadIdx.x;
       part[i] = id < t.vocab ? v.x[id] : -INF;
     }
-    u64 sum = 0;
     float distances = 0.f, square_sum = 0.f;
     int allowed = 0;
-    bool broken = false;
 #pragma unroll
     for (int i = 0; i < TILE / 512; i++) {
       const float away = v.top - part[i], distance = distance_of(v.top, part[i], v.inverse);
-      const u64 weight = weight_of(distance);
-      broken |= !(away >= 0.f);
-      sum += weight;
-      if (bins && weight) {
+      const Weight weight = weight_parts(distance);
+      broken |= (u32)!(away >= 0.f) << tile;
+      high[tile] += weight.high, low[tile] += weight.low;
+      if (bins && distance < FARTHEST) {
         const int b = bin_of(distance);
-        const u32 added = (u32)weight, before = atomicAdd(low + b, added);
-        const u32 carry = (u32)(weight >> 32) + (before + added < before);
-        if (carry) atomicAdd(high + b, carry);
-        if (counts) atomicAdd(number + b, 1u);
+        const u32 added = weight.high << 20 | weight.low, before = atomicAdd(mass_low + b, added);
+        const u32 carry = (weight.high >> 12) + (before + added < before);
+        if (carry) atomicAdd(mass_high + b, carry);
+        atomicAdd(number + b, 1u);
       }
       if (c.flags & DEVIATION && away < INF) distances += away, square_sum += away * away, allowed++;
     }
-    const bool any_broken = __syncthreads_or(broken);
-    sum = block_sum(sum, room);
-    const long at = (long)c.index * t.tiles + first / TILE;
-    if (threadIdx.x == 0) t.sums[at] = any_broken ? UNUSABLE : sum;
-    if (c.flags & DEVIATION) {  // always added in the same order
-      __shared__ double moments[3][16];
-      double m[3] = {distances, square_sum, (double)allowed};
-      for (int i = 0; i < 3; i++) {
-        for (int o = 16; o; o >>= 1) m[i] += __shfl_xor_sync(~0u, m[i], o);
-        if (threadIdx.x % 32 == 0) moments[i][threadIdx.x / 32] = m[i];
-      }
-      __syncthreads();
-      if (threadIdx.x < 3) {
-        double total = 0.0;
-        for (int w = 0; w < 16; w++) total += moments[threadIdx.x][w];
-        t.moments[at * 3 + threadIdx.x] = total;
-      }
-      __syncthreads();
-    }
+    if (c.flags & DEVIATION) store_moments(t, (long)c.index * t.tiles + first / TILE, distances, square_sum, allowed);
   }
+  store_sums(t, c, high, low, broken);  // with a barrier after the last bin
   if (!bins) return;
-  __syncthreads();
   for (int b = threadIdx.x; b < BINS; b += 512)
-    if (low[b] | high[b]) {
-      atomicAdd(t.weights + (long)c.index * BINS + b, (u64)high[b] << 32 | low[b]);
-      if (counts) atomicAdd(t.counts + (long)c.index * BINS + b, number[b]);
+    if (number[b]) {
+      atomicAdd(t.weights + (long)c.index * BINS + b, (u64)mass_high[b] << 32 | mass_low[b]);
+      atomicAdd(t.counts + (long)c.index * BINS + b, number[b]);
     }
+  __shared__ bool last;
+  __shared__ u64 room[33];
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&t.near[c.index].arrivals, 1) == gridDim.x - 1;
+  __syncthreads();
+  if (last) find_bin(t, c, t.rows[c.row], room);
 }
 
 // `sums` of tiles again, of the ids that cut_ids left. Grid: spans, choices. Block: 512 threads.
@@ -80,32 +138,35 @@ extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* table
   const Tables& t = *tables;
   const View v = view_of(t, c, t.rows[c.row].temperature);
   if (!finite(v.top)) return;
-  __shared__ u64 room[33];
   const Cut cut = t.cuts[c.index];
+  if (cut.summed) return;
+  const bool prefix = !cut.low && cut.typical == ~0ull;
   const float least = cut.high == ~0ull ? -INF : logit_of(cut.high >> 32);
   const float* tops = (c.flags & ADJUST ? t.adjusted_tops : t.tops) + (long)c.index * t.tiles;
-  for (int tile = 0; tile < SPAN / TILE; tile++) {
+  u32 high[TILES] = {}, low[TILES] = {}, broken = 0;
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
     const int first = blockIdx.x * SPAN + tile * TILE;
     if (first >= t.vocab) break;
-    u64* at = t.sums + (long)c.index * t.tiles + first / TILE;
-    u64 sum = 0;
-    if (tops[first / TILE] >= least) {
-      float part[TILE / 512];
+    broken |= (u32)(t.sums[(long)c.index * t.tiles + first / TILE] == UNUSABLE) << tile;
+    if (tops[first / TILE] < least) continue;
+    float part[TILE / 512];
 #pragma unroll
-      for (int i = 0; i < TILE / 512; i++) {
-        const int id = first + i * 512 + threadIdx.x;
-        part[i] = id < t.vocab ? v.x[id] : -INF;
-      }
-#pragma unroll
-      for (int i = 0; i < TILE / 512; i++) {
-        if (part[i] < least) continue;
-        const float distance = distance_of(v.top, part[i], v.inverse);
-        if (stays(cut, part[i], distance, first + i * 512 + threadIdx.x)) sum += weight_of(distance);
-      }
-      sum = block_sum(sum, room);
+    for (int i = 0; i < TILE / 512; i++) {
+      const int id = first + i * 512 + threadIdx.x;
+      part[i] = id < t.vocab ? v.x[id] : -INF;
     }
-    if (threadIdx.x == 0 && *at != UNUSABLE) *at = sum;
+#pragma unroll
+    for (int i = 0; i < TILE / 512; i++) {
+      const int id = first + i * 512 + threadIdx.x;
+      const float distance = distance_of(v.top, part[i], v.inverse);
+      const bool kept = prefix ? part[i] > least || (part[i] == least && (u32)id <= (u32)cut.high)
+                               : part[i] >= least && stays(cut, part[i], distance, id);
+      const Weight weight = weight_parts(kept ? distance : INF);
+      high[tile] += weight.high, low[tile] += weight.low;
+    }
   }
+  store_sums(t, c, high, low, broken);
 }
 
 // Log-probabilities: weights at temperature 1, larger logits than the target's, counts of bins. Grid: spans, queries.
