@@ -43,9 +43,9 @@ from realizar.errors import RealizarError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.policy import Policy
-from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
-from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.load import load_tokenizer, plain_encoder
 
 BLOCK = 16
 PROMPT = 64
@@ -156,14 +156,13 @@ def structured(kind: str, rng: random.Random, tokens: int, number: int, grammars
     return StructuredOutput("json_schema", json.dumps(any_schema(rng, tokens)))
 
 
-def vocabulary(name: str) -> Checkpoint:
+def vocabulary(name: str, folder: Path) -> Checkpoint:
     """The model of that name, or the vocabulary in a packed file."""
     if not name.endswith(".xz"):
         return find_checkpoint(name)
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
-        file.write(lzma.decompress(Path(name).read_bytes()))
-        file.flush()
-        return open_checkpoint(Path(file.name))
+    path = folder / "vocabulary.gguf"
+    path.write_bytes(lzma.decompress(Path(name).read_bytes()))
+    return open_checkpoint(path)
 
 
 class Load:
@@ -231,10 +230,18 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=1.3)
     parser.add_argument("--seconds", type=float, default=5.0)
     given = parser.parse_args()
-    tokenizer = load_tokenizer(vocabulary(given.model))
+    with tempfile.TemporaryDirectory() as folder:
+        time_kinds(given, vocabulary(given.model, Path(folder)))
+    return 0
+
+
+def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
+    """Time each kind and print its line."""
+    tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
     encode = partial(tokenizer.encode, add_special=False, parse_special=False)
-    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode)
+    source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
+    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode, source)
     config = EngineConfig(max_running=given.rows, max_step_tokens=2048, context_length=PROMPT + given.tokens + 1)
     spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
     spec = replace(spec, vocab_size=len(words))
@@ -250,7 +257,6 @@ def main() -> int:
         figures = f"{rate:8,.0f} tokens/s, {rate / plain:.2f} of the first"
         print(f"{kind:>12}: {figures}; {1e3 * step_s:.2f} ms a step, {1e3 * busy_s:.2f} of the thread", flush=True)
         core.close()
-    return 0
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
-from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers import spread
 from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.messages import Step
@@ -304,6 +305,39 @@ def test_forced_text_is_cut_as_the_tokenizer_does() -> None:
             assert allowed_ids(mask[0]).tolist() == [first]
         service.close()
     assert "name value" in asked
+
+
+_CUTTING = """
+import json
+
+def cut(argument):
+    table = json.loads(argument)
+    return lambda text: [table[character] for character in text]
+"""
+
+
+def test_a_process_that_can_encode_by_itself_does_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks where that can't be: of a module or a function that is not there."""
+    (tmp_path / "cutting.py").write_text(_CUTTING, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    asked: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        asked.append(text)
+        return _pairs(text)
+
+    forced = StructuredOutput("choice", '["name value"]')
+    table = json.dumps({chr(token[0]): index for token, index in BYTES.items() if token[0] < 128})
+    here = EncodeSource("cutting", "cut", table)
+    for source, asks in ((here, False), (replace(here, module="nowhere"), True), (replace(here, function="no"), True)):
+        asked.clear()
+        service = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, encode, source))
+        service.prepare(forced)
+        row = service.open_row(forced, ())
+        (mask,) = service.masks([(row, ())])
+        assert allowed_ids(mask[0]).tolist() == [BYTES[b"n"]]
+        assert bool(asked) == asks
+        service.close()
 
 
 def test_a_row_that_opens_late_finds_its_grammar_compiled_anew(service: GrammarService) -> None:

@@ -17,9 +17,9 @@ from realizar.errors import CapacityError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.scheduler.policy import Policy
-from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
-from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -69,9 +69,9 @@ def load_core(
 def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None) -> GrammarService:
     tokenizer = tokenizer or load_tokenizer(checkpoint)
     encode = partial(tokenizer.encode, add_special=False, parse_special=False)
-    return GrammarService(
-        GrammarTokens(tokenizer.vocabulary_bytes(), tokenizer.special_ids(), tokenizer.eos_ids, vocab_size, encode)
-    )
+    source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
+    words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids()
+    return GrammarService(GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, encode, source))
 
 
 def load_fitting_core(

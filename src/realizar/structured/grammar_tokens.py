@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
 
 Encode = Callable[[str], Sequence[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSource:
+    """How another process makes `GrammarTokens.encode` for itself: a function of a module, and its argument."""
+
+    module: str
+    function: str
+    argument: str
+
+    def load(self) -> Encode:
+        """Call the function. Raises what it does."""
+        encode: Encode = getattr(importlib.import_module(self.module), self.function)(self.argument)
+        return encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +36,7 @@ class GrammarTokens:
         vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
         encode: text to ids without special ones, or None for a text that it can't encode. Text that a grammar leaves no
             choice about is cut into tokens by it; without it the longest token at each place is taken.
+        encode_source: of the same `encode`; without it a grammar's process asks for each text.
 
     Raises:
         InvalidRequestError: there are no end ids, so that no output could be complete.
@@ -31,6 +47,7 @@ class GrammarTokens:
     end_ids: Collection[int]
     vocab_size: int
     encode: Encode | None = None
+    encode_source: EncodeSource | None = None
 
     def __post_init__(self) -> None:
         if not self.ends:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import TokenizerError
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -23,3 +27,13 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     from realizar.tokenizer.json_tokenizer import JSONTokenizer
 
     return JSONTokenizer(checkpoint)
+
+
+def plain_encoder(path: str) -> Callable[[str], list[int]]:
+    """What gives a text's ids without special tokens, for a process that has no model. Raises what the loads do.
+
+    Args:
+        path: of the checkpoint.
+    """
+    tokenizer = load_tokenizer(open_checkpoint(path))
+    return partial(tokenizer.encode, add_special=False, parse_special=False)

@@ -19,7 +19,7 @@ import sys
 from realizar.errors import RealizarError
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers.channel import Channel, ChannelError
-from realizar.structured.workers.grammar_process import GrammarProcess, RemoteEncoder
+from realizar.structured.workers.grammar_process import GrammarProcess, TextEncoder
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import (
     Done,
@@ -49,7 +49,7 @@ class ForkServer:
         vocabulary = self._channel.receive()
         if not isinstance(vocabulary, Vocabulary):
             raise ChannelError("the vocabulary must come first")
-        encoder = RemoteEncoder()
+        encoder = TextEncoder(vocabulary.encode_source)
         try:
             factory = GrammarFactory(vocabulary.tokens(encoder))
         except (RealizarError, ValueError) as error:
@@ -74,7 +74,7 @@ class ForkServer:
                 finally:
                     os.close(descriptor)
 
-    def _fork(self, descriptor: int, factory: GrammarFactory, encoder: RemoteEncoder, memory_bytes: int) -> int:
+    def _fork(self, descriptor: int, factory: GrammarFactory, encoder: TextEncoder, memory_bytes: int) -> int:
         server = os.getpid()
         pid = os.fork()
         if pid:

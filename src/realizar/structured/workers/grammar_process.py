@@ -16,6 +16,8 @@ from pathlib import Path
 from realizar.errors import RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+from realizar.structured.grammar_tokens import Encode as TokenizerEncode
+from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import Compile, Done, Encode, Encoded, Refused, Step, Stepped, ToWorker
@@ -23,10 +25,15 @@ from realizar.structured.workers.messages import Compile, Done, Encode, Encoded,
 _ENCODED_TEXTS = 1024
 
 
-class RemoteEncoder:
-    """Encodes text with the tokenizer in the engine's process. llguidance may call it from any thread."""
+class TextEncoder:
+    """Encodes text, by itself or with the tokenizer in the engine's process. llguidance may call it from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        source: makes the tokenizer's function here; where that fails, the engine's process is asked.
+    """
+
+    def __init__(self, source: EncodeSource | None) -> None:
+        self._encode = None if source is None else _loaded(source)
         self._channel: Channel[ToWorker] | None = None
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Sequence[int] | None] = OrderedDict()
@@ -40,10 +47,16 @@ class RemoteEncoder:
         """The ids of a text; None if the tokenizer is not available."""
         with self._lock:
             if text not in self._known:
-                self._known[text] = self._ask(text)
+                self._known[text] = self._ask(text) if self._encode is None else self._own(self._encode, text)
                 if len(self._known) > _ENCODED_TEXTS:
                     self._known.popitem(last=False)
             return self._known[text]
+
+    def _own(self, encode: TokenizerEncode, text: str) -> Sequence[int] | None:
+        try:
+            return encode(text)
+        except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
+            return None
 
     def _ask(self, text: str) -> Sequence[int] | None:
         if self._channel is None:
@@ -51,6 +64,13 @@ class RemoteEncoder:
         self._channel.send(Encode(text))
         answer = self._channel.receive()
         return answer.token_ids if isinstance(answer, Encoded) else None
+
+
+def _loaded(source: EncodeSource) -> TokenizerEncode | None:
+    try:
+        return source.load()
+    except Exception:  # noqa: BLE001 - a file that is gone, or anything else: the engine's process has it
+        return None
 
 
 class GrammarProcess:

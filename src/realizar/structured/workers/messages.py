@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from realizar.structured.grammar_tokens import Encode as Encoder
-from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
@@ -20,6 +20,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     Attributes:
         token_bytes, special_ids, end_ids, vocab_size: fields of `GrammarTokens`.
         can_encode: True if `Encode` is answered.
+        encode_source: makes what `Encode` asks for, in the fork server; None where it can't be made there.
         memory_bytes: memory that a grammar's process may use beyond the fork server's.
     """
 
@@ -28,6 +29,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     end_ids: tuple[int, ...]
     vocab_size: int
     can_encode: bool
+    encode_source: EncodeSource | None
     memory_bytes: int
 
     @classmethod
@@ -39,6 +41,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
             tokens.ends,
             tokens.vocab_size,
             tokens.encode is not None,
+            tokens.encode_source,
             memory_bytes,
         )
 
