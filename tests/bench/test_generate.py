@@ -126,6 +126,8 @@ def test_types_of_experts(tmp_path: Path) -> None:
     assert {tensors[f"blk.{layer}.ffn_gate_inp.weight"].type_name for layer in (0, 1)} == {"F32"}
     assert [tensors[f"blk.{layer}.ffn_down_exps.weight"].type_name for layer in (0, 1)] == ["Q4_K", "Q6_K"]
     assert tensors["blk.1.ffn_up_exps.weight"].shape == (8, 256, 256)
+    embedding = tensors["token_embd.weight"]
+    assert dequantize(embedding.ggml_type, embedding.data, 512, 256).std() == pytest.approx(10, rel=0.05)
 
 
 def test_seeds(tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ SHAPES: dict[str, Shape] = {
 }
 """Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, and two for tests."""
 
+_MIXTURE_EMBEDDING_STD = 10.0
+"""Of a mixture's embedding: tokens stay unlike each other, whatever attention adds to all of them alike, and so choose
+nearly as many experts as by chance."""
 _FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
 
@@ -134,19 +137,22 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
 def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int) -> Iterator[NewTensor]:
     """All tensors of the file, in llama.cpp's order."""
 
-    def matrix(name: str, *sizes: int, six_bits: bool = False, in_float32: bool = False) -> NewTensor:
+    def matrix(
+        name: str, *sizes: int, six_bits: bool = False, in_float32: bool = False, std: float | None = None
+    ) -> NewTensor:
         ggml_type = GGMLType.F32 if in_float32 else _matrix_type(file_type, six_bits)
         *outer, cols = sizes
         if cols % ggml_type.block_size:
             raise ValueError(f"out_features of {cols} weights are not whole {ggml_type.name} blocks")
-        make = partial(_random_matrix, ggml_type, math.prod(outer), cols, _state(seed, name))
+        make = partial(_random_matrix, ggml_type, math.prod(outer), cols, _state(seed, name), std or cols**-0.5)
         return NewTensor(name, ggml_type, sizes, make)
 
     def vector(name: str, size: int, mean: float) -> NewTensor:
         return NewTensor(name, GGMLType.F32, (size,), partial(_random_vector, size, mean, _state(seed, name)))
 
     hidden = shape.hidden_size
-    yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied)
+    embedding_std = _MIXTURE_EMBEDDING_STD if shape.num_experts else None
+    yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied, std=embedding_std)
     for index in range(shape.num_layers):
         yield from _layer(shape, index, matrix, vector)
     yield vector("output_norm.weight", hidden, 1.0)
@@ -206,9 +212,11 @@ def _state(seed: int, name: str) -> list[int]:
     return [seed, zlib.crc32(name.encode())]
 
 
-def _random_matrix(ggml_type: GGMLType, out_features: int, cols: int, state: list[int]) -> NDArray[np.uint8]:
-    """Random weights with a standard deviation that keeps the size of a vector that they multiply."""
-    return random_blocks(ggml_type, out_features, cols, np.random.default_rng(state), std=cols**-0.5)
+def _random_matrix(
+    ggml_type: GGMLType, out_features: int, cols: int, state: list[int], std: float
+) -> NDArray[np.uint8]:
+    """Random weights; a standard deviation of cols ** -0.5 keeps the size of a vector that they multiply."""
+    return random_blocks(ggml_type, out_features, cols, np.random.default_rng(state), std)
 
 
 def _random_vector(size: int, mean: float, state: list[int]) -> NDArray[np.float32]:
