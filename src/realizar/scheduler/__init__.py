@@ -5,7 +5,8 @@ Read in this order:
 1. `sequence.py`, `row_table.py`: `Sequence`, one choice of a request, with the tokens of it that are computed or on
    their way; and the columns in which all sequences that have a row keep them.
 2. `scheduler.py`: `Scheduler` schedules a step and takes in its results. Its docstring has the rules.
-3. `steady.py`, `intake.py`: plain decodes of a step, scheduled all at once, and the results of a step.
+3. `steady.py`, `drafted.py`, `intake.py`: plain decodes of a step, scheduled all at once, those with drafts, and the
+   results of a step.
 4. `plan.py`, `pace.py`, `step_limit.py`: the step that is being composed, its prompt tokens beside decodes, and its
    size while the device is short of memory.
 5. `open_sequences.py`, `policy.py`, `admission.py`: the open sequences, their order, and the checks before they start.

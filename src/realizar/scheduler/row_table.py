@@ -6,6 +6,8 @@ numbers for one sequence, so that nothing is held twice.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,6 +135,24 @@ class RowTable:
         token_ids[places] = self.token_ids[numbers, self.num_known[numbers] - 1]
         computed[rows] -= 1
         return replace(step, token_ids=token_ids, num_computed_tokens=computed)
+
+    def advance_with_drafts(self, rows: Rows, drafts: Sequence[tuple[int, ...]], num_drafts: Column) -> StepRows:
+        """Schedule the one token that each row has to compute, its drafts, so many of each, and the choices."""
+        computed, counts = self.num_computed[rows], num_drafts + np.int32(1)
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        own = self.token_ids[rows, computed]
+        own[computed >= self.num_known[rows]] = FROM_PREVIOUS_STEP
+        are_drafts = np.ones(starts[-1], np.bool_)
+        are_drafts[starts[:-1]] = False
+        token_ids = np.empty(starts[-1], np.int32)
+        token_ids[starts[:-1]] = own
+        token_ids[are_drafts] = list(itertools.chain.from_iterable(drafts))
+        self.num_computed[rows] = computed + counts
+        self.num_pending[rows] += 1
+        self.num_drafts[rows] = num_drafts
+        samples = np.ones(len(rows), np.bool_)
+        return StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts)
 
     def take_in(self, rows: Rows, choices: Column) -> TakenIn:
         """Append one choice to each row."""

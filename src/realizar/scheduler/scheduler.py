@@ -23,6 +23,7 @@ from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import EndTimes, SchedulerCounts
+from realizar.scheduler.drafted import advance_decodes
 from realizar.scheduler.drafting import Drafting
 from realizar.scheduler.holding import Holding
 from realizar.scheduler.intake import Intake
@@ -208,10 +209,11 @@ class Scheduler:
 
     def _columns(self, plan: Plan) -> StepRows:
         """The planned rows; from now on their tokens count as computed."""
-        if not plan.tokens:
-            return self._table.advance(plan.decodes)
-        others = StepRows.of([self._advance(sequence, plan) for sequence in plan.tokens])
-        return self._table.advance(plan.decodes).followed_by(others) if len(plan.decodes) else others
+        decodes, sequences = advance_decodes(plan, self._table, self._cache)
+        if not sequences:
+            return decodes
+        others = StepRows.of([self._advance(sequence, plan) for sequence in sequences])
+        return decodes.followed_by(others) if len(decodes) else others
 
     def update(self, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
         """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
