@@ -34,9 +34,11 @@ from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo,
 from realizar.engine.process.transport import FrameReader, encode_frame
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
+from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
+from realizar.server.processes.split import DeltaSplitter
 from realizar.server.run import SWITCH_INTERVAL_S
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
@@ -71,6 +73,7 @@ class MadeUpLink:
         self._ids = served.tokenizer.encode(_TEXT)
         self._vocab_size = served.tokenizer.vocab_size
         self._steps, self._logprobs = steps, logprobs
+        self._listener: LinkListener | None = None
         self._open: dict[str, list[int]] = {}
         self._numbers = itertools.count()
         self._reader: FrameReader[Event] = FrameReader(Event)
@@ -88,7 +91,8 @@ class MadeUpLink:
         if isinstance(command, Add):
             request = command.request
             self._open[request.request_id] = [next(self._numbers), 0, request.max_tokens]
-            asyncio.get_running_loop().call_soon(self._listener.handle, Accepted(request.request_id))
+            if self._listener is not None:
+                asyncio.get_running_loop().call_soon(self._listener.handle, Accepted(request.request_id))
 
     async def close(self, *, at_once: bool = False) -> None:
         self._task.cancel()
@@ -98,17 +102,18 @@ class MadeUpLink:
             idle = not self._open
             self.turns_s.append(time.monotonic())
             started_s = time.thread_time()
-            frames = [self._step() for _ in range(self._steps) if self._open]
+            frames = [self.step() for _ in range(self._steps) if self._open]
             self.write_s += time.thread_time() - started_s
             started_s = time.thread_time()
             events = self._reader.feed(b"".join(frames))
             self.read_s += time.thread_time() - started_s
             for event in events:
-                self._listener.handle(event)
+                if self._listener is not None:
+                    self._listener.handle(event)
             await asyncio.sleep(0.005 if idle else 0)
             await asyncio.sleep(0)  # readers are a turn of the loop behind
 
-    def _step(self) -> bytes:
+    def step(self) -> bytes:
         now = time.monotonic()
         numbers, token_ids = array("q"), array("i")
         starts: list[ChoiceStart] = []
@@ -163,6 +168,24 @@ async def time_text(served: ServedModel, load: Load) -> None:
     await engine.close()
     print(f"{link.num_tokens} tokens: write {1e6 * link.write_s / link.num_tokens:.2f}, ", end="")
     print(f"read {1e6 * link.read_s / link.num_tokens:.2f}, all up to the text {1e6 * spent_s / link.num_tokens:.1f}")
+
+
+def time_hub(served: ServedModel, load: Load) -> None:
+    """The main process's share with several API processes: reading a step, taking it apart for two, and writing."""
+    link = MadeUpLink(served, load.steps, load.logprobs)
+    for number in range(load.streams):
+        link.send(Add(Request(f"{number}", (1, 2), SamplingParams(), load.tokens)))
+    frames = [link.step() for _ in range(load.tokens)]
+    splitter = DeltaSplitter(lambda request_id: int(request_id) % 2)
+    reader: FrameReader[Event] = FrameReader(Event)
+    started_s = time.thread_time()
+    for frame in frames:
+        for event in reader.feed(frame):
+            if isinstance(event, Outputs):
+                for _, share in splitter.split(event.deltas):
+                    encode_frame(Outputs(share))
+    spent_s = time.thread_time() - started_s
+    print(f"the main process of several: {1e6 * spent_s / link.num_tokens:.2f}")
 
 
 def time_http(served: ServedModel, load: Load, *, chat: bool) -> None:
@@ -257,6 +280,7 @@ def main() -> None:
     sys.setswitchinterval(arguments.switch_interval)
     load = Load(arguments.streams, arguments.tokens, arguments.steps, arguments.logprobs, arguments.busy)
     asyncio.run(time_text(served, load))
+    time_hub(served, load)
     for chat in (False, True):
         time_http(served, load, chat=chat)
 

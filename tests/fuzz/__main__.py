@@ -17,7 +17,7 @@ from realizar.hub.pull import pull
 from tiny_model import write_tiny_model
 
 
-def fuzz_model(model: str, extent: Extent) -> Report:
+def fuzz_model(model: str, extent: Extent, api_processes: int) -> Report:
     """One server with this model (`tiny` is made here), one run."""
     report = Report()
     with tempfile.TemporaryDirectory() as name:
@@ -29,7 +29,8 @@ def fuzz_model(model: str, extent: Extent) -> Report:
             path = pull(model)
         vocab_size = len(open_checkpoint(path).metadata["tokenizer.ggml.tokens"])
         drafts = ("--speculative-tokens", "3") if model == "tiny" else ()
-        with fuzzed_server(str(path), folder, *drafts) as server:
+        processes = () if api_processes == 1 else ("--api-processes", str(api_processes))
+        with fuzzed_server(str(path), folder, *drafts, *processes) as server:
             asyncio.run(Run(server, extent, vocab_size, report).run())
     print(f"{model}: {report.summary()}", flush=True)
     return report
@@ -54,11 +55,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="how many requests at most, for each model")
     parser.add_argument("--files", type=int, default=400, help="hostile model files; none where --count is given")
     parser.add_argument("--clients", type=int, default=12, help="hostile clients at a time")
+    parser.add_argument("--api-processes", type=int, default=1, help="as of `realizar serve`")
     given = parser.parse_args()
     models = given.model or ["smollm2:135m", "tiny"]
     extent = Extent(given.seed, given.seconds / len(models), given.first, given.count, given.clients)
     reports = [fuzz_files(given.seed, given.files)] if given.count is None and given.files else []
-    reports += [fuzz_model(model, extent) for model in models]
+    reports += [fuzz_model(model, extent, given.api_processes) for model in models]
     return int(any(report.faults for report in reports))
 
 

@@ -13,7 +13,7 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LoadProgress, ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError
-from realizar.server.run import SWITCH_INTERVAL_S, open_port, run_server
+from realizar.server.run import SWITCH_INTERVAL_S, OwnFront, open_port, run_server
 from realizar.server.settings import ServerSettings
 
 
@@ -31,8 +31,7 @@ def test_worker_threads_hand_the_interpreter_to_the_event_loop_soon() -> None:
 
     with open_port("127.0.0.1", 0) as listener, pytest.raises(CapacityError, match="do not fit"):
         run_server(
-            Starlette(),
-            ServerSettings(),
+            OwnFront(Starlette(), ServerSettings()),
             AsyncEngine(ThreadLink(fail), NumberText),
             listener,
             loading=lambda what, share: None,

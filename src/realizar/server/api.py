@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -35,7 +35,8 @@ class Api:
     """The engine, the model, the settings, the metrics and the worker threads of one server.
 
     `fingerprint` is OpenAI's `system_fingerprint`: after it changes, the same seed may give another answer.
-    `token_names` are names of tokens by their text, `token_id_names` by their ids.
+    `token_names` are names of tokens by their text, `token_id_names` by their ids. `exposition` gives the metrics of
+    the whole server in Prometheus' text format.
     """
 
     engine: AsyncEngine
@@ -45,6 +46,7 @@ class Api:
     fingerprint: str
     token_names: TokenNames
     token_id_names: TokenNames
+    exposition: Callable[[Metrics], Awaitable[bytes]]
     work: WorkPool = field(default_factory=WorkPool)
 
     @property
@@ -81,8 +83,17 @@ class Api:
         raise ApiError(404, f"The model {name[:200]!a} does not exist{hint}", param="model", code="model_not_found")
 
 
-def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Api:
-    """Make the `Api` of one server."""
+def make_api(
+    engine: AsyncEngine,
+    model: ServedModel,
+    settings: ServerSettings,
+    exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+) -> Api:
+    """Make the `Api` of one server; `exposition` None takes its own metrics and its engine's."""
+
+    async def own_exposition(metrics: Metrics) -> bytes:
+        return metrics.exposition(await engine.stats())
+
     digest = hashlib.sha256(f"{__version__} {model.name}".encode()).hexdigest()
     return Api(
         engine,
@@ -92,6 +103,7 @@ def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) 
         f"fp_{digest[:10]}",
         TokenNames(model.tokenizer),
         TokenNames(model.tokenizer, as_ids=True),
+        exposition or own_exposition,
     )
 
 

@@ -22,6 +22,7 @@ from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
+from realizar.server.metrics import Metrics
 from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
 from realizar.server.openai.embeddings import embeddings
@@ -34,8 +35,17 @@ from realizar.server.web import web_routes
 OPEN_PATHS = ("/health", "/ready")
 
 
-def create_app(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Starlette:
-    """Make the server without its sockets. The caller starts and closes the engine, which may still be loading."""
+def create_app(
+    engine: AsyncEngine,
+    model: ServedModel,
+    settings: ServerSettings,
+    exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+) -> Starlette:
+    """Make the server without its sockets. The caller starts and closes the engine, which may still be loading.
+
+    Args:
+        exposition: gives the metrics of the whole server, where this is a part of it.
+    """
     pages = web_routes() if settings.web_page else []
     open_paths = (*OPEN_PATHS, *(page.path for page in pages))
     app = Starlette(
@@ -44,7 +54,7 @@ def create_app(engine: AsyncEngine, model: ServedModel, settings: ServerSettings
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
     app.router.redirect_slashes = False
-    app.state.api = make_api(engine, model, settings)
+    app.state.api = make_api(engine, model, settings, exposition)
     return app
 
 

@@ -26,7 +26,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Answer with the metrics in Prometheus' text format."""
     api = api_of(request)
-    return Response(api.metrics.exposition(await api.engine.stats()), media_type=CONTENT_TYPE)
+    return Response(await api.exposition(api.metrics), media_type=CONTENT_TYPE)
 
 
 async def version(request: Request) -> Response:

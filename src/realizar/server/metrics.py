@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -48,6 +49,15 @@ _COUNTERS = (
     ("engine_step_seconds", "Seconds that the engine's steps took.", "step_s"),
     ("engine_restarts", "Engine processes that died and were replaced.", "num_restarts"),
 )
+
+
+class MetricSamples(msgspec.Struct, frozen=True):
+    """The samples of one metric: the name, the labels and the value of each."""
+
+    name: str
+    text: str
+    kind: str
+    samples: tuple[tuple[str, dict[str, str], float], ...]
 
 
 class _EngineCollector(Collector):
@@ -122,6 +132,22 @@ class Metrics:
         """Count a request whose client disconnected."""
         self._success.labels(self._label, "abort").inc()
 
+    def samples(self) -> tuple[MetricSamples, ...]:
+        """All metrics but the engine's."""
+        self._registry.unregister(self._engine)
+        try:
+            return tuple(
+                MetricSamples(
+                    metric.name,
+                    metric.documentation,
+                    metric.type,
+                    tuple((sample.name, sample.labels, sample.value) for sample in metric.samples),
+                )
+                for metric in self._registry.collect()
+            )
+        finally:
+            self._registry.register(self._engine)
+
     def exposition(self, stats: EngineStats) -> bytes:
         """All metrics in Prometheus' text format."""
         self._engine.stats = stats
@@ -131,3 +157,51 @@ class Metrics:
         return Histogram(f"realizar:{stem}", text, ["model_name"], buckets=buckets, registry=self._registry).labels(
             self._label
         )
+
+
+def add_samples(listed: Iterable[Iterable[MetricSamples]]) -> tuple[MetricSamples, ...]:
+    """The metrics of several processes as those of one: values are added, and of times of creation the first counts."""
+    sums: dict[str, tuple[MetricSamples, dict[tuple[str, tuple[tuple[str, str], ...]], float]]] = {}
+    for metric in (metric for metrics in listed for metric in metrics):
+        _, values = sums.setdefault(metric.name, (metric, {}))
+        for name, labels, value in metric.samples:
+            key = name, tuple(labels.items())
+            if key not in values:
+                values[key] = value
+            elif name.endswith("_created"):
+                values[key] = min(values[key], value)
+            else:
+                values[key] += value
+    return tuple(
+        MetricSamples(
+            metric.name,
+            metric.text,
+            metric.kind,
+            tuple((name, dict(labels), value) for (name, labels), value in values.items()),
+        )
+        for metric, values in sums.values()
+    )
+
+
+def exposition_of(model_name: str, stats: EngineStats, metrics: Iterable[MetricSamples]) -> bytes:
+    """The engine's metrics and those of processes in Prometheus' text format."""
+    registry = CollectorRegistry()
+    engine = _EngineCollector(model_name)
+    engine.stats = stats
+    registry.register(engine)
+    registry.register(_SamplesCollector(tuple(metrics)))
+    return generate_latest(registry)
+
+
+class _SamplesCollector(Collector):
+    """Metrics that were collected elsewhere."""
+
+    def __init__(self, metrics: tuple[MetricSamples, ...]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for each in self._metrics:
+            metric = Metric(each.name, each.text, each.kind)
+            for name, labels, value in each.samples:
+                metric.add_sample(name, labels, value)
+            yield metric

@@ -1,4 +1,7 @@
-"""`run_server` runs the server process: it opens the port, starts the engine, drains on a signal, and shuts down."""
+"""`run_server` runs the main process: it opens the port, starts the engine, drains on a signal, and shuts down.
+
+Connections are served here, or in API processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Protocol, Self
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,16 +25,57 @@ from realizar.server.settings import ServerSettings
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds that a worker thread keeps the interpreter from the event loop, which asks for it after every write."""
+LAST_ANSWERS_S = 10
+"""Seconds for complete answers to be sent, once no request is open."""
 _POLL_S = 0.1
-_LAST_ANSWERS_S = 10  # for complete answers to be sent, once no request is open
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn without its signal handlers; `_Signals` handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class Front(Protocol):
+    """What takes connections and answers requests."""
+
+    def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """Makes the event loop; None for asyncio's own."""
+
+    async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
+        """Serve until `stop`."""
+
+    def drain(self) -> None:
+        """Called once, when the engine refuses new requests from now on."""
+
+    def stop(self, *, at_once: bool) -> None:
+        """Have `serve` end, when the last answers are sent or at once."""
+
+
+class OwnFront:
+    """A `Front` in the main process."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._config = uvicorn_config(app, settings, timeout_graceful_shutdown=LAST_ANSWERS_S)
+        self._server = QuietServer(self._config)
+
+    def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """See `Front`."""
+        return self._config.get_loop_factory()
+
+    async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
+        """See `Front`. The application has the engine already."""
+        await self._server.serve(sockets=[listener])
+
+    def drain(self) -> None:
+        """See `Front`. The application sees the engine's state."""
+
+    def stop(self, *, at_once: bool) -> None:
+        """See `Front`."""
+        self._server.should_exit = True
+        self._server.force_exit |= at_once
 
 
 class _Signals:
@@ -83,8 +127,7 @@ def open_port(host: str, port: int) -> socket.socket:
 
 
 def run_server(
-    app: ASGIApp,
-    settings: ServerSettings,
+    front: Front,
     engine: AsyncEngine,
     listener: socket.socket,
     *,
@@ -104,20 +147,19 @@ def run_server(
     """
     keep_little_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = uvicorn_config(app, settings, timeout_graceful_shutdown=_LAST_ANSWERS_S)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(_Server(config), engine, listener, loading, ready, draining))
+    with asyncio.Runner(loop_factory=front.loop_factory()) as runner:
+        return runner.run(_serve(front, engine, listener, loading, ready, draining))
 
 
 async def _serve(
-    server: _Server,
+    front: Front,
     engine: AsyncEngine,
     listener: socket.socket,
     loading: Callable[[str, float], None],
     ready: Callable[[EngineInfo], None],
     draining: Callable[[int], None],
 ) -> int:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(front.serve(engine, listener))
     dead = asyncio.create_task(engine.wait_dead())
     announcing = asyncio.create_task(_announce(engine, loading, ready))
     with _Signals() as signals:
@@ -126,17 +168,18 @@ async def _serve(
             await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)
             if signals.first.done():
                 draining(engine.num_open)
+                front.drain()
                 drained = asyncio.create_task(engine.drain())
                 await asyncio.wait((drained, dead, signals.second), return_when=asyncio.FIRST_COMPLETED)
                 drained.cancel()
             error = dead.result() if dead.done() else None
-            server.should_exit = True
+            front.stop(at_once=False)
             if not signals.second.done():
                 await asyncio.wait((serving, signals.second), return_when=asyncio.FIRST_COMPLETED)
         finally:
             announcing.cancel()
             dead.cancel()
-            server.should_exit = server.force_exit = True
+            front.stop(at_once=True)
             await engine.close(at_once=signals.second.done())
             await serving
     if error is not None:

@@ -50,6 +50,7 @@ def make_served_model(
     context_length: int,
     sampling: SamplingParams | None = None,
     chat_template: str | None = None,
+    created_s: int | None = None,
 ) -> ServedModel:
     """Make the served model from a checkpoint. This reads the vocabulary and no weights.
 
@@ -58,6 +59,7 @@ def make_served_model(
         context_length: tokens of a request, prompt and output.
         sampling: default sampling; None takes the values in the model's files, then the built-in ones.
         chat_template: text of a template that replaces the model's own.
+        created_s: Unix time; None takes the present.
 
     Raises:
         TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
@@ -69,4 +71,11 @@ def make_served_model(
         template = ChatTemplate(tokenizer, chat_template)
     except ChatTemplateError:
         template = None  # a chat request then gets an error
-    return ServedModel(tuple(names), tokenizer, template, sampling or default_sampling(checkpoint), context_length)
+    return ServedModel(
+        tuple(names),
+        tokenizer,
+        template,
+        sampling or default_sampling(checkpoint),
+        context_length,
+        int(time.time()) if created_s is None else created_s,
+    )

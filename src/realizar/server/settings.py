@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from realizar.errors import InvalidRequestError
@@ -81,3 +81,21 @@ class ServerSettings:
                 raise InvalidRequestError(f"{name} must be above 0, not {value}", name)
         if any(not key or key != key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise InvalidRequestError("an API key must be printable ASCII without spaces around it", "api_keys")
+
+    def share(self, place: int, num_processes: int) -> ServerSettings:
+        """The settings of one of several API processes: connections and memory of requests are divided evenly.
+
+        Raises:
+            InvalidRequestError: there are fewer connections than processes.
+        """
+        if self.max_connections < num_processes:
+            raise InvalidRequestError(
+                f"{num_processes} API processes need as many connections; max_connections is {self.max_connections}",
+                "max_connections",
+            )
+        connections, rest = divmod(self.max_connections, num_processes)
+        return replace(
+            self,
+            max_connections=connections + (place < rest),
+            request_memory_bytes=max(self.request_memory_bytes // num_processes, 1),
+        )

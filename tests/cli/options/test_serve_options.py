@@ -19,7 +19,8 @@ from realizar.config import EngineConfig
 from realizar.engine.process.messages import EngineInfo
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
-from realizar.server.run import open_port
+from realizar.server.processes.hub import Hub
+from realizar.server.run import OwnFront, open_port
 
 BASE = EngineConfig(threads=3)
 
@@ -180,8 +181,28 @@ def test_sampling_of_requests_that_name_none(
     smollm2_path: Path, words: tuple[str, ...], sampling: SamplingOptions, wanted: SamplingParams
 ) -> None:
     server, batching, _ = parsed(*words)
-    served, _ = _prepare(str(smollm2_path), server, batching, BASE, sampling, None)
+    served, *_ = _prepare(str(smollm2_path), server, batching, BASE, sampling, None, [server.settings()])
     assert served.default_sampling == wanted
+
+
+def test_one_api_process_is_the_main_one(tiny_path: Path) -> None:
+    server, batching, _ = parsed()
+    fronts = [
+        _prepare(str(tiny_path), server, batching, BASE, SamplingOptions(), None, [server.settings()] * count)[2]
+        for count in (server.api_processes, 2)
+    ]
+    assert [type(front) for front in fronts] == [OwnFront, Hub]
+
+
+def test_connections_and_memory_are_divided_among_processes() -> None:
+    settings = parsed("--max-connections", "8", "--request-memory", "9M")[0].settings()
+    shares = [settings.share(place, 3) for place in range(3)]
+    assert [share.max_connections for share in shares] == [3, 3, 2]
+    assert {share.request_memory_bytes for share in shares} == {settings.request_memory_bytes // 3}
+    assert settings.share(0, 1) == settings
+    with pytest.raises(InvalidRequestError, match="9 API processes need as many connections") as refused:
+        settings.share(0, 9)
+    assert refused.value.param == "max_connections"
 
 
 def test_a_template_of_a_file_is_served(tiny_path: Path, tmp_path: Path) -> None:
@@ -189,6 +210,6 @@ def test_a_template_of_a_file_is_served(tiny_path: Path, tmp_path: Path) -> None
     file.write_text("<{{ messages[-1].content }}>")
     server, batching, _ = parsed("--chat-template", str(file))
     template = read_chat_template(server.chat_template)
-    served, _ = _prepare(str(tiny_path), server, batching, BASE, SamplingOptions(), template)
+    served, *_ = _prepare(str(tiny_path), server, batching, BASE, SamplingOptions(), template, [server.settings()])
     assert served.template is not None
     assert served.template.source() == "<{{ messages[-1].content }}>"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +15,21 @@ from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.terminal.load_progress import load_progress
-from realizar.cli.terminal.printable import PrintableFormatter, printable
+from realizar.cli.terminal.log_lines import log_to_stderr
+from realizar.cli.terminal.printable import printable
 from realizar.cli.terminal.progress import download_progress
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
 from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
     from realizar.engine.clients.async_engine import AsyncEngine
+    from realizar.engine.clients.async_link import EngineLink
     from realizar.engine.process.messages import EngineInfo
+    from realizar.server.run import Front
     from realizar.server.served_model import ServedModel
+    from realizar.server.settings import ServerSettings
 
 
 def serve_command(
@@ -43,21 +48,18 @@ def serve_command(
     settings = server.settings()
     template = read_chat_template(server.chat_template)
     from realizar.cli.file_limit import fit_connections  # the slow imports come after the checks of the options
-    from realizar.server.app import create_app
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port, run_server
 
-    lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=server.log_level.upper(), handlers=[lines])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    log_to_stderr(server.log_level)
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
         _report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
         settings = replace(settings, max_connections=fitting)
+    shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
         url = _url(server.host, listener.getsockname()[1])
-        served, running = _prepare(model, server, batching, config, sampling, template)
+        served, running, front = _prepare(model, server, batching, config, sampling, template, shares)
         _report(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
             _report(f"chat is refused: {NO_CHAT}")
@@ -71,8 +73,7 @@ def serve_command(
             _report(f"ready: {url}")
 
         return run_server(
-            create_app(running, served, settings),
-            settings,
+            front,
             running,
             listener,
             loading=progress.enter_context(load_progress()),
@@ -88,18 +89,16 @@ def _prepare(
     config: EngineConfig,
     sampling: SamplingOptions,
     template: str | None,
-) -> tuple[ServedModel, AsyncEngine]:
-    """Make the served model and an engine that is not started yet."""
+    shares: Sequence[ServerSettings],
+) -> tuple[ServedModel, AsyncEngine, Front]:
+    """Make the served model, an engine that is not started yet, and what answers requests."""
     from realizar.checkpoint.model_files import ModelFiles
-    from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.engine.loading import find_checkpoint
     from realizar.engine.process.messages import Load
     from realizar.engine.process.supervisor import ProcessLink
-    from realizar.models.pooling import default_pooling
     from realizar.models.registry import build_spec
     from realizar.server.served_model import make_served_model
     from realizar.tokenizer.generation_defaults import default_sampling
-    from realizar.tokenizer.stop_checker import StopChecker
 
     with download_progress() as fetching:
         checkpoint = find_checkpoint(model, fetching)
@@ -116,14 +115,65 @@ def _prepare(
         fit_context=True,
         log_level=server.log_level.upper(),
     )
+    link = ProcessLink(load, files=ModelFiles(checkpoint))
+    if len(shares) == 1:
+        return served, *_own_front(link, served, checkpoint, batching, shares[0])
+    return served, *_hub(link, served, checkpoint, batching, shares, server.log_level, template)
+
+
+def _own_front(
+    link: EngineLink, served: ServedModel, checkpoint: Checkpoint, batching: BatchingOptions, settings: ServerSettings
+) -> tuple[AsyncEngine, Front]:
+    """Requests are answered in this process."""
+    from realizar.engine.clients.async_engine import AsyncEngine
+    from realizar.models.pooling import default_pooling
+    from realizar.server.app import create_app
+    from realizar.server.run import OwnFront
+    from realizar.tokenizer.stop_checker import StopChecker
+
     running = AsyncEngine(
-        ProcessLink(load, files=ModelFiles(checkpoint)),
+        link,
         lambda params: StopChecker(served.tokenizer, params),
         served.tokenizer.eos_ids,
         max_queued=batching.max_queued,
         pooling=default_pooling(checkpoint),
     )
-    return served, running
+    return running, OwnFront(create_app(running, served, settings), settings)
+
+
+def _hub(
+    link: EngineLink,
+    served: ServedModel,
+    checkpoint: Checkpoint,
+    batching: BatchingOptions,
+    shares: Sequence[ServerSettings],
+    log_level: str,
+    template: str | None,
+) -> tuple[AsyncEngine, Front]:
+    """Requests are answered in processes of their own."""
+    from realizar.engine.clients.async_engine import AsyncEngine
+    from realizar.models.pooling import default_pooling
+    from realizar.server.processes.hub import Hub
+    from realizar.server.processes.messages import Start
+    from realizar.server.processes.routed_link import NoText, RoutedLink
+
+    starts = [
+        Start(
+            model=str(checkpoint.path),
+            names=served.names,
+            context_length=served.context_length,
+            sampling=served.default_sampling,
+            chat_template=template,
+            created_s=served.created_s,
+            settings=share,
+            max_queued=batching.max_queued,
+            pooling=default_pooling(checkpoint),
+            log_level=log_level,
+        )
+        for share in shares
+    ]
+    hub = Hub(starts, served.name)
+    return AsyncEngine(RoutedLink(link, hub), lambda _: NoText(), max_queued=batching.max_queued), hub
 
 
 def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int) -> list[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
 
 _MAX_KEY_FILE_BYTES = 1 << 20
+MAX_API_PROCESSES = 64
 _LOG = logging.getLogger(__name__)
 
 
@@ -43,6 +44,7 @@ class ServerOptions:
         max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
+        api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
         log_level: lowest level of log lines; info has a line for each request.
         traces_endpoint: address for OpenTelemetry's traces, such as http://collector:4318/v1/traces.
     """
@@ -62,6 +64,7 @@ class ServerOptions:
     max_body_bytes: Size = 8 << 20
     request_memory: Size = 96 << 20
     max_connections: Integer = 1024
+    api_processes: Integer = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
@@ -79,6 +82,10 @@ class ServerOptions:
         if self.traces_endpoint is not None and not re.match(r"https?://[^/]", self.traces_endpoint):
             raise InvalidRequestError(
                 f"--traces-endpoint must be an HTTP address, not {self.traces_endpoint!r}", "traces_endpoint"
+            )
+        if not 1 <= self.api_processes <= MAX_API_PROCESSES:
+            raise InvalidRequestError(
+                f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
             )
         from realizar.server.settings import ServerSettings
 

@@ -201,6 +201,19 @@ class AsyncEngine:
         )
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
+    async def submit(self, request: Request) -> AsyncStream:
+        """Queue a prepared request, of which only the end is wanted; returns once the engine has it.
+
+        Raises:
+            RealizarError: as of `generate`.
+        """
+        self._check_room(request.sampling.n)
+        return await self._submit(request, None, keep_deltas=False)
+
+    def end_choice(self, request_id: str, choice: int) -> None:
+        """End a choice whose text is complete, while the engine goes on; it is aborted there. Unknown ids pass."""
+        self._requests.end_choice(request_id, choice)
+
     async def embed(
         self, prompt_token_ids: Sequence[int], pooling: Pooling | None = None, *, request_id: str | None = None
     ) -> Embedding:

@@ -99,6 +99,10 @@ class OpenRequests:
         """Distribute a step's deltas; those of requests that are not open are ignored."""
         self._processor.take_in(deltas)
 
+    def end_choice(self, request_id: str, choice: int) -> None:
+        """End a choice whose text is complete."""
+        self._processor.end_choice(request_id, choice)
+
     def choice_ended(self, choice: GrowingChoice) -> None:
         """See `OutputListener`."""
         if isinstance(choice.stop_reason, str):

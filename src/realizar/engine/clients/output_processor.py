@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -138,6 +139,15 @@ class OutputProcessor:
             if (entry := self._numbered.get(failure.number)) is not None:
                 self.discard(entry.request.request_id)
                 self._listener.request_failed(entry.request.request_id, error_of(failure.error))
+
+    def end_choice(self, request_id: str, index: int) -> None:
+        """End a choice at a stop string that was found elsewhere. One that has ended, or was never begun, passes."""
+        entry = self._open.get(request_id)
+        for number in () if entry is None else entry.numbers:
+            choice = self._growing.get(number)
+            if choice is not None and choice.index == index:
+                choice.finish_reason, choice.stop_reason = "stop", ""
+                self._end(number, choice, time.monotonic())
 
     def _start(self, start: ChoiceStart) -> None:
         entry = self._open.get(start.request_id)

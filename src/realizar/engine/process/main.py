@@ -6,12 +6,9 @@ that a terminal or a service manager sends to the whole group; its parent handle
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -23,12 +20,12 @@ from realizar.engine.loading import find_checkpoint, load_core, load_fitting_cor
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Command, Event, Failed, Load, Loading, Outputs, Ping, Pong
 from realizar.engine.process.transport import MAX_FRAME_BYTES, FrameError, FrameReader, encode_frame
+from realizar.engine.process.with_parent import leave_signals_to_parent
 from realizar.outputs import RowError
 from realizar.step_deltas import RequestFailure, StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
-_PR_SET_PDEATHSIG = 1
 _TOO_LARGE = "a step's results for the request are too large to be sent"
 
 Loader = Callable[[Load, LoadProgress], EngineCore]
@@ -131,21 +128,9 @@ class EngineProcess:
 
 def run_process(descriptor: int, loader: Loader = load_model) -> int:
     """Run an engine on a socket until its parent ends it; returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    faulthandler.enable()
+    leave_signals_to_parent()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    _die_with_parent()
     return EngineProcess(socket.socket(fileno=descriptor)).run(loader)
-
-
-def _die_with_parent() -> None:
-    """Have Linux kill this process when the thread that started it ends, in case this process can't read its socket.
-
-    That thread runs the parent's event loop, so nobody reads this process's events without it.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

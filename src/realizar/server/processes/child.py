@@ -1,0 +1,151 @@
+"""`ApiProcess`: the main process's handle of one API process, from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import cast
+
+from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
+from realizar.server.processes.messages import FromProcess, Start, Started, ToProcess
+
+_LOG = logging.getLogger(__name__)
+_LAST_WORDS_S = 0.5
+_MAX_WAITING_BYTES = 256 << 20  # unread messages: a process that lets more lie is not working any more
+
+
+class ApiProcess(asyncio.Protocol):
+    """A process with two sockets: one for messages, and one that hands connections over.
+
+    Args:
+        on_message: called with everything it sends.
+
+    Attributes:
+        takes_connections: it has said that it is ready for them, and lives. has_started: it has said so.
+        num_connections: handed over, and not closed yet.
+    """
+
+    def __init__(self, on_message: Callable[[ApiProcess, FromProcess], None]) -> None:
+        self._on_message = on_message
+        self._reader: FrameReader[FromProcess] = FrameReader(FromProcess)
+        self._transport: asyncio.WriteTransport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._handing: socket.socket | None = None
+        self._ended = asyncio.Event()
+        self._knows_start = False
+        self.takes_connections = self.has_started = False
+        self.num_connections = 0
+
+    async def start(self, command: Sequence[str], start: Start) -> None:
+        """Start the process; its last two arguments are the descriptors of its sockets.
+
+        Raises:
+            OSError: the process can't be started.
+        """
+        messages, its_messages = socket.socketpair()
+        self._handing, its_handing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._handing.setblocking(False)
+        messages.setblocking(False)
+        with its_messages, its_handing:
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=messages)
+            descriptors = its_messages.fileno(), its_handing.fileno()
+            # In a session of its own: a signal to the terminal's group is for the main process, which drains.
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                *map(str, descriptors),
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._knows_start = True
+        self.send(start)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process; 0 before it is started."""
+        return 0 if self._process is None else self._process.pid
+
+    def send(self, message: ToProcess) -> None:
+        """Pass a message on without waiting; it is lost if the process is gone, or before `start` is done.
+
+        Raises:
+            FrameError: the message is too large.
+        """
+        if not self._knows_start or self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(encode_frame(message))
+        if self._transport.get_write_buffer_size() > _MAX_WAITING_BYTES:
+            _LOG.error("API process %d reads nothing and is ended", self.pid)
+            self._transport.abort()
+
+    def hand_over(self, connection: socket.socket) -> bool:
+        """Hand a connection over; False if the process has too many that it has not looked at."""
+        if self._handing is None:
+            return False
+        try:
+            socket.send_fds(self._handing, [b"c"], [connection.fileno()])
+        except OSError:
+            return False
+        self.num_connections += 1
+        return True
+
+    async def wait_end(self) -> str:
+        """Wait until the process ends, or its socket closes, and free its resources; returns how it ended."""
+        process = self._process
+        if process is not None:
+            ended, exited = asyncio.create_task(self._ended.wait()), asyncio.create_task(process.wait())
+            try:
+                await asyncio.wait((ended, exited), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((exited,), timeout=_LAST_WORDS_S)  # its status comes a moment after its socket's end
+            finally:
+                ended.cancel()
+                exited.cancel()
+        await self.kill()
+        if process is None or process.returncode is None:
+            return "was not started"
+        status = process.returncode
+        return f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+
+    async def kill(self) -> None:
+        """Kill the process if it still runs, and free its resources."""
+        self.takes_connections = False
+        if self._transport is not None:
+            self._transport.abort()
+        if self._handing is not None:
+            self._handing.close()
+            self._handing = None
+        if self._process is not None:
+            if self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._process.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop with received bytes."""
+        try:
+            messages = self._reader.feed(data)
+        except FrameError as error:
+            _LOG.error("API process %d sent %s", self.pid, error)
+            self._end()
+            return
+        for message in messages:
+            if isinstance(message, Started):
+                self.takes_connections = self.has_started = True
+            self._on_message(self, message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the event loop when the process has closed its end, most likely by dying."""
+        self._transport = None
+        self._end()
+
+    def _end(self) -> None:
+        self.takes_connections = False
+        self._ended.set()

@@ -1,0 +1,324 @@
+"""`Hub` runs the API processes: it hands connections and deltas to them, and requests of all of them to one engine.
+
+What is counted over all processes is counted here: the queue, the suspects, restarts and metrics. Connections go to the
+process that has the fewest, so that each may have its share of the connections allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_questions import Questions
+from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.process.messages import Abort, Accepted, Add, Loading, Outputs, Ready, Refused, record_error
+from realizar.errors import EngineDeadError, RealizarError
+from realizar.request import Request
+from realizar.server.metrics import MetricSamples, add_samples, exposition_of
+from realizar.server.processes.child import ApiProcess
+from realizar.server.processes.messages import (
+    AskExposition,
+    AskSamples,
+    ConnectionsClosed,
+    Drain,
+    EngineBlocked,
+    EngineLost,
+    Exposition,
+    FromProcess,
+    Samples,
+    Start,
+    Started,
+    Stop,
+    ToProcess,
+)
+from realizar.server.processes.split import DeltaSplitter
+from realizar.step_deltas import StepDeltas
+
+_LOG = logging.getLogger(__name__)
+PROCESS_COMMAND = (sys.executable, "-m", "realizar.cli.api_process")
+_ACCEPTED_AT_ONCE = 64
+_PAUSE_S = 0.1  # without descriptors
+_SAMPLES_PATIENCE_S = 1.0
+_STOP_S = 15.0  # for a process to send its last answers
+_FIRST_DELAY_S, _LONGEST_DELAY_S, _STEADY_S = 0.25, 30.0, 60.0
+_MAX_FAILED_STARTS = 5
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request of a process. `task` queues it; `stream` is there once it is queued."""
+
+    process: ApiProcess
+    task: asyncio.Task[None] | None = None
+    stream: AsyncStream | None = None
+
+
+class Hub:
+    """The API processes of one server: a `Front` whose requests come back to the engine, and the link's `Audience`.
+
+    Args:
+        starts: the first message of each process.
+        model_name: the label of every metric.
+        command: the command to start; the descriptors of its sockets are appended.
+    """
+
+    def __init__(self, starts: Sequence[Start], model_name: str, command: Sequence[str] = PROCESS_COMMAND) -> None:
+        self._starts, self._model_name, self._command = starts, model_name, command
+        self._engine: AsyncEngine | None = None
+        self._open: dict[str, _Open] = {}
+        self._splitter: DeltaSplitter[ApiProcess] = DeltaSplitter(self._process_of)
+        self._processes: list[ApiProcess] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._samples: dict[ApiProcess, tuple[MetricSamples, ...]] = {}
+        self._retired: tuple[MetricSamples, ...] = ()  # of processes that have ended
+        self._samples_asked: Questions[tuple[MetricSamples, ...]] = Questions()
+        self._last_state: Ready | Loading | EngineBlocked | None = None
+        self._listener: socket.socket | None = None
+        self._listens = self._draining = False
+        self._stopping = asyncio.Event()
+
+    def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        """See `Front`."""
+        return uvicorn.Config("").get_loop_factory()
+
+    async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
+        """Run the processes until `stop`.
+
+        Raises:
+            RealizarError: processes end before they take a connection, again and again.
+        """
+        self._engine, self._listener = engine, listener
+        listener.setblocking(False)
+        keeping = [asyncio.create_task(self._keep(start)) for start in self._starts]
+        try:
+            await asyncio.gather(*keeping)
+        finally:
+            self._stopping.set()
+            self._listen(wanted=False)
+            for task in (*keeping, *self._tasks):
+                task.cancel()
+            await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
+            for process in list(self._processes):
+                await process.kill()
+
+    def drain(self) -> None:
+        """Have the processes refuse new requests."""
+        self._draining = True
+        self._broadcast(Drain())
+
+    def stop(self, *, at_once: bool) -> None:
+        """End the processes, when their answers are complete or `at_once`."""
+        self._stopping.set()
+        self._listen(wanted=False)
+        self._broadcast(Stop())
+        for process in self._processes:
+            delay_s = 0.0 if at_once else _STOP_S
+            asyncio.get_running_loop().call_later(delay_s, self._spawn, process.kill)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that run."""
+        return [process.pid for process in self._processes]
+
+    def take_deltas(self, deltas: StepDeltas) -> None:
+        """See `Audience`."""
+        for process, share in self._splitter.split(deltas):
+            process.send(Outputs(share))
+
+    def accepted(self, event: Accepted) -> None:
+        """See `Audience`."""
+        entry = self._open.get(event.request_id)
+        if entry is not None:
+            entry.process.send(event)
+
+    def state_changed(self, event: Ready | Loading) -> None:
+        """See `Audience`."""
+        self._last_state = event
+        self._broadcast(event)
+
+    def engine_lost(self, error: RealizarError, *, restarting: bool) -> None:
+        """See `Audience`."""
+        self._splitter.clear()
+        self._last_state = None
+        self._broadcast(EngineLost(record_error(error), restarting))
+
+    def engine_blocked(self, reason: str) -> None:
+        """See `Audience`."""
+        self._last_state = EngineBlocked(reason)
+        self._broadcast(self._last_state)
+
+    async def _keep(self, start: Start) -> None:
+        """Run one process after another, until the server ends."""
+        failed, delay_s = 0, _FIRST_DELAY_S
+        while not self._stopping.is_set():
+            process = ApiProcess(self._take)
+            self._processes.append(process)
+            started_s = time.monotonic()
+            try:
+                await process.start(self._command, start)
+                if self._last_state is not None:
+                    process.send(self._last_state)
+                if self._draining:
+                    process.send(Drain())
+                if self._stopping.is_set():
+                    process.send(Stop())
+                how = await process.wait_end()
+            except OSError as error:
+                how = f"could not be started: {error}"
+            finally:
+                self._processes.remove(process)
+                await process.kill()
+                self._abandon(process)
+            if self._stopping.is_set():
+                return
+            failed = 0 if process.has_started else failed + 1
+            if failed == _MAX_FAILED_STARTS:
+                raise RealizarError(f"an API process {how}, {failed} times before it took a connection")
+            delay_s = _FIRST_DELAY_S if time.monotonic() - started_s > _STEADY_S else delay_s
+            _LOG.error("an API process %s; another one is started in %.2g s", how, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _abandon(self, process: ApiProcess) -> None:
+        """End the requests of a process that is gone, and keep what it counted."""
+        for request_id, entry in list(self._open.items()):
+            if entry.process is process:
+                self._close(request_id)
+        self._retired = add_samples((self._retired, self._samples.pop(process, ())))
+
+    def _take(self, process: ApiProcess, message: FromProcess) -> None:
+        """Handle a message of a process."""
+        match message:
+            case Add(request):
+                self._add(process, request)
+            case Abort(request_id, choice):
+                entry = self._open.get(request_id)
+                if entry is not None and entry.process is process:
+                    self._abort(request_id, choice)
+            case ConnectionsClosed(count):
+                process.num_connections -= count
+            case Started():
+                self._listen(wanted=not self._stopping.is_set())
+            case Samples(ticket, metrics):
+                self._samples[process] = metrics
+                self._samples_asked.answer(ticket, metrics)
+            case AskExposition(ticket):
+                self._spawn(lambda: self._expose(process, ticket))
+
+    def _add(self, process: ApiProcess, request: Request) -> None:
+        if request.request_id in self._open:
+            error = RealizarError(f"request id {request.request_id!r} is in use")
+            process.send(Refused(request.request_id, record_error(error)))
+            return
+        entry = self._open[request.request_id] = _Open(process)
+        entry.task = self._spawn(lambda: self._submit(entry, request))
+
+    async def _submit(self, entry: _Open, request: Request) -> None:
+        """Queue a request. The engine's own `Accepted` has gone to the process when this ends; a refusal goes here."""
+        request_id = request.request_id
+        try:
+            if self._engine is None:
+                raise EngineDeadError("the engine was not started")
+            entry.stream = await self._engine.submit(request)
+        except RealizarError as error:
+            self._forget(request_id)
+            entry.process.send(Refused(request_id, record_error(error)))
+        except BaseException:
+            self._forget(request_id)
+            raise
+        else:
+            entry.stream.when_done(lambda: self._forget(request_id))
+
+    def _abort(self, request_id: str, choice: int | None) -> None:
+        if choice is None:
+            self._close(request_id)
+        elif self._engine is not None:
+            self._engine.end_choice(request_id, choice)
+
+    def _close(self, request_id: str) -> None:
+        """End a request that nobody waits for any more."""
+        entry = self._open.pop(request_id)
+        self._splitter.forget(request_id)
+        if entry.stream is not None:
+            entry.stream.close()
+        elif entry.task is not None:
+            entry.task.cancel()
+
+    def _forget(self, request_id: str) -> None:
+        self._open.pop(request_id, None)
+        self._splitter.forget(request_id)
+
+    def _process_of(self, request_id: str) -> ApiProcess | None:
+        entry = self._open.get(request_id)
+        return None if entry is None else entry.process
+
+    def _broadcast(self, message: ToProcess) -> None:
+        for process in self._processes:
+            process.send(message)
+
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Run work of the loop that nobody waits for."""
+        task = asyncio.create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _expose(self, process: ApiProcess, ticket: int) -> None:
+        """Answer with the metrics of all processes; one that is busy counts as it last did."""
+        if self._engine is None:
+            return
+        asked = []
+        for each in self._processes:
+            if each.takes_connections:
+                own_ticket, answer = self._samples_asked.ask()
+                each.send(AskSamples(own_ticket))
+                asked.append(answer)
+        if asked:
+            await asyncio.wait(asked, timeout=_SAMPLES_PATIENCE_S)
+        metrics = add_samples((self._retired, *self._samples.values()))
+        text = exposition_of(self._model_name, await self._engine.stats(), metrics)
+        process.send(Exposition(ticket, text))
+
+    def _listen(self, *, wanted: bool) -> None:
+        """Accept connections, or leave them waiting."""
+        if self._listener is None or wanted == self._listens:
+            return
+        loop, self._listens = asyncio.get_running_loop(), wanted
+        if wanted:
+            loop.add_reader(self._listener.fileno(), self._accept)
+        else:
+            loop.remove_reader(self._listener.fileno())
+
+    def _accept(self) -> None:
+        """Hand waiting connections over, each to the process that has the fewest."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            ready = [process for process in self._processes if process.takes_connections]
+            if not ready or self._listener is None:
+                self._listen(wanted=False)
+                return
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _LOG.error("no connection could be accepted: %s", error)
+                self._listen(wanted=False)
+                asyncio.get_running_loop().call_later(_PAUSE_S, self._listen_again)
+                return
+            with connection:
+                if connection.family != socket.AF_UNIX:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                ready.sort(key=lambda process: process.num_connections)
+                any(process.hand_over(connection) for process in ready)
+
+    def _listen_again(self) -> None:
+        self._listen(wanted=not self._stopping.is_set())

@@ -1,0 +1,148 @@
+"""An API process: it serves the connections that the main process hands over, and reaches the engine through it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.loading import find_checkpoint
+from realizar.engine.process.transport import FrameReader
+from realizar.server.app import create_app
+from realizar.server.http.listen import uvicorn_config
+from realizar.server.http.memory_return import keep_little_memory
+from realizar.server.http.protocol import bounded_protocol
+from realizar.server.processes.hub_link import HubLink
+from realizar.server.processes.messages import ConnectionsClosed, Start, Started, ToProcess
+from realizar.server.run import LAST_ANSWERS_S, SWITCH_INTERVAL_S, QuietServer
+from realizar.server.served_model import ServedModel, make_served_model
+from realizar.server.settings import ServerSettings
+from realizar.tokenizer.stop_checker import StopChecker
+
+_RECEIVE_BYTES = 1 << 18
+_HANDED_AT_ONCE = 16
+
+
+def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess], list[ToProcess]]:
+    """Read the first message: with the reader, and with what came after it.
+
+    Raises:
+        EOFError: the main process is gone.
+    """
+    reader: FrameReader[ToProcess] = FrameReader(ToProcess)
+    while data := messages.recv(_RECEIVE_BYTES):
+        found = reader.feed(data)
+        if found:
+            first, *rest = found
+            if not isinstance(first, Start):
+                raise EOFError(f"the first message is {type(first).__name__}")
+            return first, reader, rest
+    raise EOFError("the main process is gone")
+
+
+def run_api_process(messages: socket.socket, handing: socket.socket, start: Start, *received: Any) -> None:
+    """Serve until the main process says stop, or is gone.
+
+    Args:
+        messages, handing: the sockets to the main process.
+        received: the reader of `messages`, and what came after the first message.
+    """
+    keep_little_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    model = make_served_model(
+        find_checkpoint(start.model), start.names, start.context_length, start.sampling, start.chat_template,
+        created_s=start.created_s,
+    )  # fmt: skip
+    served = _Served(start, model, *received)
+    with asyncio.Runner(loop_factory=served.config.get_loop_factory()) as runner:
+        runner.run(served.run(messages, handing))
+
+
+class _Served:
+    """The application of one process, its engine's link, and its connections."""
+
+    def __init__(self, start: Start, model: ServedModel, reader: FrameReader[ToProcess], rest: list[ToProcess]) -> None:
+        self._link = HubLink(reader, rest, self._stop)
+        self._engine = AsyncEngine(
+            self._link,
+            lambda params: StopChecker(model.tokenizer, params),
+            model.tokenizer.eos_ids,
+            max_queued=start.max_queued,
+            pooling=start.pooling,
+        )
+        app = create_app(self._engine, model, start.settings, self._link.exposition)
+        self._link.metrics = app.state.api.metrics
+        self._num_closed = 0
+        self._protocol = self._counted_protocol(start.settings)
+        self.config = uvicorn_config(app, start.settings, http=self._protocol, timeout_graceful_shutdown=LAST_ANSWERS_S)
+        self._server = QuietServer(self.config)
+        self._entering: set[asyncio.Task[Any]] = set()
+
+    async def run(self, messages: socket.socket, handing: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        messages.setblocking(False)
+        handing.setblocking(False)
+        await loop.create_unix_connection(lambda: self._link, sock=messages)
+        serving = asyncio.create_task(self._server.serve(sockets=[]))
+        while not self._server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.001)
+        await self._engine.start()
+        loop.add_reader(handing.fileno(), self._enter, handing)
+        self._link.report(Started())
+        await serving
+        loop.remove_reader(handing.fileno())
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+
+    def _enter(self, handing: socket.socket) -> None:
+        """Serve the connections that were handed over."""
+        loop = asyncio.get_running_loop()
+        for _ in range(_HANDED_AT_ONCE):
+            try:
+                data, descriptors, _, _ = socket.recv_fds(handing, 1, 4)
+            except (BlockingIOError, InterruptedError):
+                return
+            if not data and not descriptors:
+                loop.remove_reader(handing.fileno())  # the main process is gone
+                return
+            for descriptor in descriptors:
+                connection = socket.socket(fileno=descriptor)
+                connection.setblocking(False)
+                task = asyncio.create_task(self._connect(connection))
+                self._entering.add(task)
+                task.add_done_callback(self._entering.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._new_protocol, connection)
+        except OSError:  # it was closed meanwhile
+            connection.close()
+            self._note_closed()
+
+    def _new_protocol(self) -> HttpToolsProtocol:
+        server = self._server
+        return self._protocol(config=self.config, server_state=server.server_state, app_state=server.lifespan.state)
+
+    def _counted_protocol(self, settings: ServerSettings) -> type[HttpToolsProtocol]:
+        """The protocol of these settings, which reports closed connections."""
+        base, note_closed = bounded_protocol(settings), self._note_closed
+
+        def connection_lost(protocol: HttpToolsProtocol, exc: Exception | None) -> None:
+            note_closed()
+            base.connection_lost(protocol, exc)
+
+        return type("CountedProtocol", (base,), {"connection_lost": connection_lost})
+
+    def _note_closed(self) -> None:
+        if not self._num_closed:
+            asyncio.get_running_loop().call_soon(self._report_closed)
+        self._num_closed += 1
+
+    def _report_closed(self) -> None:
+        count, self._num_closed = self._num_closed, 0
+        self._link.report(ConnectionsClosed(count))

@@ -1,0 +1,114 @@
+"""Messages between the main process and an API process, beside the engine's own. msgspec and the nouns.
+
+An API process sends the commands that it would send to an engine, and gets the engine's events that concern it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from realizar.engine.process.messages import Abort, Accepted, Add, ErrorRecord, Loading, Outputs, Ready, Refused
+from realizar.request import Pooling
+from realizar.sampling_params import SamplingParams
+from realizar.server.metrics import MetricSamples
+from realizar.server.settings import ServerSettings
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first message to an API process: the model that it serves, and its share of the limits.
+
+    Attributes:
+        model: path of the model's files. names, context_length, sampling, chat_template: as in `make_served_model`.
+        created_s: Unix time, the same for all processes.
+        settings: with the process's own share of connections and of memory.
+        max_queued, pooling: as in `AsyncEngine`.
+    """
+
+    model: str
+    names: tuple[str, ...]
+    context_length: int
+    sampling: SamplingParams
+    chat_template: str | None
+    created_s: int
+    settings: ServerSettings
+    max_queued: int | None
+    pooling: Pooling | None
+    log_level: str
+
+
+class EngineLost(msgspec.Struct, frozen=True, tag="engine_lost"):
+    """The engine is gone, with every request; `restarting`: another one is being started."""
+
+    error: ErrorRecord
+    restarting: bool
+
+
+class EngineBlocked(msgspec.Struct, frozen=True, tag="engine_blocked"):
+    """No engine can be started before the model's files change."""
+
+    reason: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Refuse new requests, and go on with those that are open."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Close all connections when their answers are complete, and end."""
+
+
+class AskSamples(msgspec.Struct, frozen=True, tag="ask_samples"):
+    """Ask an API process for its metrics; the answer is `Samples` with the same ticket."""
+
+    ticket: int
+
+
+class Exposition(msgspec.Struct, frozen=True, tag="exposition"):
+    """The metrics of the whole server in Prometheus' text format; the answer to `AskExposition`."""
+
+    ticket: int
+    text: bytes
+
+
+ToProcess: TypeAlias = (
+    Start
+    | Loading
+    | Ready
+    | Accepted
+    | Refused
+    | Outputs
+    | EngineLost
+    | EngineBlocked
+    | Drain
+    | Stop
+    | AskSamples
+    | Exposition
+)
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The process takes connections."""
+
+
+class ConnectionsClosed(msgspec.Struct, frozen=True, tag="connections_closed"):
+    """So many of the connections that the process got are closed."""
+
+    count: int
+
+
+class Samples(msgspec.Struct, frozen=True, tag="samples"):
+    """The metrics of one API process."""
+
+    ticket: int
+    metrics: tuple[MetricSamples, ...]
+
+
+class AskExposition(msgspec.Struct, frozen=True, tag="ask_exposition"):
+    """Ask for the metrics of the whole server; the answer is `Exposition` with the same ticket."""
+
+    ticket: int
+
+
+FromProcess: TypeAlias = Add | Abort | Started | ConnectionsClosed | Samples | AskExposition

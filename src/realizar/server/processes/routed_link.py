@@ -1,0 +1,103 @@
+"""`RoutedLink`: the link of the main process's `AsyncEngine`, which gets no tokens: they go to the API processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from realizar.engine.clients.async_link import EngineLink, LinkListener
+from realizar.engine.process.messages import Accepted, Command, Event, Loading, Outputs, Ready
+from realizar.errors import RealizarError
+from realizar.step_deltas import StepDeltas
+
+
+class Audience(Protocol):
+    """Receives what concerns the API processes."""
+
+    def take_deltas(self, deltas: StepDeltas) -> None:
+        """Called with the deltas of a step."""
+
+    def accepted(self, event: Accepted) -> None:
+        """Called when the engine has queued a request, before anything else of it."""
+
+    def state_changed(self, event: Ready | Loading) -> None:
+        """Called when the engine loads or is ready."""
+
+    def engine_lost(self, error: RealizarError, *, restarting: bool) -> None:
+        """Called when the engine is gone."""
+
+    def engine_blocked(self, reason: str) -> None:
+        """Called when no engine can be started before the model's files change."""
+
+
+class NoText:
+    """The text of a choice whose tokens are elsewhere, as a `GrowingText`."""
+
+    may_stop = False
+    stop_string = None
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class RoutedLink:
+    """An `EngineLink` between another one and the engine of the main process.
+
+    Args:
+        link: to the engine.
+        audience: gets every event before the engine of the main process does.
+    """
+
+    def __init__(self, link: EngineLink, audience: Audience) -> None:
+        self._link, self._audience = link, audience
+        self._listener: LinkListener | None = None
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._listener = listener
+        await self._link.start(self)
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`."""
+        self._link.send(command)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`."""
+        await self._link.close(at_once=at_once)
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """See `LinkListener`."""
+        return self._listener is not None and self._listener.may_be_to_blame
+
+    def handle(self, event: Event) -> None:
+        """See `LinkListener`."""
+        if isinstance(event, Outputs):
+            self._audience.take_deltas(event.deltas)
+            event = Outputs(_without_tokens(event.deltas))
+        elif isinstance(event, Accepted):
+            self._audience.accepted(event)
+        elif isinstance(event, Ready | Loading):
+            self._audience.state_changed(event)
+        if self._listener is not None:
+            self._listener.handle(event)
+
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+        """See `LinkListener`."""
+        self._audience.engine_lost(error, restarting=restarting)
+        if self._listener is not None:
+            self._listener.lost(error, restarting=restarting, blame=blame)
+
+    def blocked(self, reason: str) -> None:
+        """See `LinkListener`."""
+        self._audience.engine_blocked(reason)
+        if self._listener is not None:
+            self._listener.blocked(reason)
+
+
+def _without_tokens(deltas: StepDeltas) -> StepDeltas:
+    """What of a step counts for all processes together: starts, ends and failures."""
+    return StepDeltas(deltas.produced_s, starts=deltas.starts, ends=deltas.ends, failures=deltas.failures)

@@ -1,0 +1,311 @@
+"""`realizar serve --api-processes 2`: one server to its users, whichever process answers them, and whichever dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.process.served import (
+    HANG_S,
+    LONG,
+    SHORT,
+    Served,
+    Stream,
+    alive,
+    bare_request,
+    figure,
+    is_ready,
+    serving,
+    short_text,
+    wait_until,
+)
+from tiny_model import write_tiny_model
+
+KEY = "a-key-of-two-processes"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for the tests that leave it as it was: 4 run, 4 wait."""
+    hold = tmp_path_factory.mktemp("hold")
+    with serving(tiny, "--max-running", "4", "--max-queued", "4", "--api-processes", "2", hold=hold) as served:
+        served.wait_ready()
+        wait_until(lambda: len(api_pids(served)) == 2)
+        yield served
+
+
+def child_pids(served: Served) -> dict[int, bytes]:
+    """Processes that the server has started, and their commands."""
+    main = served.process.pid
+    children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
+    commands: dict[int, bytes] = {}
+    for pid in map(int, children):
+        if alive(pid):
+            commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return commands
+
+
+def api_pids(served: Served) -> list[int]:
+    return [pid for pid, command in child_pids(served).items() if b"api_process" in command]
+
+
+def engine_pid(served: Served) -> int:
+    (pid,) = (pid for pid, command in child_pids(served).items() if b"api_process" not in command)
+    return pid
+
+
+def num_tcp_sockets(pid: int, port: int) -> int:
+    """Connections of a process to the server's port."""
+    table = Path(f"/proc/{pid}/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    inodes = {f"socket:[{line.split()[9]}]" for line in table if line.split()[1].endswith(f":{port:04X}")}
+    found = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found += str(descriptor.readlink()) in inodes
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def test_both_processes_answer_alike_and_count_together(server: Served) -> None:
+    url = server.wait_ready()
+    before = figure(url, "generation_tokens_total"), sum(finished(url).values())
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(4)]
+        bodies = [client.post("/v1/completions", json=SHORT).json() for client in clients]
+        assert len({body["choices"][0]["text"] for body in bodies}) == 1
+        assert len({str(client.get("/v1/models").json()) for client in clients}) == 1
+        shares = [num_tcp_sockets(pid, port_of(url)) for pid in api_pids(server)]
+        assert sorted(shares) == [2, 2]
+        for client in clients:
+            text = client.get("/metrics").text
+            assert f'realizar:generation_tokens_total{{model_name="tiny"}} {before[0] + 64}' in text
+            assert sum(finished(url, text).values()) == before[1] + 4
+            assert client.get("/health").json() == client.get("/ready").json() | {"status": "ok"}
+
+
+def finished(url: str, text: str | None = None) -> Counter[str]:
+    """Choices that ended, by reason."""
+    text = text or httpx.get(f"{url}/metrics", timeout=HANG_S).text
+    found = re.findall(r'^realizar:request_success_total\{finished_reason="(\w+)".*\} (\S+)$', text, re.MULTILINE)
+    return Counter({reason: round(float(value)) for reason, value in found})
+
+
+def test_the_queue_is_one(server: Served) -> None:
+    """Eight answers run or wait, four in each process; a ninth is refused, whichever process it comes to."""
+    url = server.wait_ready()
+    with server.held_steps():
+        streams = [Stream(url) for _ in range(8)]
+        wait_until(lambda: figure(url, "num_requests_running") + figure(url, "num_requests_waiting") == 8)
+        refused = [httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S) for _ in range(4)]
+        assert [(answer.status_code, answer.json()["error"]["code"]) for answer in refused] == [
+            (429, "rate_limit_exceeded")
+        ] * 4
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    for stream in streams:
+        stream.join()
+    assert {(stream.finish, stream.error) for stream in streams} == {("length", None)}
+
+
+def test_stop_strings_logprobs_and_clients_that_leave(server: Served) -> None:
+    url = server.wait_ready()
+    whole = short_text(url)
+    stop = whole[4:6]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(2)]
+        for client in clients:
+            body = client.post("/v1/completions", json={**SHORT, "stop": [stop], "n": 2, "logprobs": 2}).json()
+            for choice in body["choices"]:
+                assert (choice["text"], choice["stop_reason"]) == (whole[: whole.index(stop)], stop)
+                assert all(len(top) in (2, 3) for top in choice["logprobs"]["top_logprobs"])
+    with server.held_steps(), ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(bare_request(url, first_delta=True))
+        wait_until(lambda: figure(url, "num_requests_running") == 4)
+        stack.close()
+        wait_until(lambda: figure(url, "num_requests_running") == 0)
+    assert short_text(url) == whole
+
+
+def test_a_process_that_dies_costs_its_own_connections_and_is_replaced(server: Served) -> None:
+    url = server.wait_ready()
+    before, done = short_text(url), finished(url)
+    pids = api_pids(server)
+    with server.held_steps():
+        streams = [Stream(url) for _ in range(4)]
+        for stream in streams:
+            stream.wait_begun()
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: sum(not stream.is_open for stream in streams) == 2)
+        assert short_text_while_held(url)  # the other process takes all that comes
+        wait_until(lambda: figure(url, "num_requests_running") == 2)
+    for stream in streams:
+        stream.join()
+    assert sorted(stream.finish or "" for stream in streams) == ["", "", "length", "length"]
+    assert all("broken off" in str(stream.error) for stream in streams if stream.finish is None)
+    wait_until(lambda: len(set(api_pids(server)) - {pids[0]}) == 2)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(6)]
+        for client in clients:
+            assert client.get("/ready").status_code == 200
+        wait_until(lambda: all(num_tcp_sockets(pid, port_of(url)) for pid in api_pids(server)) or refresh(clients))
+        assert all(
+            client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] == before for client in clients
+        )
+    assert not finished(url) - done - Counter({"length": 20, "stop": 20})
+    assert finished(url)["length"] >= done["length"]  # what the dead process had counted stays
+    server.wait_line(r"ERROR an API process was killed by signal 9; another one is started in 0.25 s")
+
+
+def refresh(clients: list[httpx.Client]) -> bool:
+    """Have all clients connect anew; false, so that a wait goes on."""
+    for client in clients:
+        client.get("/ready", headers={"connection": "close"})
+    for client in clients:
+        client.get("/ready")
+    return False
+
+
+def short_text_while_held(url: str) -> bool:
+    answer = httpx.post(f"{url}/v1/completions", json={**SHORT, "max_tokens": 1}, timeout=HANG_S)
+    return answer.status_code == 200
+
+
+def test_a_killed_engine_fails_the_requests_of_all_processes(server: Served) -> None:
+    url = server.wait_ready()
+    before, tokens = short_text(url), figure(url, "generation_tokens_total")
+    with server.held_steps():
+        streams = [Stream(url) for _ in range(4)]
+        for stream in streams:
+            stream.wait_begun()
+        os.kill(engine_pid(server), signal.SIGKILL)
+        for stream in streams:
+            stream.join()
+    assert all("engine stopped" in str(stream.error) and stream.finish is None for stream in streams)
+    wait_until(lambda: is_ready(url))
+    wait_until(lambda: all(is_ready(url) for _ in range(4)))
+    assert {short_text(url) for _ in range(4)} == {before}
+    assert figure(url, "engine_restarts_total") == 1
+    assert figure(url, "generation_tokens_total") >= tokens
+
+
+def test_it_drains_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+    with serving(tiny, "--api-processes", "3", hold=tmp_path) as served:
+        url = served.wait_ready()
+        wait_until(lambda: len(api_pids(served)) == 3)
+        children = list(child_pids(served))
+        assert len(children) == 4
+        with served.held_steps():
+            streams = [Stream(url) for _ in range(3)]
+            for stream in streams:
+                stream.wait_begun()
+            served.process.send_signal(signal.SIGTERM)
+            served.wait_line(r"shuts down when the open requests have ended \(3\)")
+            wait_until(lambda: httpx.get(f"{url}/ready", timeout=HANG_S).json() == {"status": "draining"})
+            refused = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        for stream in streams:
+            stream.join()
+        assert {(stream.finish, stream.error) for stream in streams} == {("length", None)}
+        assert served.wait_exit() == 0
+        wait_until(lambda: not any(map(alive, children)))
+
+
+@pytest.mark.parametrize("kill_main", [False, True], ids=["ctrl-c twice", "main process killed"])
+def test_an_end_at_once_leaves_nothing(tiny: Path, tmp_path: Path, kill_main: bool) -> None:
+    with serving(tiny, "--api-processes", "2", hold=tmp_path) as served, served.held_steps():
+        url = served.wait_ready()
+        wait_until(lambda: len(api_pids(served)) == 2)
+        children = list(child_pids(served))
+        stream = Stream(url)
+        stream.wait_begun()
+        if kill_main:
+            served.process.kill()
+            served.wait_exit()
+        else:
+            served.process.send_signal(signal.SIGINT)
+            served.wait_line("shuts down when")
+            served.process.send_signal(signal.SIGINT)
+            assert served.wait_exit() == 130
+        wait_until(lambda: not any(map(alive, children)))
+        stream.join()
+        assert stream.finish is None
+
+
+def test_limits_keys_and_refusals_hold_in_every_process(tiny: Path, tmp_path: Path) -> None:
+    """Connections are as many as one process allows; its memory and the others' are shares of one."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEY, encoding="ascii")
+    keys.chmod(0o600)
+    limits = ("--max-connections", "5", "--request-memory", "400K", "--max-body-bytes", "300K")
+    with serving(tiny, "--api-processes", "2", "--api-key-file", keys, *limits, hold=tmp_path) as served:
+        url = served.wait_ready()
+        wait_until(lambda: len(api_pids(served)) == 2)
+        head = {"authorization": f"Bearer {KEY}"}
+        cases: list[tuple[dict[str, object], int]] = [
+            ({"headers": head, "json": SHORT}, 200),
+            ({"json": SHORT}, 401),
+            ({"headers": {**head, "host": "evil.example"}, "json": SHORT}, 403),
+            ({"headers": {**head, "origin": "http://evil.example"}, "json": SHORT}, 403),
+            ({"headers": head, "content": b"{}"}, 415),
+            ({"headers": head, "json": {**SHORT, "nonsense": 1}}, 400),
+            ({"headers": {**head, "x": "y" * 70_000}, "json": SHORT}, 431),
+            ({"headers": head, "json": {**SHORT, "prompt": "x" * 310_000}}, 413),  # the body
+            ({"headers": head, "json": {**SHORT, "prompt": "x" * 150_000}}, 413),  # half of a process's 200 KB
+            ({"headers": head, "json": {**SHORT, "prompt": "x" * 50_000}}, 400),  # read, and longer than the context
+        ]
+        for fields, status in cases:
+            with ExitStack() as stack:  # two connections at a time, one in each process
+                clients = [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(2)]
+                for client in clients:
+                    client.get("/health")
+                got = [client.post("/v1/completions", **fields).status_code for client in clients]  # type: ignore[arg-type]
+                assert got == [status] * 2, fields
+            wait_until(lambda: all(num_tcp_sockets(pid, port_of(url)) == 0 for pid in api_pids(served)))
+        assert httpx.get(f"{url}/metrics", timeout=HANG_S).status_code == 401
+        _fill_connections(served, url, head)
+
+
+def _fill_connections(served: Served, url: str, head: dict[str, str]) -> None:
+    with served.held_steps(), ExitStack() as stack:
+        for _ in range(5):
+            client = stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S))
+            stream = stack.enter_context(client.stream("POST", "/v1/completions", json=LONG, headers=head))
+            assert stream.status_code == 200
+        assert sorted(num_tcp_sockets(pid, port_of(url)) for pid in api_pids(served)) == [2, 3]
+        refused = httpx.get(f"{url}/health", timeout=HANG_S)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+    deadline_s = time.monotonic() + HANG_S
+    while httpx.get(f"{url}/health", timeout=HANG_S).status_code != 200:
+        assert time.monotonic() < deadline_s
+
+
+def test_what_can_not_be_is_refused_by_name(tiny: Path) -> None:
+    for words, said in (
+        (("--api-processes", "0"), "--api-processes must be between 1 and 64, not 0"),
+        (("--api-processes", "65"), "--api-processes must be between 1 and 64, not 65"),
+        (("--api-processes", "4", "--max-connections", "3"), "4 API processes need as many connections"),
+    ):
+        with serving(tiny, *words) as served:
+            assert served.wait_exit() == 1
+            assert said in "".join(served.lines)

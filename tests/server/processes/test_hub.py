@@ -1,0 +1,223 @@
+"""`Hub` over an engine's link that is played by hand, with API processes that only note what they get."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from realizar.backends.base import Capacity
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    Command,
+    EngineInfo,
+    Outputs,
+    Ready,
+    Refused,
+    restore_error,
+)
+from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.server.processes.child import ApiProcess
+from realizar.server.processes.hub import Hub
+from realizar.server.processes.messages import ConnectionsClosed, EngineBlocked, EngineLost, ToProcess
+from realizar.server.processes.routed_link import NoText, RoutedLink
+from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
+from waits import HANG_S
+
+_Message = TypeVar("_Message")
+
+
+class Link:
+    """The engine's side: what it was sent, and its listener."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    async def start(self, listener: LinkListener) -> None:
+        self.listener = listener
+        capacity = Capacity(16, (64,), 2, 16, 64, 1, 1, 1, "none", 0.0)
+        listener.handle(Ready(EngineInfo("made up", 99, 1, 64, 64, 2, capacity, 0, 1, 1)))
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        pass
+
+    def deltas(self, rows: list[tuple[int, int]], **lists: Any) -> None:
+        numbers, tokens = (array(kind, [row[at] for row in rows]).tobytes() for at, kind in enumerate("qi"))
+        self.listener.handle(Outputs(StepDeltas(1.0, numbers, b"", tokens, **lists)))
+
+
+class Process(ApiProcess):
+    """Notes what it is sent."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__(hub._take)
+        self.got: list[ToProcess] = []
+        hub._processes.append(self)
+
+    def send(self, message: ToProcess) -> None:
+        self.got.append(message)
+
+    def all_of(self, kind: type[_Message]) -> list[_Message]:
+        return [message for message in self.got if isinstance(message, kind)]
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.hub, self.link = Hub((), "m"), Link()
+        self.engine = AsyncEngine(RoutedLink(self.link, self.hub), lambda _: NoText())
+        self.hub._engine = self.engine
+        self.one, self.two = Process(self.hub), Process(self.hub)
+
+    async def add(self, process: Process, name: str, *, n: int = 1, token: int = 1, accept: bool = True) -> None:
+        request = Request(name, (token,), SamplingParams(n=n, seed=1), 8)
+        process._on_message(process, Add(request))
+        await turns()
+        if accept:
+            self.link.listener.handle(Accepted(name))
+            await turns()
+
+    def refusals(self, process: Process) -> list[Exception]:
+        return [restore_error(refused.error) for refused in process.all_of(Refused)]
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def play(main: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        await scene.engine.start()
+        await asyncio.wait_for(main(scene), HANG_S)
+        await turns()
+
+    asyncio.run(run())
+
+
+def test_each_process_gets_what_is_of_its_requests() -> None:
+    async def main(scene: Scene) -> None:
+        link, one, two = scene.link, scene.one, scene.two
+        await scene.add(one, "a")
+        await scene.add(two, "b", n=2)
+        assert (one.all_of(Accepted), two.all_of(Accepted)) == ([Accepted("a")], [Accepted("b")])
+        starts = tuple(
+            ChoiceStart(number, name, at, 0.5) for number, (name, at) in enumerate((("a", 0), ("b", 0), ("b", 1)))
+        )
+        link.deltas([(0, 10), (1, 20), (2, 30)], starts=starts)
+        link.deltas([(2, 31)], ends=(ChoiceEnd(1, "length"), ChoiceEnd(2, "length")))
+        link.deltas([(0, 11), (1, 99)], ends=(ChoiceEnd(0, "stop", 11),))
+        tokens = [
+            [deltas.token_list() for deltas in (each.deltas for each in process.all_of(Outputs))]
+            for process in (one, two)
+        ]
+        assert tokens == [[[10], [11]], [[20, 30], [31], [99]]]
+        await turns()
+        assert scene.engine.num_open == len(scene.hub._open) == len(scene.hub._splitter) == 0
+
+    play(main)
+
+
+def test_the_queue_and_the_names_are_those_of_all_processes() -> None:
+    """Two run and one waits."""
+
+    async def main(scene: Scene) -> None:
+        for place, process in enumerate((scene.one, scene.two, scene.one)):
+            await scene.add(process, f"r{place}")
+        await scene.add(scene.two, "r3", accept=False)
+        (full,) = scene.refusals(scene.two)
+        assert isinstance(full, QueueFullError)
+        await scene.add(scene.two, "r0", accept=False)
+        assert "in use" in str(scene.refusals(scene.two)[-1])
+        scene.one._on_message(scene.one, Abort("r0"))
+        await scene.add(scene.two, "r4")
+        assert scene.two.all_of(Accepted) == [Accepted("r1"), Accepted("r4")]
+
+    play(main)
+
+
+def test_a_request_that_ends_engines_is_refused_by_whichever_process_it_comes() -> None:
+    async def main(scene: Scene) -> None:
+        for process in (scene.one, scene.two):
+            await scene.add(process, f"bad of {id(process)}", token=7)
+            scene.link.listener.lost(EngineDeadError("dead"), restarting=True)
+            await turns()
+            assert [each.all_of(EngineLost)[-1].restarting for each in (scene.one, scene.two)] == [True, True]
+            assert scene.engine.num_open == len(scene.hub._open) == 0
+            await scene.link.start(scene.link.listener)
+        await scene.add(scene.one, "bad again", token=7, accept=False)
+        assert isinstance(scene.refusals(scene.one)[-1], InvalidRequestError)
+        assert "the engine stopped each time" in str(scene.refusals(scene.one)[-1])
+        await scene.add(scene.one, "good", token=8)
+        assert scene.one.all_of(Accepted)[-1] == Accepted("good")
+        assert (await scene.engine.stats()).num_restarts == 2
+
+    play(main)
+
+
+@pytest.mark.parametrize("accept", [True, False], ids=["queued", "not yet"])
+def test_a_client_that_leaves_ends_its_request_and_no_other_process_can(accept: bool) -> None:
+    async def main(scene: Scene) -> None:
+        await scene.add(scene.one, "a", accept=accept)
+        scene.two._on_message(scene.two, Abort("a"))
+        await turns()
+        assert Abort("a") not in scene.link.sent
+        scene.one._on_message(scene.one, Abort("a"))
+        await turns()
+        assert scene.link.sent.count(Abort("a")) == 1
+        assert scene.engine.num_open == len(scene.hub._open) == 0
+        scene.link.deltas([(0, 1)], starts=(ChoiceStart(0, "a", 0, 0.5),))
+        assert scene.one.all_of(Outputs) == []
+
+    play(main)
+
+
+def test_a_stop_string_that_a_process_finds_ends_a_choice_alone() -> None:
+    async def main(scene: Scene) -> None:
+        await scene.add(scene.one, "a", n=2)
+        scene.link.deltas([(0, 1), (1, 1)], starts=(ChoiceStart(0, "a", 0, 0.5), ChoiceStart(1, "a", 1, 0.5)))
+        for choice, num_open in ((1, 1), (1, 1), (0, 0)):
+            scene.one._on_message(scene.one, Abort("a", choice))
+            await turns()
+            assert scene.engine.num_open == num_open
+        assert [each for each in scene.link.sent if isinstance(each, Abort)] == [Abort("a", 1), Abort("a", 0)]
+
+    play(main)
+
+
+def test_a_process_that_is_gone_ends_its_requests_alone() -> None:
+    async def main(scene: Scene) -> None:
+        await scene.add(scene.one, "a")
+        await scene.add(scene.two, "b")
+        scene.hub._abandon(scene.one)
+        await turns()
+        assert [each for each in scene.link.sent if isinstance(each, Abort)] == [Abort("a")]
+        assert list(scene.hub._open) == ["b"]
+        scene.link.listener.blocked("the file is gone")
+        assert scene.two.all_of(EngineBlocked) == [EngineBlocked("the file is gone")]
+        scene.two.num_connections = 3
+        scene.two._on_message(scene.two, ConnectionsClosed(2))
+        assert scene.two.num_connections == 1
+
+    play(main)
+
+
+def test_requests_are_refused_while_no_engine_runs() -> None:
+    async def main(scene: Scene) -> None:
+        scene.link.listener.lost(EngineDeadError("dead"), restarting=True)
+        await scene.add(scene.one, "a", accept=False)
+        assert "being loaded" in str(scene.refusals(scene.one)[0])
+
+    play(main)

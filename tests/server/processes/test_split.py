@@ -1,0 +1,85 @@
+"""A step's deltas are taken apart by their owners: nothing is lost, nothing is doubled, nobody sees another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realizar.engine.core.delta_columns import DeltaColumns
+from realizar.logprob_columns import LogprobColumns
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.server.processes.split import DeltaSplitter
+from realizar.step_deltas import StepDeltas
+
+_ENTRY = st.builds(TokenLogprobs, st.just(3), st.just(-1.0), st.just(1), st.sampled_from([(), ((3, -1.0),)]))
+_ROW = st.fixed_dictionaries(
+    {
+        "request_id": st.sampled_from("abcdef"),
+        "choice": st.integers(0, 1),
+        "token_ids": st.lists(st.integers(0, 99), max_size=3).map(tuple),
+        "prompt_logprobs": st.lists(_ENTRY, max_size=2).map(LogprobColumns.of),
+        "finish_reason": st.sampled_from([None, None, "stop"]),
+        "error": st.sampled_from([None, None, None, RowError("broken")]),
+    }
+)
+OWNERS = {"a": 1, "b": 1, "c": 2, "d": 2, "e": 3}  # nobody owns f
+
+
+def output(fields: dict[str, Any]) -> TokenOutput:
+    entries = [TokenLogprobs(token_id, -0.5, 1, ((token_id, -0.5),)) for token_id in fields["token_ids"]]
+    return TokenOutput(scheduled_s=0.0, produced_s=1.0, logprobs=LogprobColumns.of(entries), **fields)
+
+
+def facts(deltas: StepDeltas) -> list[tuple[int, object]]:
+    """Everything in a step's deltas, with the number that it names."""
+    tokens = iter(deltas.token_list())
+    found: list[tuple[int, object]] = [
+        (number, next(tokens))
+        for number, count in zip(deltas.number_list(), deltas.count_list(), strict=True)
+        for _ in range(count)
+    ]
+    for columns in (deltas.logprobs, deltas.prompt_logprobs):
+        found += [pair for part in columns for pair in zip(part.number_list(), part.entries, strict=True)]
+    for listed in (deltas.starts, deltas.ends, deltas.failures):
+        found += [(part.number, part) for part in listed]
+    return found
+
+
+@given(steps=st.lists(st.lists(_ROW, max_size=6, unique_by=lambda row: (row["request_id"], row["choice"])), max_size=4))
+def test_each_owner_gets_its_own(steps: Sequence[list[dict[str, Any]]]) -> None:
+    columns, splitter = DeltaColumns(), DeltaSplitter(OWNERS.get)
+    owner_of: dict[int, int | None] = {}
+    for rows in steps:
+        deltas = columns.columns(map(output, rows))
+        owner_of.update({start.number: OWNERS.get(start.request_id) for start in deltas.starts})
+        shares = splitter.split(deltas)
+        assert len({owner for owner, _ in shares}) == len(shares)
+        whole = facts(deltas)
+        for owner, share in shares:
+            assert share.produced_s == deltas.produced_s
+            assert facts(share) == [fact for fact in whole if owner_of[fact[0]] == owner]
+        owners = {owner for owner, _ in shares}
+        assert owners == {owner_of[number] for number, _ in whole} - {None}
+    for name in "abcdef":
+        splitter.forget(name)
+    assert len(splitter) == 0
+
+
+def test_a_forgotten_request_gets_nothing_and_another_engine_gives_numbers_anew() -> None:
+    owners = {"a": 1, "b": 2}
+    splitter = DeltaSplitter(owners.get)
+    row = {"choice": 0, "token_ids": (1,), "prompt_logprobs": (), "finish_reason": None, "error": None}
+    columns = DeltaColumns()
+    both = [output({"request_id": name, **row}) for name in "ab"]
+    assert [owner for owner, _ in splitter.split(columns.columns(both))] == [1, 2]
+    splitter.forget("a")
+    splitter.forget("a")
+    assert [owner for owner, _ in splitter.split(columns.columns(both))] == [2]
+    splitter.clear()
+    assert splitter.split(columns.columns(both)) == []
+    assert [(owner, share.number_list()) for owner, share in splitter.split(DeltaColumns().columns(both[1:]))] == [
+        (2, [0])
+    ]
