@@ -173,14 +173,14 @@ def test_a_row_is_asked_for_again_while_its_masks_are_due(service: GrammarServic
 
 def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: GrammarService) -> None:
     """Also if its process ends meanwhile; others of the same grammar go on."""
-    leaving, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
-    step(service, leaving, staying)
-    assert leaving.row.worker is not None
-    os.kill(leaving.row.worker.pid, signal.SIGSTOP)
-    asked = service.ask([(leaving.row, ()), (staying.row, ())])
-    service.close_row(leaving.row)
+    closed, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
+    step(service, closed, staying)
+    assert closed.row.worker is not None
+    os.kill(closed.row.worker.pid, signal.SIGSTOP)
+    asked = service.ask([(closed.row, ()), (staying.row, ())])
+    service.close_row(closed.row)
     service.drop(asked[0])
-    os.kill(leaving.row.worker.pid, signal.SIGKILL)
+    os.kill(closed.row.worker.pid, signal.SIGKILL)
     while not asked[1].done:
         service.wait(HANG_S)
     staying.check(service.read(asked[1]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from realizar.sampling_params import StructuredOutput
-from structured.grammar_walks import small_factory
+from structured.grammar_walks import END, next_ids, small_factory
 
 FACTORY = small_factory()
 FIRST_BYTE = 2  # of the ids of single bytes
@@ -17,7 +17,7 @@ FIRST_BYTE = 2  # of the ids of single bytes
 def accepts(schema: dict[str, Any], text: str) -> bool:
     matcher = FACTORY.compile(StructuredOutput("json_schema", json.dumps(schema))).start()
     matcher.advance([FIRST_BYTE + byte for byte in text.encode()])
-    return matcher.error is None and bool(matcher.llmatcher.is_accepting())
+    return matcher.error is None and END in next_ids(FACTORY, matcher)
 
 
 def matching(pattern: str) -> dict[str, Any]:

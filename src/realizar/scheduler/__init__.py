@@ -11,5 +11,6 @@ Read in this order:
    size while the device is short of memory.
 5. `open_sequences.py`, `policy.py`, `admission.py`: the open sequences, their order, and the checks before they start.
 6. `drafting.py`, `drafts.py`: the scheduler's side of drafts, and `PromptLookup`, the drafter.
-7. `rows.py`, `results.py`, `counts.py`: the backend's rows, the outputs of requests, and the scheduler's counts.
+7. `holding.py`: rows of a submitted step whose masks are late, which make no choice in it.
+8. `rows.py`, `results.py`, `counts.py`: the backend's rows, the outputs of requests, and the scheduler's counts.
 """

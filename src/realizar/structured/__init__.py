@@ -7,6 +7,8 @@ Read in this order:
 3. `grammar_text.py`: the text that llguidance compiles; `lark_schemas.py` prepares JSON schemas inside a Lark grammar.
 4. `json_schema.py` reads and bounds a schema. `json_format.py`, `json_numbers.py`, `json_pattern.py`,
    `ascii_classes.py` and `schema_ends.py` narrow, check or rewrite its parts.
-5. `schema_refusal.py`, `kind_names.py`: the errors of refused schemas and grammars.
-6. `workers/`: the processes in which the engine compiles and follows grammars.
+5. `regex_masks.py`: masks that rows of one regular expression share where they are in the same state, which
+   `regex_parse.py` and `regex_states.py` find.
+6. `schema_refusal.py`, `kind_names.py`: the errors of refused schemas and grammars.
+7. `workers/`: the processes in which the engine compiles and follows grammars.
 """
