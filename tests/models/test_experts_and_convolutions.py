@@ -1,4 +1,4 @@
-"""qwen3moe and lfm2: where their tensors lie in both formats, and what their keys say or are refused for."""
+"""qwen3moe, olmoe and lfm2: where their tensors lie in both formats, and what their keys say or are refused for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handmade_checkpoint import HIDDEN, KV_HEADS, LAYERS, config_checkpoint, gguf_checkpoint, stored
+from handmade_checkpoint import HIDDEN, KV_HEADS, LAYERS, WIDTH, config_checkpoint, gguf_checkpoint, stored
 from realizar.backends.program import (
     AttentionBlock,
     ExpertsBlock,
@@ -48,6 +48,16 @@ def _moe_gguf(**keys: Any) -> Checkpoint:
 
 def _moe_folder(**keys: Any) -> Checkpoint:
     return config_checkpoint({"model_type": "qwen3_moe", **MOE_CONFIG, **keys})
+
+
+def _olmoe_gguf(**keys: Any) -> Checkpoint:
+    changes = {"expert_count": EXPERTS, "expert_used_count": 2, "feed_forward_length": EXPERT_WIDTH, **keys}
+    return gguf_checkpoint({f"olmoe.{key}": value for key, value in changes.items()}, "olmoe")
+
+
+def _olmoe_folder(**keys: Any) -> Checkpoint:
+    config = {"num_experts": EXPERTS, "num_experts_per_tok": 2, "intermediate_size": EXPERT_WIDTH}
+    return config_checkpoint({"model_type": "olmoe", **config, **keys})
 
 
 def _experts(spec: ModelSpec, layer: int = 0) -> Experts:
@@ -134,6 +144,48 @@ def test_loading_of_experts_is_strict(name: str, change: tuple[int, ...] | None,
         check_tensors(spec, dataclasses.replace(checkpoint, tensors=tensors))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("blk.1.ffn_down_exps.weight", None, "missing blk.1.ffn_down_exps.weight"),
+        ("blk.0.ffn_gate.weight", (WIDTH, HIDDEN), "unexpected blk.0.ffn_gate.weight"),
+        ("blk.0.ffn_up_exps.weight", (2, EXPERT_WIDTH, HIDDEN), r"misshaped .* \(2, 8, 16\) in place of \(3, 8, 16\)"),
+        ("blk.0.ffn_up_exps.weight", (EXPERTS * EXPERT_WIDTH, HIDDEN), r"misshaped .* \(24, 16\) in place of \(3, 8"),
+        (
+            "blk.1.ffn_down_exps.weight",
+            (EXPERTS, EXPERT_WIDTH, HIDDEN),
+            r"misshaped .* \(3, 8, 16\) in place of \(3, 16",
+        ),
+        (
+            "blk.1.ffn_gate_inp.weight",
+            (HIDDEN, EXPERTS),
+            r"misshaped .*gate_inp.weight \(16, 3\) in place of \(3, 16\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["qwen3moe", "olmoe"])
+def test_loading_of_merged_experts_is_strict(
+    architecture: str, name: str, change: tuple[int, ...] | None, message: str
+) -> None:
+    bare = _moe_gguf() if architecture == "qwen3moe" else _olmoe_gguf()
+    checkpoint = _with_tensors(bare, build_spec(bare))
+    tensors = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}
+    if change is not None:
+        tensors[name] = stored(name, change)
+    with pytest.raises(CheckpointError, match=message):
+        check_tensors(build_spec(bare), dataclasses.replace(checkpoint, tensors=tensors))
+
+
+def test_olmoe_is_the_same_from_both_formats() -> None:
+    """llama.cpp never divides its weights by their sum; a configuration may ask for it."""
+    in_gguf, in_folder = build_spec(_olmoe_gguf()), build_spec(_olmoe_folder(num_experts=EXPERTS))
+    assert in_gguf.layers == in_folder.layers
+    assert (_experts(in_gguf).normalized, _experts(in_gguf).up.out_features) == (False, EXPERT_WIDTH)
+    assert _experts(build_spec(_olmoe_folder(norm_topk_prob=True))).normalized
+    with pytest.raises(UnsupportedModelError, match=r"clip_qkv.*unsupported value 8"):
+        build_spec(_olmoe_folder(clip_qkv=8.0))
+
+
 def test_which_layers_have_experts() -> None:
     spec = build_spec(_moe_folder(num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3]))
     dense, mixed = FeedForward, Experts
@@ -181,11 +233,29 @@ def test_keys_of_experts_that_are_refused(keys: dict[str, Any], message: str) ->
         ("expert_gating_func", 2),
         ("expert_shared_count", 1),
         ("leading_dense_block_count", 1),
+        ("expert_group_count", 2),
     ],
 )
 def test_gguf_keys_of_experts_that_are_refused(key: str, value: float) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"qwen3moe\.{key}"):
         build_spec(_moe_gguf(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"expert_count": 0}, "expert_count.*0 is not within 1 to 1024"),
+        ({"expert_count": 1025}, "expert_count.*1025 is not within 1 to 1024"),
+        ({"expert_count": None}, "expert_count.*missing"),
+        ({"expert_used_count": 0}, "expert_used_count.*0 is not within 1 to 3"),
+        ({"expert_used_count": 4}, "expert_used_count.*4 is not within 1 to 3"),
+        ({"expert_used_count": None}, "expert_used_count.*missing"),
+    ],
+)
+@pytest.mark.parametrize("make", [_moe_gguf, _olmoe_gguf])
+def test_numbers_of_experts_that_are_refused(make: Any, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        build_spec(make(**keys))
 
 
 def test_lfm2_is_the_same_from_both_formats() -> None:

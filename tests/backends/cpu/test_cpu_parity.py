@@ -23,3 +23,14 @@ def test_cpu_logits_agree_with_transformers(name: str, form: Form, tmp_path: Pat
     assert runner.capacity.kv_cache_dtype == "f32"
     check_logits(built, lambda ids: runner.logits(ids, (5, 1, 7)))
     runner.close()
+
+
+def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:
+    """Gate and up of all experts are one tensor, of which the backend packs the out_features of each."""
+    built = build_case("qwen3moe", tmp_path, "safetensors")
+    fused = built._replace(path=tmp_path / "fused")
+    built.model.save_pretrained(fused.path, save_original_format=False)
+    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=2, device="cpu")
+    runner = load_runner(fused.path, config, built.context_length)
+    check_logits(fused, runner.logits)
+    runner.close()
