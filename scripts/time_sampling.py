@@ -108,8 +108,10 @@ def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> t
 
 def time_device(maker: NativeChoiceMaker, step: Any, options: dict[str, Any]) -> float:
     """Seconds of the step's kernels, by replaying graphs of them."""
-    numbers, logprobs = step.forward_input.columns.numbers, options.get("logprobs")
-    sampler = maker._graphs.find(len(numbers), flags) if (flags := maker._rows.flags_of(numbers)) else None
+    columns, logprobs = step.forward_input.columns, options.get("logprobs")
+    numbers, positions = columns.numbers, columns.num_context_tokens
+    flags = maker._rows.flags_of(numbers, positions)
+    sampler = maker._graphs.find(len(numbers), flags) if flags else None
     lines = torch.empty((len(numbers), 3 + 2 * (logprobs or 0)), dtype=torch.float64, device="cuda")
     torch.cuda.synchronize()
     listing = torch.cuda.CUDAGraph()

@@ -15,6 +15,7 @@ from backends.cuda.sampling.sampled_steps import Arrays  # noqa: E402
 from realizar.backends.cuda.native.compiler import read  # noqa: E402
 from realizar.backends.cuda.sampling import native_rows  # noqa: E402
 from realizar.backends.cuda.sampling.native_buffers import NativeBuffers, fixed_bytes, reserved_bytes  # noqa: E402
+from realizar.backends.cuda.sampling.native_graphs import VARIANTS, SamplerGraphs  # noqa: E402
 from realizar.backends.cuda.sampling.native_rows import ROW, NativeRows, kinds_of  # noqa: E402
 from realizar.backends.cuda.workspace import LOGIT_BLOCK  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
@@ -127,6 +128,32 @@ def test_a_row_that_opens_and_closes() -> None:
 )
 def test_kinds_of_rows(options: dict[str, Any], flags: int) -> None:
     assert kinds_of(SamplingParams(**options)) == flags
+
+
+def test_flags_of_a_steps_rows() -> None:
+    """Those of all rows together; while `min_tokens` forbids a row to end, its ids are taken from the logits."""
+    rows = NativeRows(3, 100, 64, CPU)
+    late = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(3,))
+    for row, sampling in enumerate((SamplingParams(top_p=0.5), late, SamplingParams(temperature=0.0))):
+        rows.open(opened_row(row, sampling, [1, 2, 5, 6], 3), lambda *_: None)
+    found = rows.flags_of(np.array([2, 0]), np.array([4, 4]))
+    assert found == native_rows.DRAW | native_rows.CUT | native_rows.HISTOGRAM
+    assert rows.flags_of(np.array([1]), np.array([4])) == native_rows.ADJUST
+    assert rows.flags_of(np.array([1, 2]), np.array([5, 4])) == 0
+
+
+def test_sets_of_kernels_hold_every_kind() -> None:
+    """Each set of flags has a graph with all the kernels that it needs, of rows padded up."""
+    graphs = SamplerGraphs([1, 4])
+    graphs._graphs = {(count, flags): (count, flags) for count in (1, 4) for flags in VARIANTS}  # type: ignore[misc]
+    launched = native_rows.ADJUST | native_rows.DRAW | native_rows.CUT | native_rows.DRY
+    for flags in range(1, 128):
+        count, variant = graphs.find(3, flags)  # type: ignore[misc]
+        assert count == 4
+        assert flags & launched & ~variant == 0
+    assert graphs.find(5, 1) is None
+    graphs.free()
+    assert graphs.find(1, 1) is None
 
 
 def test_ends_leave_a_mask_unless_nothing_else_is_allowed() -> None:

@@ -79,7 +79,7 @@ class NativeChoiceMaker:
             numbers, positions = columns.numbers, columns.num_context_tokens
         else:
             numbers, positions = columns.numbers[wanted.choosing], columns.num_context_tokens[wanted.choosing]
-        if not columns.only_decodes or step.masks or step.held or not self._replay(numbers):
+        if not columns.only_decodes or step.masks or step.held or not self._replay(numbers, positions):
             none = np.zeros_like(numbers)
             count, flags = self._send_choices(step, numbers, none, positions, none)
             if count:
@@ -87,9 +87,9 @@ class NativeChoiceMaker:
         self._rows.outputs[numbers[~step.are_held(numbers)] if step.held else numbers] += 1
         return made[:, None]
 
-    def _replay(self, numbers: Integers) -> bool:
+    def _replay(self, numbers: Integers, positions: Integers) -> bool:
         """Sample the decodes of a step by a graph; False where there is none."""
-        flags = self._rows.flags_of(numbers)
+        flags = self._rows.flags_of(numbers, positions)
         if not flags:
             return True
         graph = self._graphs.find(len(numbers), flags)

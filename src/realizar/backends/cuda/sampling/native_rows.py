@@ -62,6 +62,7 @@ class NativeRows:
         self.mu = torch.zeros(max_rows, dtype=torch.float64, device=device)
         self.kinds = np.zeros(max_rows, np.int64)
         self.outputs, self.min_tokens = np.zeros(max_rows, np.int64), np.zeros(max_rows, np.int64)
+        self._num_prompts = np.zeros(max_rows, np.int64)
         self.logprobs = np.full(max_rows, -1, np.int64)
         self.follow_grammars = np.zeros(max_rows, np.bool_)
         self._samplings: dict[int, SamplingParams] = {}
@@ -95,6 +96,7 @@ class NativeRows:
         self._ends.open(row, sampling)
         self.kinds[row] = record["kinds"]
         self.outputs[row] = len(opened.history) - opened.num_prompt_tokens
+        self._num_prompts[row] = opened.num_prompt_tokens
         self.min_tokens[row] = sampling.min_tokens if record["num_ends"] else 0
         self.follow_grammars[row] = sampling.structured is not None
         self.logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
@@ -110,10 +112,14 @@ class NativeRows:
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
         self.follow_grammars[row] = False
 
-    def flags_of(self, numbers: NDArray[np.integer[Any]]) -> int:
-        """Flags of the next choices of some rows, of all together; none follows a grammar."""
+    def flags_of(self, numbers: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]]) -> int:
+        """Flags of the next choices of some rows, of all together, as `list_choices` finds them; no mask acts on any.
+
+        Args:
+            positions: index in its sequence of each token being chosen.
+        """
         flags = int(np.bitwise_or.reduce(self.kinds[numbers]))
-        if self.forbids_ends and np.count_nonzero(self.outputs[numbers] < self.min_tokens[numbers]):
+        if self.forbids_ends and np.count_nonzero(positions - self._num_prompts[numbers] < self.min_tokens[numbers]):
             flags |= ADJUST
         return flags
 
