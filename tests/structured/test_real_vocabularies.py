@@ -10,6 +10,7 @@ import pytest
 
 from realizar.checkpoint.open import open_checkpoint
 from realizar.sampling_params import StructuredOutput
+from realizar.structured import vocabulary
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.tokenizer.load import load_tokenizer
@@ -84,3 +85,25 @@ def test_vocabulary_bytes(model: tuple[Tokenizer, GrammarFactory]) -> None:
     ids = tokenizer.encode("".join(TEXTS), add_special=False)
     assert b"".join(tokens[index] for index in ids).decode().lstrip() == "".join(TEXTS)
     assert tokenizer.special_ids() >= tokenizer.eos_ids
+
+
+def test_lengths_of_strings_change_no_mask(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens are allowed by their length where a string may go on for so long: the same ones that a walk finds."""
+    tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
+    words = tokenizer.vocabulary_bytes()
+    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words))
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 33}}, "required": ["a"]}
+    structured = StructuredOutput("json_schema", json.dumps({**schema, "additionalProperties": False}))
+    factory = GrammarFactory(tokens)
+    monkeypatch.setattr(vocabulary, "_SLICES", [])
+    walking = GrammarFactory(tokens)
+    grammar, plain = factory.compile(structured), walking.compile(structured)
+    for seed in range(5):
+        row, other, rng = grammar.start(), plain.start(), np.random.default_rng(seed)
+        while not row.ended:
+            mask = factory.masks([(row, ())])[0][0]
+            assert row.error is None
+            assert np.array_equal(mask, walking.masks([(other, ())])[0][0])
+            chosen = int(rng.choice(allowed_ids(mask)))
+            row.advance([chosen])
+            other.advance([chosen])

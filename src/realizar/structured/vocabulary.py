@@ -8,6 +8,11 @@ from llguidance import LLTokenizer
 
 from realizar.structured.grammar_tokens import GrammarTokens
 
+# Tokens of a JSON string by their length: where so many characters may follow, all tokens up to that length are allowed
+# at once. llguidance's own list has 10 and 30, so that it walks most tokens where less than 10 characters are left.
+_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [*(f"{_STRING}{{1,{most}}}" for most in (1, 2, 3, 5, 8, 12, 20, 30)), f"{_STRING}+"]
+
 _LONGEST_ENCODED = 256  # characters of a forced text that the tokenizer encodes; the rest is encoded greedily
 
 
@@ -28,7 +33,7 @@ class GrammarVocabulary:
         self.eos_token_id = ends[0]
         self._encode = given.encode
         wrapper: Any = self
-        self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(ends))
+        self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(ends), slices=_SLICES)
 
     def __call__(self, text: str) -> list[int]:
         """Encode a text to ids with exactly its bytes."""
