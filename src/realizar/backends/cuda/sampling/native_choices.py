@@ -196,11 +196,11 @@ class NativeChoiceMaker:
             return
         pinned = self._pinned((len(masked), self._buffers.words))
         words = pinned.numpy().view(np.uint32)
-        for number, index in enumerate(masked):
-            row = int(numbers[index])
-            mask = np.atleast_2d(step.masks[row])[places[index]]
-            words[number] = self._rows.without_ends(row, mask) if ends_early[index] else mask
-            masks[index] = number
+        chosen = zip(numbers[masked].tolist(), places[masked].tolist(), strict=True)
+        np.stack([np.atleast_2d(step.masks[row])[place] for row, place in chosen], out=words)
+        for number in ends_early[masked].nonzero()[0].tolist():
+            words[number] = self._rows.without_ends(int(numbers[masked[number]]), words[number])
+        masks[masked] = range(len(masked))
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
     def _prepare(self, count: int, flags: int) -> None:
