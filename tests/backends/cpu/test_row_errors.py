@@ -12,9 +12,7 @@ from backends.cpu.cpu_rows import Part, mask_of, run_step
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cpu.mean_pool import MeanPool
-from realizar.backends.cpu.sampling import logit_reader
-from realizar.backends.cpu.sampling.sampler import RowSampler
-from realizar.batch import LogprobQuery, OpenedRow, RowOutput
+from realizar.batch import LogprobQuery, RowOutput
 from realizar.config import EngineConfig
 from realizar.outputs import RowError
 from realizar.sampling_params import SamplingParams
@@ -78,43 +76,6 @@ def test_a_mask_that_allows_nothing(runner: Runner) -> None:
     expect(runner, RowError(reason, "request", "structured"), masks=masks)
 
 
-@pytest.mark.parametrize(
-    ("part", "drafts"),
-    [("_bias", ()), ("_penalties", ()), ("_dry", ()), ("_penalties", (5, 6))],
-    ids=["bias", "penalties", "dry", "drafts"],
-)
-def test_any_exception_of_a_part_of_the_sampler(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch, part: str, drafts: tuple[int, ...]
-) -> None:
-    """The one row whose parameters ask for a bias raises it; an unforeseen error is reported by its class alone."""
-    honest = RowSampler.__init__
-
-    def made(self: RowSampler, opened: OpenedRow, vocab_size: int) -> None:
-        honest(self, opened, vocab_size)
-        if opened.sampling.logit_bias:
-            getattr(self, part).active = True
-            monkeypatch.setattr(getattr(self, part), "apply", failing(IndexError("/secret/path")))
-
-    monkeypatch.setattr(RowSampler, "__init__", made)
-    sampling = SamplingParams(temperature=0.9, seed=4, logit_bias={3: 1.0})
-    expect(runner, RowError("the request's sampling failed: IndexError"), sampling, drafts=drafts)
-
-
-@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError()])
-def test_log_probabilities(runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """The row that fails is the only one that asks for log-probabilities of its prompt."""
-    honest = logit_reader.token_logprobs
-    monkeypatch.setattr(
-        logit_reader,
-        "token_logprobs",
-        lambda logits, target, top: failing(error)() if top == 77 else honest(logits, target, top),
-    )
-    memory = isinstance(error, MemoryError)
-    expected = RowError("there is no memory for the request's sampling", "memory")
-    queries = (LogprobQuery(2, 5, 3), LogprobQuery(4, 5, 77))
-    expect(runner, expected if memory else RowError("the request's sampling failed: ValueError"), queries=queries)
-
-
 def test_pooling(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MeanPool, "add", failing(RuntimeError("a mean of nothing")))
     error = RowError("the request's pooling failed: RuntimeError")
@@ -124,14 +85,14 @@ def test_pooling(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("wants", ["choice", "query"])
 def test_logits_that_are_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPatch, wants: str, value: float) -> None:
-    """One row's: of the three whose logits are read in the order of the rows."""
+    """One row's: of the three whose logits are read, those of choices before those of queries."""
     honest = runner.backend._logits
     query = LogprobQuery(3, 5, 2)
 
     def broken(tokens: list[int]) -> np.ndarray:
         logits = honest(tokens)
         if len(tokens) > 2:
-            logits[1] = value
+            logits[1 if wants == "choice" else 2] = value
         return logits
 
     monkeypatch.setattr(runner.backend, "_logits", broken)

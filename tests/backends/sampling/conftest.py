@@ -1,10 +1,27 @@
-"""The sampler's twin as the fixture `twin`."""
+"""The sampler's twin as the fixture `twin`, and as fixtures the samplers of one row that are compared with it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from backends.kernel_sampler import KernelSampler, kernel_logprobs
 from backends.sampler_twin import SamplerTwin
+from realizar.backends.cpu.sampling.logprobs import token_logprobs
+from realizar.backends.cpu.sampling.sampler import RowSampler
+
+
+@pytest.fixture(scope="session", params=[RowSampler, KernelSampler], ids=["reference", "kernel"])
+def new_sampler(request: pytest.FixtureRequest) -> Any:
+    """A sampler of one row: the reference in numpy, and the CPU's kernel."""
+    return request.param
+
+
+@pytest.fixture(scope="session", params=[token_logprobs, kernel_logprobs], ids=["reference", "kernel"])
+def logprobs_of(request: pytest.FixtureRequest) -> Any:
+    """Log-probabilities of one row of logits, by the reference and by the kernel."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

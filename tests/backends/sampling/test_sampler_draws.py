@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from backends.sampler_twin import normal_deviate_of_chi_square
-from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row
 
@@ -22,7 +21,7 @@ def logits(seed: int, size: int = VOCAB) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0, 1.5, size).astype(np.float32)
 
 
-def tally(sampler: RowSampler, row: NDArray[np.float32], draws: int = DRAWS) -> dict[int, int]:
+def tally(sampler: Any, row: NDArray[np.float32], draws: int = DRAWS) -> dict[int, int]:
     counts: dict[int, int] = {}
     for position in range(draws):
         token_id = sampler.sample(row, position).token_id
@@ -46,16 +45,16 @@ def tally(sampler: RowSampler, row: NDArray[np.float32], draws: int = DRAWS) -> 
     ],
     ids=str,
 )
-def test_draws_fit_the_twins_distribution(options: dict[str, Any], twin: Any) -> None:
+def test_draws_fit_the_twins_distribution(new_sampler: Any, options: dict[str, Any], twin: Any) -> None:
     row = logits(3)
     sampling = SamplingParams(seed=11, **options)
     distribution = twin().distribution(sampling, row.tolist(), sampling.xtc_probability == 1.0)
-    counts = tally(RowSampler(opened_row(0, sampling, [], 0), VOCAB), row)
+    counts = tally(new_sampler(opened_row(0, sampling, [], 0), VOCAB), row)
     assert counts.keys() <= distribution.keys()
     assert abs(normal_deviate_of_chi_square(counts, {i: DRAWS * p for i, p in distribution.items()})) < 3.3
 
 
-def test_draws_fit_after_bias_penalties_and_mask(twin: Any) -> None:
+def test_draws_fit_after_bias_penalties_and_mask(new_sampler: Any, twin: Any) -> None:
     row = logits(4)
     sampling = SamplingParams(
         seed=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, dry_multiplier=0.5,
@@ -65,7 +64,7 @@ def test_draws_fit_after_bias_penalties_and_mask(twin: Any) -> None:
     allowed = set(range(0, VOCAB, 2)) | {4, 9, 11}
     mask = np.array([sum(1 << i for i in allowed)], np.uint32)
     distribution = twin().distribution(sampling, twin().adjust(sampling, row.tolist(), prompt, output, allowed), False)
-    sampler = RowSampler(opened_row(0, sampling, prompt + output, len(prompt)), VOCAB)
+    sampler = new_sampler(opened_row(0, sampling, prompt + output, len(prompt)), VOCAB)
     counts: dict[int, int] = {}
     for position in range(DRAWS):
         token_id = sampler.sample(row, position, mask).token_id
@@ -74,17 +73,17 @@ def test_draws_fit_after_bias_penalties_and_mask(twin: Any) -> None:
     assert abs(normal_deviate_of_chi_square(counts, {i: DRAWS * p for i, p in distribution.items()})) < 3.3
 
 
-def test_xtc_acts_with_its_probability(twin: Any) -> None:
+def test_xtc_acts_with_its_probability(new_sampler: Any, twin: Any) -> None:
     row = logits(3)
     sampling = SamplingParams(seed=13, xtc_probability=0.3, xtc_threshold=0.08)
     distributions = [twin().distribution(sampling, row.tolist(), acts) for acts in (False, True)]
     assert len(distributions[1]) < len(distributions[0])
     expected = {i: DRAWS * (0.7 * p + 0.3 * distributions[1].get(i, 0.0)) for i, p in distributions[0].items()}
-    counts = tally(RowSampler(opened_row(0, sampling, [], 0), VOCAB), row)
+    counts = tally(new_sampler(opened_row(0, sampling, [], 0), VOCAB), row)
     assert abs(normal_deviate_of_chi_square(counts, expected)) < 3.3
 
 
-def test_draws_of_a_large_vocabulary_fit(twin: Any) -> None:
+def test_draws_of_a_large_vocabulary_fit(new_sampler: Any, twin: Any) -> None:
     row = logits(6, 20_000)
     distribution = twin().distribution(SamplingParams(), row.tolist(), False)
     groups = {i: i // 1_000 for i in distribution}
@@ -93,13 +92,13 @@ def test_draws_of_a_large_vocabulary_fit(twin: Any) -> None:
         expected[groups[token_id]] += 3_000 * probability
     counts: dict[int, int] = {}
     for token_id, count in tally(
-        RowSampler(opened_row(0, SamplingParams(seed=2), [], 0), row.size), row, 3_000
+        new_sampler(opened_row(0, SamplingParams(seed=2), [], 0), row.size), row, 3_000
     ).items():
         counts[groups[token_id]] = counts.get(groups[token_id], 0) + count
     assert abs(normal_deviate_of_chi_square(counts, expected)) < 3.3
 
 
-def run(sampler: RowSampler, start: int, steps: int) -> list[int]:
+def run(sampler: Any, start: int, steps: int) -> list[int]:
     """Tokens of a row whose logits depend on its last token."""
     tokens = [start]
     for position in range(1, steps + 1):
@@ -114,11 +113,11 @@ ALL = SamplingParams(
 )  # fmt: skip
 
 
-def test_same_seed_same_tokens_whatever_other_rows_do() -> None:
-    alone = run(RowSampler(opened_row(0, ALL, [0], 1), VOCAB), 0, 60)
+def test_same_seed_same_tokens_whatever_other_rows_do(new_sampler: Any) -> None:
+    alone = run(new_sampler(opened_row(0, ALL, [0], 1), VOCAB), 0, 60)
     samplers = [
-        RowSampler(opened_row(0, ALL, [0], 1), VOCAB),
-        RowSampler(opened_row(0, SamplingParams(), [5], 1), VOCAB),
+        new_sampler(opened_row(0, ALL, [0], 1), VOCAB),
+        new_sampler(opened_row(0, SamplingParams(), [5], 1), VOCAB),
     ]
     tokens = [[0], [5]]
     for position in range(1, 61):
@@ -126,13 +125,13 @@ def test_same_seed_same_tokens_whatever_other_rows_do() -> None:
             row.append(sampler.sample(logits(100 + row[-1]), position).token_id)
             sampler.accept(row[-1])
     assert tokens[0][1:] == alone
-    assert run(RowSampler(opened_row(0, ALL, [0], 1, 1), VOCAB), 0, 60) != alone  # another choice of the same request
+    assert run(new_sampler(opened_row(0, ALL, [0], 1, 1), VOCAB), 0, 60) != alone  # another choice of the same request
 
 
-def test_a_row_rebuilt_from_its_history_continues_as_it_was() -> None:
-    whole = run(RowSampler(opened_row(0, ALL, [3, 0], 2), VOCAB), 0, 60)
+def test_a_row_rebuilt_from_its_history_continues_as_it_was(new_sampler: Any) -> None:
+    whole = run(new_sampler(opened_row(0, ALL, [3, 0], 2), VOCAB), 0, 60)
     for cut in (1, 17, 40):
-        rebuilt = RowSampler(opened_row(0, ALL, [3, 0, *whole[:cut]], 2), VOCAB)
+        rebuilt = new_sampler(opened_row(0, ALL, [3, 0, *whole[:cut]], 2), VOCAB)
         tokens = whole[:cut]
         for position in range(cut + 1, 61):
             tokens.append(rebuilt.sample(logits(100 + tokens[-1]), position).token_id)
@@ -140,18 +139,18 @@ def test_a_row_rebuilt_from_its_history_continues_as_it_was() -> None:
         assert tokens == whole
 
 
-def test_without_a_seed_every_row_draws_its_own() -> None:
+def test_without_a_seed_every_row_draws_its_own(new_sampler: Any) -> None:
     row = logits(1)
-    first, second = (RowSampler(opened_row(0, SamplingParams(), [], 0), VOCAB) for _ in range(2))
+    first, second = (new_sampler(opened_row(0, SamplingParams(), [], 0), VOCAB) for _ in range(2))
     assert first.seed != second.seed
     assert tally(first, row, 40) != tally(second, row, 40)
-    again = RowSampler(opened_row(0, SamplingParams(seed=first.seed), [], 0), VOCAB)
+    again = new_sampler(opened_row(0, SamplingParams(seed=first.seed), [], 0), VOCAB)
     assert tally(again, row, 40) == tally(first, row, 40)
 
 
-def test_mirostat_equals_its_definition(twin: Any) -> None:
+def test_mirostat_equals_its_definition(new_sampler: Any, twin: Any) -> None:
     sampling = SamplingParams(seed=31, temperature=1.1, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.3, top_k=1)
-    sampler = RowSampler(opened_row(0, sampling, [], 0), VOCAB)
+    sampler = new_sampler(opened_row(0, sampling, [], 0), VOCAB)
     limit = 4.0
     for position in range(300):
         row = logits(position)
@@ -167,10 +166,10 @@ def test_mirostat_equals_its_definition(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.5, 4.0])
-def test_mirostat_settles_at_its_target_surprise(tau: float) -> None:
+def test_mirostat_settles_at_its_target_surprise(new_sampler: Any, tau: float) -> None:
     size = 400
     sampling = SamplingParams(seed=32, mirostat=2, mirostat_tau=tau, mirostat_eta=0.1)
-    sampler = RowSampler(opened_row(0, sampling, [], 0), size)
+    sampler = new_sampler(opened_row(0, sampling, [], 0), size)
     surprises = []
     for position in range(3_000):
         row = logits(position % 50, size)
@@ -180,8 +179,8 @@ def test_mirostat_settles_at_its_target_surprise(tau: float) -> None:
     assert np.mean(surprises[300:]) == pytest.approx(tau, abs=0.05)
 
 
-def test_mirostat_learns_nothing_from_a_token_it_did_not_choose() -> None:
-    sampler = RowSampler(opened_row(0, SamplingParams(seed=33, mirostat=2, mirostat_tau=2.0), [0], 1), VOCAB)
+def test_mirostat_learns_nothing_from_a_token_it_did_not_choose(new_sampler: Any) -> None:
+    sampler = new_sampler(opened_row(0, SamplingParams(seed=33, mirostat=2, mirostat_tau=2.0), [0], 1), VOCAB)
     row = logits(5)
     sampler.accept(sampler.sample(row, 1).token_id + 1)
     assert sampler.mirostat_mu == 4.0

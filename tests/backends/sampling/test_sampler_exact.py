@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from backends.kernel_sampler import KernelSampler
 from realizar.backends import philox
 from realizar.backends.cpu.sampling import truncation
 from realizar.backends.cpu.sampling.sampler import RowSampler
@@ -39,7 +40,7 @@ TRUNCATIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "typical": st.fixed_dictionaries({"typical_p": st.floats(0.01, 1)}),
     "top_p": st.fixed_dictionaries({"top_p": st.floats(0.001, 1)}),
     "min_p": st.fixed_dictionaries({"min_p": st.floats(0, 1)}),
-    "xtc": st.fixed_dictionaries({"xtc_probability": st.floats(0, 1), "xtc_threshold": st.floats(0, 0.6)}),
+    "xtc": st.fixed_dictionaries({"xtc_probability": st.floats(0, 1), "xtc_threshold": st.floats(1e-9, 0.6)}),
 }
 TRUNCATIONS["all"] = st.tuples(*TRUNCATIONS.values()).map(
     lambda parts: {k: v for part in parts for k, v in part.items()}
@@ -47,7 +48,7 @@ TRUNCATIONS["all"] = st.tuples(*TRUNCATIONS.values()).map(
 
 
 @pytest.mark.parametrize("name", TRUNCATIONS)
-def test_choice_equals_twin(name: str, twin: Any) -> None:
+def test_choice_equals_twin(new_sampler: Any, name: str, twin: Any) -> None:
     @settings(max_examples=120)
     @given(logit_rows(), TRUNCATIONS[name], st.floats(0.05, 5), st.integers(0, 2**64 - 1), st.integers(0, 100_000))
     def check(row: list[float], options: dict[str, Any], temperature: float, seed: int, position: int) -> None:
@@ -57,7 +58,7 @@ def test_choice_equals_twin(name: str, twin: Any) -> None:
         distribution = reference.distribution(sampling, row, acts)
         expected = reference.pick(distribution, philox.uniform(seed, 1, position, philox.DRAW_TOKEN))
         assume(not reference.doubtful)
-        sampler = RowSampler(opened_row(0, sampling, [0], 1, 1), len(row))
+        sampler = new_sampler(opened_row(0, sampling, [0], 1, 1), len(row))
         assert sampler.sample(np.array(row, np.float32), position).token_id == expected
 
     check()
@@ -147,36 +148,36 @@ def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) ->
 
 @settings(max_examples=100)
 @given(logit_rows())
-def test_greedy_takes_the_largest_and_lowest(row: list[float]) -> None:
-    sampler = RowSampler(opened_row(0, SamplingParams(temperature=0, top_k=3, mirostat=2), [], 0), len(row))
+def test_greedy_takes_the_largest_and_lowest(new_sampler: Any, row: list[float]) -> None:
+    sampler = new_sampler(opened_row(0, SamplingParams(temperature=0, top_k=3, mirostat=2), [], 0), len(row))
     logits = np.array(row, np.float32)
     assert sampler.sample(logits, 0).token_id == min(range(len(row)), key=lambda i: (-logits[i], i))
 
 
-def test_extreme_values_do_not_overflow() -> None:
+def test_extreme_values_do_not_overflow(new_sampler: Any) -> None:
     row = np.array([3e38, -3e38, 3.1e38, -np.inf], np.float32)
     for temperature in (5e-324, 1e-6, 1.0, 100.0):
         sampling = SamplingParams(temperature=temperature, typical_p=0.9, top_p=0.9, top_n_sigma=1, seed=0)
-        assert RowSampler(opened_row(0, sampling, [], 0), 4).sample(row, 0).token_id == 2
+        assert new_sampler(opened_row(0, sampling, [], 0), 4).sample(row, 0).token_id == 2
     sampling = SamplingParams(temperature=0, repetition_penalty=1e-6, logit_bias={0: 100.0})
     assert (
-        RowSampler(opened_row(0, sampling, [0, 1, 2, 3], 4), 4).sample(row, 0).token_id == 0
+        new_sampler(opened_row(0, sampling, [0, 1, 2, 3], 4), 4).sample(row, 0).token_id == 0
     )  # both at the bound: the lower id
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("row", [[0.0, math.nan, 1.0], [0.0, math.inf], [-math.inf, -math.inf]])
-def test_unusable_logits_are_an_error(row: list[float], temperature: float) -> None:
+def test_unusable_logits_are_an_error(new_sampler: Any, row: list[float], temperature: float) -> None:
     with pytest.raises(RealizarError, match="no token can be sampled"):
-        RowSampler(opened_row(0, SamplingParams(temperature=temperature), [], 0), len(row)).sample(
+        new_sampler(opened_row(0, SamplingParams(temperature=temperature), [], 0), len(row)).sample(
             np.array(row, np.float32), 0
         )
 
 
-def test_bias_beyond_the_vocabulary_is_refused() -> None:
+def test_bias_beyond_the_vocabulary_is_refused(new_sampler: Any) -> None:
     for token_id in (-1, 10):
         with pytest.raises(InvalidRequestError, match="logit_bias") as caught:
-            RowSampler(opened_row(0, SamplingParams(logit_bias={token_id: 1.0}), [], 0), 10)
+            new_sampler(opened_row(0, SamplingParams(logit_bias={token_id: 1.0}), [], 0), 10)
         assert caught.value.param == "logit_bias"
 
 
@@ -218,3 +219,35 @@ def test_untruncated_choice_of_large_rows_equals_twin(row: NDArray[np.float32], 
             else set()
         )
         assert truncation.draw_untruncated(row, 1.3, float(uniform)) in {ids[min(index, len(ids) - 1)], *near}
+
+
+@pytest.mark.parametrize("row", big_rows(), ids=["normal", "ties", "equal", "masked", "cauchy"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
+        {"top_k": 5_000, "top_n_sigma": 1.5},
+        {"top_p": 0.9},
+        {"top_p": 0.999, "min_p": 0.01},
+        {"typical_p": 0.9},
+        {"typical_p": 0.2, "top_p": 0.7},
+        {"min_p": 0.2},
+        {"xtc_probability": 0.5, "xtc_threshold": 1e-4},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.01, "top_p": 0.95},
+        {"mirostat": 2, "mirostat_tau": 4.0},
+    ],
+    ids=str,
+)
+def test_the_kernels_choices_of_large_rows_are_the_references(
+    row: NDArray[np.float32], options: dict[str, float]
+) -> None:
+    sampling = SamplingParams(temperature=1.4, seed=8, logprobs=20, **options)  # type: ignore[arg-type]
+    ours, theirs = (each(opened_row(0, sampling, [1, 2]), row.size) for each in (KernelSampler, RowSampler))
+    for position in range(40):
+        found, wanted = ours.sample(row, position), theirs.sample(row, position)
+        assert found.token_id == wanted.token_id
+        assert found.logprobs is not None
+        assert wanted.logprobs is not None
+        assert found.logprobs.rank == wanted.logprobs.rank
+        assert [i for i, _ in found.logprobs.top] == [i for i, _ in wanted.logprobs.top]

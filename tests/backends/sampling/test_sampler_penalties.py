@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.sampling.dry import Dry
-from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row
@@ -34,10 +32,10 @@ def packed(allowed: set[int], size: int) -> NDArray[np.uint32]:
     return words
 
 
-def adjusted(sampler: RowSampler, logits: list[float], mask: NDArray[np.uint32] | None = None) -> NDArray[np.float32]:
+def adjusted(sampler: Any, logits: list[float], mask: NDArray[np.uint32] | None = None) -> NDArray[np.float32]:
     row = np.array(logits, np.float32)
     before = row.copy()
-    result = sampler._adjust(row, mask)
+    result = sampler.adjusted(row, mask)
     assert np.array_equal(row, before)
     return result
 
@@ -61,6 +59,7 @@ def adjusted(sampler: RowSampler, logits: list[float], mask: NDArray[np.uint32] 
     st.none() | st.sets(st.integers(0, VOCAB - 1)),
 )
 def test_adjusted_logits_equal_twin(
+    new_sampler: Any,
     twin: Any,
     logits: list[float],
     prompt: list[int],
@@ -71,39 +70,38 @@ def test_adjusted_logits_equal_twin(
     sampling = SamplingParams(**options)
     expected = twin().adjust(sampling, logits, prompt, output, allowed)
     mask = None if allowed is None else packed(allowed, VOCAB)
-    result = adjusted(RowSampler(opened_row(0, sampling, [*prompt, *output], len(prompt)), VOCAB), logits, mask)
+    result = adjusted(new_sampler(opened_row(0, sampling, [*prompt, *output], len(prompt)), VOCAB), logits, mask)
     np.testing.assert_allclose(result, np.array(expected), rtol=2e-7, atol=1e-30)
-    continued = RowSampler(opened_row(0, sampling, prompt, len(prompt)), VOCAB)
+    continued = new_sampler(opened_row(0, sampling, prompt, len(prompt)), VOCAB)
     for token_id in output:
         continued.accept(token_id)
     assert np.array_equal(adjusted(continued, logits, mask), result)
 
 
-def test_repetition_sees_the_prompt_and_presence_and_frequency_do_not() -> None:
+def test_repetition_sees_the_prompt_and_presence_and_frequency_do_not(new_sampler: Any) -> None:
     row = [2.0, -2.0, 2.0, -2.0, 1.0]
-    repetition = RowSampler(opened_row(0, SamplingParams(repetition_penalty=2.0), [0, 1, 1, 2, 2, 3], 3), 5)
+    repetition = new_sampler(opened_row(0, SamplingParams(repetition_penalty=2.0), [0, 1, 1, 2, 2, 3], 3), 5)
     assert adjusted(repetition, row).tolist() == [1.0, -4.0, 1.0, -4.0, 1.0]
-    counted = RowSampler(
+    counted = new_sampler(
         opened_row(0, SamplingParams(presence_penalty=1.0, frequency_penalty=0.25), [0, 1, 1, 2, 2, 3], 3), 5
     )
     assert adjusted(counted, row).tolist() == [2.0, -2.0, 0.5, -3.25, 1.0]
 
 
-def test_ids_outside_the_vocabulary_in_the_history_are_no_tokens() -> None:
+def test_ids_outside_the_vocabulary_in_the_history_are_no_tokens(new_sampler: Any) -> None:
     sampling = SamplingParams(repetition_penalty=2.0, dry_multiplier=1.0, dry_allowed_length=1)
-    sampler = RowSampler(opened_row(0, sampling, [-1, 7, -1, -1, 9], 4), 3)
-    sampler.accept(7)
+    sampler = new_sampler(opened_row(0, sampling, [-1, 7, -1, -1, 9, 7], 4), 3)
     assert adjusted(sampler, [1.0, 1.0, 1.0]).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_bias_of_100_forces_and_of_minus_100_bans(temperature: float) -> None:
+def test_bias_of_100_forces_and_of_minus_100_bans(new_sampler: Any, temperature: float) -> None:
     row = np.random.default_rng(0).normal(0, 4, 500).astype(np.float32)
     best = int(row.argmax())
-    forced = RowSampler(
+    forced = new_sampler(
         opened_row(0, SamplingParams(temperature=temperature, seed=1, logit_bias={17: 100.0}), [], 0), 500
     )
-    banned = RowSampler(
+    banned = new_sampler(
         opened_row(0, SamplingParams(temperature=temperature, seed=1, logit_bias={best: -100.0}), [], 0), 500
     )
     for position in range(100):
@@ -114,7 +112,7 @@ def test_bias_of_100_forces_and_of_minus_100_bans(temperature: float) -> None:
 @settings(max_examples=300)
 @given(FEW_TOKENS, FEW_TOKENS, st.sampled_from([-1, -1, 0, 1, 2, 7, 20]), st.sets(st.integers(0, 3), max_size=2))
 def test_dry_matches_equal_brute_force(
-    twin: Any, prompt: list[int], output: list[int], window: int, breakers: set[int]
+    new_sampler: Any, twin: Any, prompt: list[int], output: list[int], window: int, breakers: set[int]
 ) -> None:
     sampling = SamplingParams(
         dry_multiplier=1.0,
@@ -123,39 +121,37 @@ def test_dry_matches_equal_brute_force(
         dry_penalty_last_n=window,
         dry_sequence_breakers=tuple(breakers),
     )
-    dry = Dry(sampling, prompt)
+    continued = new_sampler(opened_row(0, sampling, prompt), 4)
     for end in range(len(output) + 1):
-        for state in (dry, Dry(sampling, [*prompt, *output[:end]])):
-            row = np.zeros(4, np.float32)
-            if state.active:
-                state.apply(row)
-            got = {i: int(math.log2(-value)) + 1 for i, value in enumerate(row.tolist()) if value}
+        for sampler in (continued, new_sampler(opened_row(0, sampling, [*prompt, *output[:end]]), 4)):
+            penalties = adjusted(sampler, [0.0] * 4).tolist()
+            got = {i: int(math.log2(-value)) + 1 for i, value in enumerate(penalties) if value}
             matches = twin().dry_matches(sampling, [*prompt, *output[:end]])
             assert got == {i: length for i, length in matches.items() if length >= 1}
         if end < len(output):
-            dry.accept(output[end])
+            continued.accept(output[end])
 
 
-def test_dry_on_a_long_repetition_stays_finite_and_fast() -> None:
+def test_dry_on_a_long_repetition_stays_finite_and_fast(new_sampler: Any) -> None:
     sampling = SamplingParams(temperature=0, dry_multiplier=1.0, dry_base=100.0)
-    sampler = RowSampler(opened_row(0, sampling, [1, 2] * 20_000, 40_000), 3)
+    sampler = new_sampler(opened_row(0, sampling, [1, 2] * 20_000, 40_000), 3)
     row = adjusted(sampler, [0.0, 5.0, 5.0])
     assert row.tolist() == [0.0, float(-np.finfo(np.float32).max), 5.0]
     assert sampler.sample(np.array([0.0, 5.0, -9.0], np.float32), 40_000).token_id == 0
 
 
-def test_mask_of_a_vocabulary_that_does_not_fill_its_last_word() -> None:
+def test_mask_of_a_vocabulary_that_does_not_fill_its_last_word(new_sampler: Any) -> None:
     row = np.arange(70, dtype=np.float32)
-    sampler = RowSampler(opened_row(0, SamplingParams(temperature=0), [], 0), 70)
+    sampler = new_sampler(opened_row(0, SamplingParams(temperature=0), [], 0), 70)
     assert sampler.sample(row, 0, packed({0, 31, 32, 63, 64, 69}, 70)).token_id == 69
     assert sampler.sample(row, 0, packed({0, 31, 32}, 70)).token_id == 32
     with pytest.raises(RealizarError, match="allow none"):
         sampler.sample(row, 0, packed(set(), 70))
 
 
-def test_end_ids_wait_for_the_minimum_length() -> None:
+def test_end_ids_wait_for_the_minimum_length(new_sampler: Any) -> None:
     sampling = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(3, 4, 99))
-    sampler = RowSampler(opened_row(0, sampling, [0, 0], 2), 6)
+    sampler = new_sampler(opened_row(0, sampling, [0, 0], 2), 6)
     row = np.array([0, 0, 1, 3, 4, 2], np.float32)
     for _ in range(2):
         assert sampler.sample(row, 0).token_id == 5
@@ -163,5 +159,5 @@ def test_end_ids_wait_for_the_minimum_length() -> None:
         assert sampler.sample(row, 0, packed({3, 4}, 6)).token_id == 4  # a finished grammar outranks the minimum
         sampler.accept(5)
     assert sampler.sample(row, 0).token_id == 4
-    assert RowSampler(opened_row(0, sampling, [0, 0, 5, 5], 2), 6).sample(row, 0).token_id == 4
-    assert RowSampler(opened_row(0, sampling, [0, 0, 5], 2), 6).sample(row, 0).token_id == 5
+    assert new_sampler(opened_row(0, sampling, [0, 0, 5, 5], 2), 6).sample(row, 0).token_id == 4
+    assert new_sampler(opened_row(0, sampling, [0, 0, 5], 2), 6).sample(row, 0).token_id == 5

@@ -11,8 +11,8 @@ interpreter's lock. Read in this order:
    exceptions that kernels raise there.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `kernel_library.py` makes
    them and `kernel_cache.py` keeps them on disk. `memory.py` reads and writes memory by address there.
-5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `sampling/`: the choice of tokens, in numpy.
-   `mean_pool.py`: the mean of hidden states, for embeddings.
+5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `sampling/`: the choice of tokens, by
+   the kernel in `kernels/sampling/`. `mean_pool.py`: the mean of hidden states, for embeddings.
 
 Besides: `instruction_set.py` (what the processor offers), `plan.py` (memory from a header), `supported.py` (the kinds
 of layers that run), `compile_events.py` (reports of compilation) and `inspection/` (profiles and traces).

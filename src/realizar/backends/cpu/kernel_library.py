@@ -21,6 +21,10 @@ from realizar.backends.cpu.kernels.normalize import normalize
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 from realizar.backends.cpu.kernels.rotate import make_rotate
 from realizar.backends.cpu.kernels.routing import choose, gather, sort_by_expert, sum_experts
+from realizar.backends.cpu.kernels.sampling.adjust import make_adjust
+from realizar.backends.cpu.kernels.sampling.choose import make_choose
+from realizar.backends.cpu.kernels.sampling.logprobs import make_score
+from realizar.backends.cpu.kernels.sampling.truncate import make_draw
 from realizar.backends.cpu.kernels.select import select
 from realizar.backends.cpu.kv.layout import KV_DTYPES
 from realizar.backends.cpu.weights.formats import WeightFormat, format_number
@@ -62,6 +66,12 @@ class KernelLibrary:
 
     def expert_activate(self, activation: str) -> int:
         return self._address("expert activate", make_expert_activate, ACTIVATIONS.index(activation))
+
+    @property
+    def sampling(self) -> dict[str, int]:
+        """The kernel that chooses, and those that it calls."""
+        makes = {"choose": make_choose, "adjust": make_adjust, "draw": make_draw, "score": make_score}
+        return {name: self._address(f"sampling: {name}", make) for name, make in makes.items()}
 
     @property
     def normalize(self) -> int:

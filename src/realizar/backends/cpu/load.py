@@ -18,6 +18,8 @@ from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
+from realizar.backends.cpu.sampling.kernel import SamplingKernel
+from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import Workspace, reserve_workspace
@@ -45,6 +47,7 @@ class LoadedModel:
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
         final_norm: operations over the tokens whose hidden states are pooled.
         team: the threads that walk operations.
+        rows: parameters and state of the open rows' sampling. sampling: its kernel.
         load_s: seconds that loading took.
     """
 
@@ -60,6 +63,8 @@ class LoadedModel:
     tail: BoundProgram
     final_norm: BoundProgram
     team: ThreadTeam
+    rows: SamplingRows
+    sampling: SamplingKernel
     load_s: float
 
     @property
@@ -109,7 +114,10 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_pool(program.tail)
     memory = weights, kv, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads)
-    return LoadedModel(spec, config, *memory, *programs, team, load_s=time.perf_counter() - start_s)
+    rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)
+    sampling = SamplingKernel(kernels.sampling, spec.vocab_size, team)
+    load_s = time.perf_counter() - start_s
+    return LoadedModel(spec, config, *memory, *programs, team, rows, sampling, load_s=load_s)
 
 
 def _load_weights(

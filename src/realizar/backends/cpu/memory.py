@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 # For functions that only kernels call: without the wrapper for Python, which takes longer to compile than many of them.
 inner = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -29,16 +32,46 @@ def view(address: int, count: int, dtype: Any) -> Any:
     return carray(_pointer(address), (count,), dtype)
 
 
-@njit(inline="always")
-def load_i64(address: int, index: int) -> int:
-    """Field `index` of the int64 record at `address`."""
-    return carray(_pointer(address), (index + 1,), np.int64)[index]
+def _reader(kind: Any, stored: Any, stride: int) -> Any:
+    """An intrinsic that reads element `index` of the array at `address`, elements so many bytes apart.
+
+    Args:
+        kind: its type in Numba. stored: its type in memory, of LLVM; a shorter integer has a sign.
+    """
+
+    def read(typing_context: Any, address: Any, index: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            at = builder.add(arguments[0], builder.mul(arguments[1], ir.Constant(_I64, stride)))
+            value = builder.load(builder.inttoptr(at, stored.as_pointer()))
+            return builder.sext(value, _I64) if stored == _I32 else value
+
+        return kind(types.int64, types.int64), codegen
+
+    return intrinsic(read)
 
 
-@njit(inline="always")
-def load_f32(address: int, index: int) -> float:
-    """Field `index` of the int64 record at `address`, whose first four bytes are a float32."""
-    return carray(_pointer(address), (2 * index + 1,), np.float32)[2 * index]
+def _writer(kind: Any, stored: Any, stride: int) -> Any:
+    """An intrinsic that writes such an element."""
+
+    def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            at = builder.add(arguments[0], builder.mul(arguments[1], ir.Constant(_I64, stride)))
+            value = builder.trunc(arguments[2], _I32) if stored == _I32 else arguments[2]
+            builder.store(value, builder.inttoptr(at, stored.as_pointer()))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, kind), codegen
+
+    return intrinsic(write)
+
+
+# Fields of an int64 record. A float32 is in the first four bytes of its field.
+load_i64, load_f32 = _reader(types.int64, _I64, 8), _reader(types.float32, ir.FloatType(), 8)
+# Elements of arrays: many times quicker to compile than a view. An int32 is an int64 once it is read.
+read_i64, write_i64 = load_i64, _writer(types.int64, _I64, 8)
+read_i32, write_i32 = _reader(types.int64, _I32, 4), _writer(types.int64, _I32, 4)
+read_f32, write_f32 = _reader(types.float32, ir.FloatType(), 4), _writer(types.float32, ir.FloatType(), 4)
+read_f64, write_f64 = _reader(types.float64, ir.DoubleType(), 8), _writer(types.float64, ir.DoubleType(), 8)
 
 
 @inner

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from realizar.backends.cpu.instruction_set import select
+from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.supported import SUPPORTED
@@ -53,7 +54,7 @@ def plan_memory(
         weight_bytes=sum(sizes_of.values()),
         token_weight_bytes=size_of_token(spec, sizes_of),
         embedding_bytes=tensors.size_bytes(spec.embedding),
-        workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS,
+        workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS + config.threads * scratch_bytes(spec.vocab_size),
         kv_dtype=sizes[0].dtype,
         kv_bytes_per_token=sum(sizes[0].block_bytes) / config.block_size,
         kv_limit_bytes=limit,

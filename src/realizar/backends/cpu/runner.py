@@ -23,17 +23,16 @@ from realizar.backends.cpu.kernels.attention import (
 from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.operations import BoundProgram
-from realizar.backends.cpu.sampling.logit_reader import LogitReader
-from realizar.backends.cpu.sampling.sampler import RowSampler
-from realizar.backends.cpu.sampling.step_reader import StepReader
+from realizar.backends.cpu.sampling.step_sampler import StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import StepError
+from realizar.errors import RealizarError, StepError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
+from realizar.outputs import RowError
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,9 +73,8 @@ class CPUBackend:
 
     def __init__(self, progress: Callable[[str, float], None] | None = None) -> None:
         self._progress = progress or (lambda _what, _share: None)
-        self._samplers: dict[int, RowSampler] = {}
         self._pools: dict[int, MeanPool] = {}
-        self._last: dict[int, int] = {}
+        self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last choice, 0 where it has none
         self._pending: CPUStep | None = None
         self._model: LoadedModel | None = None
         self._kv_heads: frozenset[tuple[int, int]] = frozenset()  # of all layers, and the queries that share one
@@ -87,6 +85,7 @@ class CPUBackend:
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
         self._model = load_model(spec, checkpoint, config, self._progress)
+        self._last = np.zeros(config.max_running, np.int32)
         attentions = [attention for _, attention in spec.attentions()]
         self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
         self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
@@ -138,12 +137,12 @@ class CPUBackend:
         """The process's own memory is all there is."""
 
     def open(self, opened: OpenedRow) -> None:
-        self._samplers[opened.row] = RowSampler(opened, self.model.spec.vocab_size)
+        self.model.rows.open(opened)
 
     def close(self, row: int) -> None:
-        self._samplers.pop(row, None)
+        self.model.rows.close(row)
         self._pools.pop(row, None)
-        self._last.pop(row, None)
+        self._last[row] = 0
 
     def submit(self, forward_input: ForwardInput) -> CPUStep:
         if self._pending is not None:
@@ -161,7 +160,7 @@ class CPUBackend:
         if len(follows):
             ids = ids.copy()
             owners = columns.numbers[np.searchsorted(columns.starts, follows, side="right") - 1]
-            ids[follows] = [self._last.get(row, 0) for row in owners.tolist()]  # 0: the row failed and chose nothing
+            ids[follows] = self._last[owners]  # 0: the row failed and chose nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.embed(ids, hidden)
         self.model.ropes.fill(forward_input.positions)
@@ -191,15 +190,16 @@ class CPUBackend:
         """
         self._pending = None
         columns = forward_input.columns
-        reader = StepReader(columns, self._samplers, masks)
-        for first in range(0, len(reader.tokens), MAX_SELECTED):
-            reader.read(first, self._logits(reader.tokens[first : first + MAX_SELECTED]))
-        outputs = {index: self._output(each) for index, each in reader.readers.items()}
-        output = StepOutput.merged(columns.numbers, reader.choices, outputs)
-        chosen = output.num_choices.nonzero()[0]
-        last = output.choices[chosen, output.num_choices[chosen] - 1]
-        self._last.update(zip(columns.numbers[chosen].tolist(), last.tolist(), strict=True))
-        return output
+        rows, sampler = self.model.rows, StepSampler(self.model.sampling, self.model.rows, columns, masks)
+        for first in range(0, len(sampler.tokens), MAX_SELECTED):
+            sampler.read(first, self._logits(sampler.tokens[first : first + MAX_SELECTED]))
+        chosen = sampler.made.nonzero()[0]
+        self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
+        want_more = columns.samples & (rows.logprobs[columns.numbers] >= 0)
+        want_more[[*sampler.faulty.tolist(), *columns.logprob_queries, *columns.pooling]] = True
+        others = {index: self._output(sampler, columns, index) for index in want_more.nonzero()[0].tolist()}
+        sampler.choices[[index for index, output in others.items() if output.error is not None]] = NO_CHOICE
+        return StepOutput(columns.numbers, sampler.choices, others)
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
         self._run_selected(self.model.tail, tokens)
@@ -211,17 +211,22 @@ class CPUBackend:
             np.multiply(np.tanh(logits / cap), cap, out=logits)
         return logits
 
-    def _output(self, reader: LogitReader) -> RowOutput:
-        """A row's output, whose hidden states are pooled last."""
-        vector = None
-        if reader.error is None:
+    def _output(self, sampler: StepSampler, columns: StepRows, index: int) -> RowOutput:
+        """The output of a row that wants more than a choice, whose hidden states are pooled last."""
+        number, vector, error = int(columns.numbers[index]), None, sampler.error(index)
+        if error is None and index in columns.pooling:
             try:
-                vector = self._pool(reader.row, reader.query_start)
+                vector = self._pool(columns.row(index), int(columns.starts[index]))
             except StepError:
                 raise  # a kernel's: the step's
-            except Exception as error:  # noqa: BLE001 - one row's numbers are not the others' trouble
-                reader.fail(error, "pooling")
-        return reader.output(vector)
+            except Exception as reason:  # noqa: BLE001 - one row's numbers are not the others' trouble
+                if not isinstance(reason, RealizarError):
+                    _LOG.error("pooling of a row failed", exc_info=reason)
+                error = RowError.of(reason, "pooling")
+        if error is not None:
+            return RowOutput(number, (), error=error)
+        token_ids = tuple(sampler.choices[index, : sampler.made[index]].tolist())
+        return RowOutput(number, token_ids, sampler.logprobs(index), sampler.queried(index), vector)
 
     def _pool(self, row: ScheduledRow, start: int) -> NDArray[np.float32] | None:
         """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""

@@ -1,7 +1,5 @@
-"""Sampling of one row at a time. numpy only; the reference for sampling on the GPU.
+"""Sampling of the rows of a step, all at once, by the kernel in `backends/cpu/kernels/sampling`.
 
-Read `step_reader.py` first: it takes the largest logit of the rows that want nothing else, and gives each other row a
-reader of its own, of `logit_reader.py`. `sampler.py` then chooses a token: it applies
-`penalties.py` and `dry.py` (changes of single logits), `truncation.py` (temperature, top-k, top-p, min-p and others,
-with `select.py` for selections without a sort), and draws. `logprobs.py` has log-probabilities.
+`rows.py` keeps the parameters and the state of open rows where the kernel reads them. `step_sampler.py` describes what
+a step's rows want of their logits, and makes records of what was found. `kernel.py` calls the kernel on all threads.
 """

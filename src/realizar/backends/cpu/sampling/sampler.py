@@ -1,4 +1,10 @@
-"""`RowSampler`: the choice of one row's next token, with all state that lives from token to token. numpy only."""
+"""`RowSampler`: the choice of one row's next token, with all state that lives from token to token. numpy only.
+
+The reference of the CPU's sampling kernel and of the GPU's samplers, in float64. It applies `penalties.py` and `dry.py`
+(changes of single logits), then `truncation.py` (temperature, top-k, top-p, min-p and others, with `select.py` for
+selections without a sort), and draws. `logprobs.py` has log-probabilities. `logit_reader.py` reads with it the logits
+that a row of a step wants.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +81,7 @@ class RowSampler:
             InvalidRequestError: the request allows no id.
             RealizarError: a logit is NaN or +inf, or all are -inf.
         """
-        adjusted = self._adjust(logits, mask)
+        adjusted = self.adjusted(logits, mask)
         best = int(adjusted.argmax())  # of NaNs the first
         largest = adjusted[best]
         if not np.isfinite(largest):
@@ -111,7 +117,7 @@ class RowSampler:
         late = self.num_output_tokens > self.sampling.min_tokens or self.sampling.structured is not None
         return late and token_id in self.sampling.stop_token_ids
 
-    def _adjust(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None) -> NDArray[np.float32]:
+    def adjusted(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None) -> NDArray[np.float32]:
         """The logits after mask, bias, penalties and DRY; the given array itself if none of them is active."""
         forbids_end = self._forbids_end
         steps = [step for step in (self._bias, self._penalties, self._dry) if step.active]

@@ -14,5 +14,5 @@ By torch, as `choices.py`, on other devices, in float64, as the kernels' referen
 `penalties.py` and `dry.py` (changes of single logits), then `truncation.py` (temperature, top-k, top-p, min-p and the
 draw). `positions.py` says at which places of a step tokens are chosen; there are several for a row with drafts, whose
 drafts `verify.py` compares with the choices. `logprobs.py` reduces log-probabilities. Results agree with
-`backends/cpu/sampling`, the reference of both.
+`tests/backends/reference_sampler`, the reference of both.
 """

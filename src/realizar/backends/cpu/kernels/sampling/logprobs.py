@@ -1,0 +1,62 @@
+"""Log-probabilities of the model's own distribution, for chosen tokens and for prompt scoring."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cfunc, types
+
+from realizar.backends.cpu.codegen.logit_blocks import BLOCK
+from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernels.sampling import record
+from realizar.backends.cpu.kernels.sampling.logits import Logits, key_at, logits_of, weigh_all
+from realizar.backends.cpu.kernels.sampling.pool import largest, sort
+from realizar.backends.cpu.kernels.sampling.record import place_scratch
+from realizar.backends.cpu.memory import inner, load_i64, read_f32, read_i32, write_f64, write_i32
+
+
+@inner
+def _count_before(logits: Logits, token: int) -> int:
+    """Ids that come before one in the order of their logits."""
+    key, count = key_at(logits.at, token), 0
+    for first in range(0, logits.vocab, BLOCK):
+        if read_i32(logits.tops, first // BLOCK) >= key:
+            for i in range(first, min(first + BLOCK, logits.vocab)):
+                other = key_at(logits.at, i)
+                count += other > key or (other == key and i < token)
+    return count
+
+
+def make_score() -> Any:
+    """The kernel of a `CALL` for the log-probability and rank of an id, and of the `top_n` most probable ids.
+
+    The list has the best first, equal ones by lower id. Ranks follow its order: 1 + larger logits + equal logits of
+    lower ids. `token` -1 takes the most probable id. `ids` int32 [2 + top_n] gets the id, its rank and the list's ids,
+    `values` float64 [1 + top_n] their log-probabilities.
+    """
+
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    def score(call: int, thread: int, threads: int) -> None:
+        scratch = place_scratch(load_i64(call, record.CALL_SCRATCH), load_i64(call, record.CALL_VOCAB))
+        logits, token = logits_of(call, scratch), load_i64(call, record.CALL_TOKEN)
+        top_n, ids = load_i64(call, record.CALL_TOP_N), load_i64(call, record.CALL_IDS)
+        values = load_i64(call, record.CALL_VALUES)
+        total, _ = weigh_all(logits, 1.0, scratch)
+        normaliser = logits.top + math.log(total)
+        chosen = logits.best if token < 0 else token
+        write_i32(ids, 0, chosen)
+        write_i32(ids, 1, 1 + _count_before(logits, chosen))
+        write_f64(values, 0, np.float64(read_f32(logits.at, chosen)) - normaliser)
+        count = largest(logits, top_n, scratch) if top_n > 0 else 0
+        for i in range(count):
+            write_i32(scratch.order, i, i)
+            write_f64(scratch.keys, i, -np.float64(read_f32(logits.at, read_i32(scratch.ids, i))))
+        sort(scratch.order, scratch.keys, count)
+        for i in range(count):
+            token = read_i32(scratch.ids, read_i32(scratch.order, i))
+            write_i32(ids, 2 + i, token)
+            write_f64(values, 1 + i, np.float64(read_f32(logits.at, token)) - normaliser)
+
+    return score

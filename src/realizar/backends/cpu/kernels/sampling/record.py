@@ -1,0 +1,107 @@
+"""What the sampling kernel reads: a row's parameters and state, and a run of its choices in a step. All int64 fields.
+
+Fields that are float64 say so; their bits lie in the integer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from realizar.backends.cpu.codegen.logit_blocks import BLOCK
+from realizar.backends.cpu.memory import inner
+from realizar.backends.cpu.records import Record
+
+BINS = 1024  # of a histogram over a pool's keys
+
+# A row. Lists are addresses and lengths; address 0 is an empty list. `counted` are the ids that were seen, with their
+# counts in the output. DRY's tokens and match lengths are int32, with room for `dry_places` tokens.
+ROW = Record(
+    "seed choice greedy top_k min_tokens ends_early outputs logprobs mirostat "
+    "bias_ids biases num_biases end_ids num_ends "
+    "counted counts num_counted "
+    "dry_tokens dry_lengths dry_found dry_matched dry_size dry_places dry_allowed dry_window breakers num_breakers "
+    "temperature top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold mu tau eta "  # float64, all from here
+    "repetition presence frequency dry_multiplier dry_base"
+)
+(
+    SEED, CHOICE, GREEDY, TOP_K, MIN_TOKENS, ENDS_EARLY, OUTPUTS, LOGPROBS, MIROSTAT,
+    BIAS_IDS, BIASES, NUM_BIASES, END_IDS, NUM_ENDS,
+    COUNTED, COUNTS, NUM_COUNTED,
+    DRY_TOKENS, DRY_LENGTHS, DRY_FOUND, DRY_MATCHED, DRY_SIZE, DRY_PLACES, DRY_ALLOWED, DRY_WINDOW,
+    BREAKERS, NUM_BREAKERS,
+    TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, TOP_N_SIGMA, XTC_PROBABILITY, XTC_THRESHOLD, MU, TAU, ETA,
+    REPETITION, PRESENCE, FREQUENCY, DRY_MULTIPLIER, DRY_BASE,
+) = range(len(ROW.names))  # fmt: skip
+
+# A run: consecutive tokens of a step whose logits one row wants, read one after another. `row` 0 asks for the
+# log-probability of `target` alone, -1 for the most probable id's. `place`: choices of the row before the run.
+# `position`: in the sequence, of the run's first choice. `choices`: int32, of the row from its first choice on, and
+# `made`: int64, how many there are. `ids` int32 [count, 2 + top_n] and `values` float64 [count, 1 + top_n]:
+# log-probabilities. `fault` (int64) becomes one of the faults below, and the field after it the logit (float64).
+RUN = Record("row logits count place position drafts mask mask_stride choices made target top_n ids values fault")
+(
+    RUN_ROW, RUN_LOGITS, RUN_COUNT, RUN_PLACE, RUN_POSITION, RUN_DRAFTS, RUN_MASK, RUN_MASK_STRIDE, RUN_CHOICES,
+    RUN_MADE, RUN_TARGET, RUN_TOP_N, RUN_IDS, RUN_VALUES, RUN_FAULT,
+) = range(len(RUN.names))  # fmt: skip
+ROW_FIELDS, RUN_BYTES = len(ROW.names), 8 * len(RUN.names)
+NO_FAULT, UNUSABLE, NOTHING_ALLOWED, NO_LOGPROBS = range(4)
+
+# `next`: address of the number of the next run that a thread takes. `stride`: bytes of a row of logits. The last are
+# addresses of the other kernels.
+CHOOSE = Record("runs count next vocab stride scratch scratch_bytes adjust draw score")
+RUNS, COUNT, NEXT, VOCAB, STRIDE, SCRATCH, SCRATCH_BYTES, ADJUST, DRAW, SCORE = range(len(CHOOSE.names))
+
+# What the other kernels read, and the `token` and `new_mu` (float64) that `draw` writes. `logits`, `best` and `top`
+# (float64) are those of `Logits`; `scratch` is a thread's.
+CALL = Record("row logits vocab scratch best top mask position token new_mu top_n ids values")
+(
+    CALL_ROW, CALL_LOGITS, CALL_VOCAB, CALL_SCRATCH, CALL_BEST, CALL_TOP, CALL_MASK, CALL_POSITION, CALL_TOKEN,
+    CALL_NEW_MU, CALL_TOP_N, CALL_IDS, CALL_VALUES,
+) = range(len(CALL.names))  # fmt: skip
+_CALL_BYTES = 128
+
+
+class Scratch(NamedTuple):
+    """Addresses of a thread's arrays.
+
+    Attributes:
+        tops: int32 [blocks], largest keys. sums, moments: float64 [blocks].
+        adjusted: float32 [vocab].
+        ids: int32 [vocab], of the pool. keys, weights: float64 [vocab], of the pool.
+        order: int32 [vocab]. bins: float64 [BINS].
+        call: the record of calls of other kernels.
+    """
+
+    tops: int
+    sums: int
+    moments: int
+    adjusted: int
+    ids: int
+    keys: int
+    weights: int
+    order: int
+    bins: int
+    call: int
+
+
+def scratch_bytes(vocab: int) -> int:
+    """Scratch of one thread, in whole cache lines."""
+    blocks = vocab // BLOCK + 1
+    return BLOCK * (blocks * 28 + 8 * BINS // BLOCK) + 64 * ((blocks * 20 + 63) // 64) + _CALL_BYTES
+
+
+@inner
+def place_scratch(at: int, vocab: int) -> Scratch:
+    """A thread's arrays, one after another."""
+    blocks = vocab // BLOCK + 1
+    padded = blocks * BLOCK
+    keys = at
+    weights = keys + 8 * padded
+    adjusted = weights + 8 * padded
+    ids = adjusted + 4 * padded
+    order = ids + 4 * padded
+    bins = order + 4 * padded
+    call = bins + 8 * BINS
+    sums = call + _CALL_BYTES
+    moments = sums + 8 * blocks
+    return Scratch(moments + 8 * blocks, sums, moments, adjusted, ids, keys, weights, order, bins, call)

@@ -1,0 +1,251 @@
+"""Temperature, truncations and draws. Each truncation sees what the one before left, renormalised, and leaves an id.
+
+Most truncations can keep few ids: those are gathered into a pool, with a bound below which no id can stay, and the
+others count in sums alone. Equally probable ids are ordered by lower id.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cfunc, types
+
+from realizar.backends.cpu.codegen.logit_blocks import NO_WEIGHT
+from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernels.sampling import record
+from realizar.backends.cpu.kernels.sampling.logits import (
+    Logits,
+    copy,
+    deviation,
+    draw_of_all,
+    inverse_of,
+    logits_of,
+    weigh_all,
+)
+from realizar.backends.cpu.kernels.sampling.philox import DRAW_TOKEN, DRAW_XTC, uniform_of
+from realizar.backends.cpu.kernels.sampling.pool import (
+    draw,
+    gather,
+    keep_prefix,
+    keep_weights,
+    largest,
+    move,
+    sum_of,
+    weigh_pool,
+)
+from realizar.backends.cpu.kernels.sampling.record import Scratch, place_scratch
+from realizar.backends.cpu.memory import (
+    inner,
+    load_i64,
+    read_f32,
+    read_f64,
+    read_i32,
+    write_f32,
+    write_f64,
+    write_i32,
+    write_i64,
+)
+
+_SLACK = 1e-9  # by which a bound, found through a logarithm, is lowered, so that rounding loses no id
+_LEAST_REST = 1e-16
+_LN2 = math.log(2.0)
+_NO_POOL = -1
+
+
+@inner
+def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int:
+    """The token of a row of a temperature above 0."""
+    uniform = uniform_of(row, position, DRAW_TOKEN)
+    temperature = read_f64(row, record.TEMPERATURE)
+    inverse = inverse_of(temperature)
+    chance = read_f64(row, record.XTC_PROBABILITY)
+    xtc = chance > 0.0 and uniform_of(row, position, DRAW_XTC) < chance
+    count, total = _truncate(row, logits, temperature, inverse, scratch)
+    if count == _NO_POOL:
+        if xtc:
+            least = read_f64(row, record.XTC_THRESHOLD) * total
+            logits = _exclude(logits, temperature, inverse, least, scratch)
+            total, _ = weigh_all(logits, inverse, scratch)
+        return draw_of_all(logits, inverse, uniform, total, scratch)
+    if read_f64(row, record.MIN_P) > 0.0:
+        most = 0.0
+        for i in range(count):
+            most = max(most, read_f64(scratch.weights, i))
+        count = keep_weights(read_f64(row, record.MIN_P) * most, count, scratch)
+    if xtc:
+        count = _exclude_of_pool(read_f64(row, record.XTC_THRESHOLD), count, scratch)
+    return read_i32(scratch.ids, draw(uniform, count, scratch))
+
+
+@inner
+def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scratch: Scratch) -> tuple[int, float]:
+    """Top-n-sigma, top-k, typical and top-p.
+
+    Returns:
+        Size of the pool they leave, or _NO_POOL where none of them nor min-p acts; and then the weight of all ids.
+    """
+    typical_p, top_p, min_p = read_f64(row, record.TYPICAL_P), read_f64(row, record.TOP_P), read_f64(row, record.MIN_P)
+    count = _restrict(row, logits, inverse, scratch)
+    total = moment = 0.0
+    if count != _NO_POOL:
+        total = sum_of(scratch.weights, count)
+    elif typical_p < 1.0 or top_p < 1.0 or min_p <= 0.0:
+        total, moment = weigh_all(logits, inverse, scratch)
+    if typical_p < 1.0:
+        if count != _NO_POOL:
+            moment = _moment_of_pool(count, scratch)
+        count = _typical(typical_p, logits, temperature, inverse, total, moment, count, scratch)
+        total = sum_of(scratch.weights, count)
+    if top_p < 1.0:
+        if count == _NO_POOL:
+            # Ids of weight below (1 - mass) * total / vocab hold less than 1 - mass together: never part of it.
+            floor = math.log(max(1.0 - top_p, _LEAST_REST) * total / logits.vocab) - _SLACK
+            count = gather(logits, temperature, inverse, floor, scratch)
+        count = keep_prefix(top_p * total, count, scratch)
+    if count == _NO_POOL and min_p > 0.0:
+        count = gather(logits, temperature, inverse, math.log(min_p) - _SLACK, scratch)
+    return count, total
+
+
+@inner
+def _restrict(row: int, logits: Logits, inverse: float, scratch: Scratch) -> int:
+    """Make a pool of what top-k and top-n-sigma leave; neither depends on the temperature.
+
+    Top-n-sigma (Tang et al., 2024) keeps logits within so many population standard deviations, taken over all ids that
+    are not forbidden, of the largest. Top-k keeps exactly k ids.
+    """
+    top_k, sigmas = load_i64(row, record.TOP_K), read_f64(row, record.TOP_N_SIGMA)
+    restricts = 0 < top_k < logits.vocab
+    if not restricts and sigmas <= 0.0:
+        return _NO_POOL
+    count = largest(logits, top_k if restricts else logits.vocab, scratch)
+    if sigmas > 0.0:
+        limit = logits.top - sigmas * deviation(logits, scratch)
+        kept = 0
+        for i in range(count):
+            token = read_i32(scratch.ids, i)
+            if np.float64(read_f32(logits.at, token)) >= limit:
+                write_i32(scratch.ids, kept, token)
+                kept += 1
+        count = kept
+    return weigh_pool(logits, inverse, count, scratch)
+
+
+@inner
+def _moment_of_pool(count: int, scratch: Scratch) -> float:
+    moment = 0.0
+    for i in range(count):
+        moment -= read_f64(scratch.keys, i) * read_f64(scratch.weights, i)
+    return moment
+
+
+@inner
+def _typical(
+    mass: float, logits: Logits, temperature: float, inverse: float, total: float, moment: float, count: int,
+    scratch: Scratch,
+) -> int:  # fmt: skip
+    """Locally typical (Meister et al., 2023): the ids whose surprise is nearest the entropy, until they hold `mass`.
+
+    Args:
+        total, moment: sums of weights, and of weights times scaled logits. count: size of the pool, or _NO_POOL.
+    """
+    entropy = math.log(total) - moment / total
+    if count == _NO_POOL:
+        # All ids of surprise above ln(size / (1 - mass)) hold less than 1 - mass together. That is above the entropy,
+        # so where no likelier id is as far from it on the other side, they come last and are not reached.
+        rarest = math.log(logits.vocab / max(1.0 - mass, _LEAST_REST))
+        reached = entropy - math.log(total) <= rarest - entropy
+        floor = math.log(total) - rarest - _SLACK if reached else NO_WEIGHT
+        count = gather(logits, temperature, inverse, floor, scratch)
+    typical = entropy - math.log(total)  # the key of an id whose surprise is the entropy
+    for i in range(count):
+        write_f64(scratch.keys, i, abs(read_f64(scratch.keys, i) - typical))
+    return weigh_pool(logits, inverse, keep_prefix(mass * total, count, scratch), scratch)
+
+
+@inner
+def _exclude_of_pool(threshold: float, count: int, scratch: Scratch) -> int:
+    """XTC (p-e-w, 2024) once it acts: of the ids of probability `threshold` or more, the least probable alone stays."""
+    least = threshold * sum_of(scratch.weights, count)
+    high, last = 0, 0
+    for i in range(count):
+        if read_f64(scratch.weights, i) >= least:
+            if high == 0 or read_f64(scratch.keys, i) >= read_f64(scratch.keys, last):
+                last = i
+            high += 1
+    if high < 2:
+        return count
+    kept = 0
+    for i in range(count):
+        if read_f64(scratch.weights, i) < least or i == last:
+            move(scratch, i, kept)
+            kept += 1
+    return kept
+
+
+@inner
+def _exclude(logits: Logits, temperature: float, inverse: float, least: float, scratch: Scratch) -> Logits:
+    """XTC over all ids: where several have weight `least` or more, forbid all of them but the least probable.
+
+    Returns:
+        The logits, then in `adjusted`; their largest is still that of all, for their weights are up to a factor.
+    """
+    count = gather(logits, temperature, inverse, math.log(max(least, math.exp(NO_WEIGHT))) - _SLACK, scratch)
+    count = keep_weights(least, count, scratch)
+    if count < 2:
+        return logits
+    if logits.at != scratch.adjusted:
+        copy(logits.at, scratch.adjusted, logits.vocab)
+    last = 0
+    for i in range(count):
+        if read_f64(scratch.keys, i) >= read_f64(scratch.keys, last):
+            last = i
+    for i in range(count):
+        if i != last:
+            write_f32(scratch.adjusted, read_i32(scratch.ids, i), np.float32(-np.inf))
+    return Logits(scratch.adjusted, logits.vocab, logits.tops, logits.best, logits.top)
+
+
+@inner
+def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> tuple[int, float]:
+    """Mirostat 2 (Basu et al., 2021): among ids of a surprise of at most mu bits, or else the likeliest.
+
+    Returns:
+        The token, and mu after it.
+    """
+    temperature, mu = read_f64(row, record.TEMPERATURE), read_f64(row, record.MU)
+    inverse = inverse_of(temperature)
+    total, _ = weigh_all(logits, inverse, scratch)
+    floor = math.log(total) - mu * _LN2
+    count = gather(logits, temperature, inverse, min(floor, 0.0), scratch)
+    kept = 0
+    for i in range(count):
+        if -read_f64(scratch.keys, i) >= floor:
+            move(scratch, i, kept)
+            kept += 1
+    if kept == 0:
+        write_i32(scratch.ids, 0, logits.best)
+        kept = weigh_pool(logits, inverse, 1, scratch)
+    index = draw(uniform_of(row, position, DRAW_TOKEN), kept, scratch)
+    surprise = math.log2(sum_of(scratch.weights, kept) / read_f64(scratch.weights, index))
+    return read_i32(scratch.ids, index), mu - read_f64(row, record.ETA) * (surprise - read_f64(row, record.TAU))
+
+
+def make_draw() -> Any:
+    """The kernel that draws the token of a `CALL` whose row has a temperature above 0."""
+
+    @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+    def draw_row(call: int, thread: int, threads: int) -> None:
+        row, position = load_i64(call, record.CALL_ROW), load_i64(call, record.CALL_POSITION)
+        scratch = place_scratch(load_i64(call, record.CALL_SCRATCH), load_i64(call, record.CALL_VOCAB))
+        logits = logits_of(call, scratch)
+        if load_i64(row, record.MIROSTAT) == 0:
+            write_i64(call, record.CALL_TOKEN, draw_token(row, position, logits, scratch))
+        else:
+            token, mu = draw_mirostat(row, position, logits, scratch)
+            write_i64(call, record.CALL_TOKEN, token)
+            write_f64(call, record.CALL_NEW_MU, mu)
+
+    return draw_row

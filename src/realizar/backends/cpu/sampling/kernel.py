@@ -1,0 +1,45 @@
+"""`SamplingKernel`: calls the sampling kernel on a team of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.kernels.sampling.record import CHOOSE, COUNT, RUNS, STRIDE, scratch_bytes
+from realizar.backends.cpu.operations import BoundOperation, walkable
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.threads import ThreadTeam
+
+
+class SamplingKernel:
+    """The kernel, and its scratch for each thread of a team.
+
+    Args:
+        kernels: address of `choose`, and of those that it calls, by name.
+    """
+
+    def __init__(self, kernels: Mapping[str, int], vocab_size: int, team: ThreadTeam) -> None:
+        self.vocab_size, self._team = vocab_size, team
+        each = scratch_bytes(vocab_size)
+        self._scratch = aligned_zeros(team.size * each, np.uint8)
+        self._next = aligned_zeros(1, np.int64)
+        values: dict[str, int | float] = {
+            "runs": 0, "count": 0, "next": address(self._next), "vocab": vocab_size, "stride": 0,
+            "scratch": address(self._scratch), "scratch_bytes": each,
+            **{name: kernels[name] for name in ("adjust", "draw", "score")},
+        }  # fmt: skip
+        self._arguments = CHOOSE.pack(values)
+        self._program = walkable([BoundOperation("sampling", kernels["choose"], self._arguments)])
+
+    def run(self, runs: NDArray[np.int64], stride: int) -> None:
+        """Read runs, int64 [runs, fields of a run], of logits that lie `stride` bytes apart.
+
+        Raises:
+            StepError: the kernel failed.
+        """
+        self._next[0] = 0
+        for field, value in ((RUNS, address(runs)), (COUNT, len(runs)), (STRIDE, stride)):
+            self._arguments[field] = value
+        self._team.run(self._program.at, self._program.count)
