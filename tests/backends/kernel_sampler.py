@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.reference_sampler.sampler import SampledToken
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -14,7 +15,6 @@ from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
-from realizar.backends.cpu.sampling.sampler import SampledToken
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.batch import LogprobQuery, OpenedRow, StepRows

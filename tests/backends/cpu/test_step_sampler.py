@@ -7,13 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from backends.reference_sampler.logit_reader import LogitReader
+from backends.reference_sampler.sampler import RowSampler
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
-from realizar.backends.cpu.sampling.logit_reader import LogitReader
 from realizar.backends.cpu.sampling.rows import SamplingRows
-from realizar.backends.cpu.sampling.sampler import RowSampler
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.batch import LogprobQuery, ScheduledRow, StepRows

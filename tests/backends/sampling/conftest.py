@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from backends.kernel_sampler import KernelSampler, kernel_logprobs
+from backends.reference_sampler.logprobs import token_logprobs
+from backends.reference_sampler.sampler import RowSampler
 from backends.sampler_twin import SamplerTwin
-from realizar.backends.cpu.sampling.logprobs import token_logprobs
-from realizar.backends.cpu.sampling.sampler import RowSampler
 
 
 @pytest.fixture(scope="session", params=[RowSampler, KernelSampler], ids=["reference", "kernel"])

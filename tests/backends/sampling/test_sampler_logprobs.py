@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from realizar.backends.cpu.sampling.logprobs import token_logprobs
+from backends.reference_sampler.logprobs import token_logprobs
 from realizar.errors import RealizarError
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams

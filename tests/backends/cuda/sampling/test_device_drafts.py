@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
 from backends.cuda.sampling.test_device_sampler import ROWS, VOCAB, logits_of  # noqa: E402
-from realizar.backends.cpu.sampling.sampler import RowSampler  # noqa: E402
+from backends.reference_sampler.sampler import RowSampler  # noqa: E402
 from realizar.backends.cuda.sampling.verify import NOT_REACHED, StepDrafts  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from step_inputs import opened_row, scheduled_row  # noqa: E402

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
-from realizar.backends.cpu.sampling.logprobs import token_logprobs  # noqa: E402
-from realizar.backends.cpu.sampling.sampler import RowSampler  # noqa: E402
+from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
+from backends.reference_sampler.sampler import RowSampler  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs  # noqa: E402
 from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
 from realizar.backends.cuda.sampling.sampler import (  # noqa: E402

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
+from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
 from realizar.backends import philox  # noqa: E402
-from realizar.backends.cpu.sampling.logprobs import token_logprobs  # noqa: E402
 from realizar.backends.cuda.sampling import truncation  # noqa: E402
 from realizar.batch import LogprobQuery  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.sampling.select import largest_ordered
+from backends.reference_sampler.select import largest_ordered
 from realizar.errors import RealizarError
 from realizar.outputs import TokenLogprobs
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.sampling.penalties import store
+from backends.reference_sampler.penalties import store
 from realizar.sampling_params import SamplingParams
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -12,8 +12,8 @@ import logging
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.sampling.logprobs import token_logprobs
-from realizar.backends.cpu.sampling.sampler import RowSampler
+from backends.reference_sampler.logprobs import token_logprobs
+from backends.reference_sampler.sampler import RowSampler
 from realizar.batch import RowOutput, ScheduledRow
 from realizar.errors import RealizarError
 from realizar.outputs import RowError, TokenLogprobs

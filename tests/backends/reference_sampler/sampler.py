@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.reference_sampler import truncation
+from backends.reference_sampler.dry import Dry
+from backends.reference_sampler.logprobs import token_logprobs
+from backends.reference_sampler.penalties import LogitBias, Penalties
 from realizar.backends import philox
-from realizar.backends.cpu.sampling import truncation
-from realizar.backends.cpu.sampling.dry import Dry
-from realizar.backends.cpu.sampling.logprobs import token_logprobs
-from realizar.backends.cpu.sampling.penalties import LogitBias, Penalties
 from realizar.backends.row_faults import nothing_allowed
 from realizar.batch import OpenedRow
 from realizar.errors import RealizarError

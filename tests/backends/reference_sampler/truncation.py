@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.sampling.select import largest, shortest_prefix
+from backends.reference_sampler.select import largest, shortest_prefix
 from realizar.sampling_params import SamplingParams
 
 _CHUNK = 8192  # logits; in float64 they fit a first-level cache and are below malloc's threshold for fresh pages
