@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.engine.core.delta_columns import DeltaColumns
-from realizar.logprob_columns import GrowingLogprobs, LogprobColumns
+from realizar.logprob_columns import GrowingLogprobs, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.step_deltas import StepDeltas, StepLogprobs
 
@@ -90,6 +90,51 @@ def test_a_step_keeps_the_log_probabilities_of_each_choice(
             assert _of_choice(found.logprobs, number) == own
             assert _of_choice(found.prompt_logprobs, number) == of
         assert all(set(part.number_list()) == {number} for part in apart[number].logprobs)
+
+
+@given(
+    steps=st.lists(st.lists(_ENTRY, min_size=1, max_size=4).map(LogprobColumns.of), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_entries_of_a_backends_step_are_those_of_their_choices(
+    steps: list[LogprobColumns], data: st.DataObject
+) -> None:
+    """Whichever of a step's rows go on, in whatever order, and beside entries of another kind."""
+    places = [StepEntry(columns, place) for columns in steps for place in range(len(columns))]
+    picked = data.draw(st.lists(st.sampled_from(places), max_size=6))
+    rows: list[Sequence[TokenLogprobs]] = [entry[:] if at % 5 == 4 else entry for at, entry in enumerate(picked)]
+    assert [entry.logprob for entry in picked] == [entry[0].logprob for entry in picked]
+    outputs = [TokenOutput(str(at), 0, (), 0.0, 0.0, logprobs=row) for at, row in enumerate(rows)]
+    deltas = DeltaColumns().columns(outputs)
+    for number, row in enumerate(rows):
+        assert _of_choice(deltas.logprobs, number) == list(row)
+
+
+def test_a_whole_step_is_not_copied() -> None:
+    step = LogprobColumns.of([TokenLogprobs(at, -1.0 * at, 1, ()) for at in range(3)])
+    assert step.picked(range(3)) is step
+    assert list(step.picked([2, 0])) == [step[2], step[0]]
+    assert list(step.picked([0, 1])) == [step[0], step[1]]
+    assert list(step.picked([0, 0, 1, 2])) == [step[0], step[0], step[1], step[2]]
+
+
+@given(parts=st.lists(_ENTRIES.filter(bool), max_size=4), taken=st.lists(st.integers(0, 3), max_size=20))
+def test_a_consumer_gets_every_entry_once(parts: list[list[TokenLogprobs]], taken: list[int]) -> None:
+    """However late it comes; one that keeps up gets those of the step's columns."""
+    whole = [entry for part in parts for entry in part]
+    waiting = iter((columns, place) for columns in map(LogprobColumns.of, parts) for place in range(len(columns)))
+    growing, num_given, num_come = GrowingLogprobs(keeps=False), 0, 0
+    for count in (*taken, *[1] * len(whole)):
+        for _ in range(count):
+            if (next_one := next(waiting, None)) is not None:
+                growing.take(*next_one)
+                num_come += 1
+        given = growing.give(num_given, num_come)
+        assert list(given) == whole[num_given:num_come]
+        if num_come == num_given + 1:
+            assert isinstance(given, StepEntry)
+        num_given = num_come
+        assert len(growing) == 0
 
 
 def _of_choice(listed: Sequence[StepLogprobs], number: int) -> list[TokenLogprobs]:

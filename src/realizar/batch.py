@@ -318,8 +318,8 @@ class RowOutput:
 
     row: int
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    queried: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    queried: Sequence[TokenLogprobs] = ()
     pooled: NDArray[np.float32] | None = None
     error: RowError | None = None
 

@@ -6,6 +6,8 @@ rest of the token's work.
 
 from __future__ import annotations
 
+import operator
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from realizar.outputs import TokenLogprobs
 NO_ID = -1  # in the places that a token's list leaves free
 _ID_BYTES = _RANK_BYTES = 4
 _VALUE_BYTES = 8
+_VALUE = struct.Struct("=d")
 
 
 @dataclass(slots=True, eq=False)  # one a row and step: frozen it would take four times as long to make
@@ -126,6 +129,12 @@ class LogprobColumns(Sequence[TokenLogprobs]):
             self.ranks[start * _RANK_BYTES : stop * _RANK_BYTES],
         )
 
+    def picked(self, places: Sequence[int]) -> LogprobColumns:
+        """The tokens at these places, in their order."""
+        if len(places) == len(self) and all(map(operator.eq, places, range(len(self)))):
+            return self
+        return LogprobColumns.joined([self.between(place, place + 1) for place in places])
+
     def __iter__(self) -> Iterator[TokenLogprobs]:
         width, ids, values = self.width, self.id_list(), self.value_list()
         for start, rank in zip(range(0, len(ids), width), memoryview(self.ranks).cast("i").tolist(), strict=True):
@@ -157,6 +166,12 @@ class StepEntry(Sequence[TokenLogprobs]):
 
     columns: LogprobColumns
     place: int
+
+    @property
+    def logprob(self) -> float:
+        """The token's own log-probability."""
+        value: float = _VALUE.unpack_from(self.columns.values, self.place * self.columns.width * _VALUE_BYTES)[0]
+        return value
 
     def alone(self) -> LogprobColumns:
         """The same without the others of the step."""

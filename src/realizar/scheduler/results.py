@@ -9,7 +9,7 @@ from realizar.scheduler.sequence import Gain, Sequence
 
 def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float) -> TokenOutput | None:
     """The output of one step for a sequence's request; None for a chunk of a prompt without results."""
-    finish = gain.finish_reason
+    finish, num_tokens, logprobs = gain.finish_reason, len(gain.token_ids), result.logprobs
     if not gain.token_ids and not result.queried and finish is None:
         return None
     return TokenOutput(
@@ -18,7 +18,7 @@ def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float
         token_ids=gain.token_ids,
         scheduled_s=now_s if sequence.scheduled_s is None else sequence.scheduled_s,
         produced_s=now_s,
-        logprobs=result.logprobs[: len(gain.token_ids)],
+        logprobs=logprobs if len(logprobs) <= num_tokens else logprobs[:num_tokens],
         prompt_logprobs=result.queried,
         finish_reason=finish,
         stop_token_id=gain.stop_token_id,

@@ -20,6 +20,7 @@ from realizar.backends.cuda.sampling.verify import NOT_REACHED
 from realizar.backends.row_faults import finite_vector, nothing_allowed
 from realizar.batch import NO_CHOICE, RowOutput, StepOutput
 from realizar.errors import CapacityError, RealizarError
+from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
 
 TakeIn: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int32]], tuple[NDArray[np.intp], NDArray[np.bool_]]]
@@ -156,7 +157,7 @@ class CUDAStep:
         """The step's columns, and by themselves the rows that have more than choices, or that failed."""
         columns = self.forward_input.columns
         choices, faults = self._standing(pending)
-        found: dict[int, TokenLogprobs] = {}
+        found: dict[int, StepEntry] = {}
         for places, logprobs in pending.logprobs:
             found.update(zip(places, logprobs.read(), strict=True))
         others: dict[int, RowOutput] = {}
@@ -193,7 +194,7 @@ class CUDAStep:
         return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
 
     def _take_logprobs(
-        self, found: dict[int, TokenLogprobs], choices: NDArray[np.int32], others: dict[int, RowOutput]
+        self, found: dict[int, StepEntry], choices: NDArray[np.int32], others: dict[int, RowOutput]
     ) -> None:
         """Write outputs of rows with a choice and its log-probability, which leave `found`.
 
@@ -202,7 +203,7 @@ class CUDAStep:
         numbers, made = self.forward_input.columns.numbers.tolist(), choices[:, 0].tolist()
         for index, logprobs in list(found.items()):
             if made[index] >= 0 and not math.isnan(logprobs.logprob):
-                others[index] = RowOutput(numbers[index], (made[index],), (logprobs,))
+                others[index] = RowOutput(numbers[index], (made[index],), logprobs)
                 del found[index]
 
     def _row_alone(
@@ -227,14 +228,12 @@ class CUDAStep:
             return nothing_allowed(number in self.masks)
         return RealizarError("no token can be sampled: the model gave a logit that is not finite")
 
-    def _by_rows(
-        self, found: Mapping[int, TokenLogprobs]
-    ) -> dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]:
+    def _by_rows(self, found: Mapping[int, StepEntry]) -> dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]:
         """Log-probabilities of wanted tokens as those of each row's choices and of its queries, in order."""
         by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
         for index in sorted(found):
             pair = by_rows.setdefault(self.wanted.rows[index], ([], []))
-            pair[index >= self.wanted.num_choices].append(found[index])
+            pair[index >= self.wanted.num_choices].append(found[index][0])
         return by_rows
 
 

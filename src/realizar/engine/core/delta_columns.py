@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from realizar.logprob_columns import LogprobColumns
+from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
 
@@ -100,35 +100,60 @@ def _by_width(listed: Sequence[_Entries]) -> tuple[StepLogprobs, ...]:
     """The log-probabilities of choices, those together that list equally many ids."""
     groups: dict[int, _Group] = {}
     for number, entries in listed:
-        if isinstance(entries, LogprobColumns):
-            group = groups.setdefault(entries.width, _Group())
-            group.convert()
-            group.parts.append(entries)
+        if isinstance(entries, StepEntry):
+            width = entries.columns.width
+        elif isinstance(entries, LogprobColumns):
+            width = entries.width
         else:
-            group = groups.setdefault(1 + max([len(entry.top) for entry in entries]), _Group())
-            group.single += entries
-        group.numbers += [number] * len(entries)
+            width = 1 + max([len(entry.top) for entry in entries])
+        group = groups.get(width)
+        if group is None:
+            group = groups[width] = _Group()
+        group.add(number, entries)
     return tuple([group.made() for group in groups.values()])
 
 
 class _Group:
-    """Choices of one width: their numbers, and their entries as columns and then as single ones."""
+    """Choices of one width: their numbers, and their entries as columns and then as those of the last kind."""
 
-    __slots__ = ("numbers", "parts", "single")
+    __slots__ = ("_numbers", "_parts", "_places", "_single", "_source")
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.parts: list[LogprobColumns] = []
-        self.single: list[TokenLogprobs] = []
+        self._numbers: list[int] = []
+        self._parts: list[LogprobColumns] = []
+        self._source: LogprobColumns | None = None  # of a backend's step, and the places of choices in it
+        self._places: list[int] = []
+        self._single: list[TokenLogprobs] = []
 
-    def convert(self) -> None:
-        """Convert the single entries, all at once."""
-        if self.single:
-            self.parts.append(LogprobColumns.of(self.single))
-            self.single = []
+    def add(self, number: int, entries: Sequence[TokenLogprobs]) -> None:
+        """Append the entries of a choice."""
+        if isinstance(entries, StepEntry):
+            if entries.columns is not self._source:
+                self._convert()
+                self._source = entries.columns
+            self._places.append(entries.place)
+            self._numbers.append(number)
+            return
+        self._numbers += [number] * len(entries)
+        if isinstance(entries, LogprobColumns):
+            self._convert()
+            self._parts.append(entries)
+            return
+        if self._source is not None:
+            self._convert()
+        self._single += entries
 
     def made(self) -> StepLogprobs:
         """The group as a step has it."""
-        self.convert()
-        entries = self.parts[0] if len(self.parts) == 1 else LogprobColumns.joined(self.parts)
-        return StepLogprobs(array("q", self.numbers).tobytes(), entries)
+        self._convert()
+        entries = self._parts[0] if len(self._parts) == 1 else LogprobColumns.joined(self._parts)
+        return StepLogprobs(array("q", self._numbers).tobytes(), entries)
+
+    def _convert(self) -> None:
+        """Convert what came last, all at once."""
+        if self._source is not None:
+            self._parts.append(self._source.picked(self._places))
+            self._source, self._places = None, []
+        if self._single:
+            self._parts.append(LogprobColumns.of(self._single))
+            self._single = []

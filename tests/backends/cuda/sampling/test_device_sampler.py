@@ -145,7 +145,7 @@ def test_logprobs() -> None:
     values = logits_of(rng, 4)
     asked = [LogprobsAsked(None, 3), LogprobsAsked(44, 0), LogprobsAsked(0, 20), LogprobsAsked(7, 1)]
     chosen = torch.tensor([int(values[0].argmax()), 0, 0, 0])
-    for found, row, one in zip(
+    for (found,), row, one in zip(
         start_logprobs(torch.from_numpy(values), asked, chosen).read(), values, asked, strict=True
     ):
         expected = token_logprobs(row, one.target, one.top_n)

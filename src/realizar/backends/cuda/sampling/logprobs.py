@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from realizar.outputs import TokenLogprobs
+from realizar.logprob_columns import LogprobColumns, StepEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,25 @@ class PendingLogprobs:
     top_n: Sequence[int]
     lines: torch.Tensor
 
-    def read(self) -> list[TokenLogprobs]:
-        """The log-probabilities of each row. The copy must be done."""
-        lines = self.lines.numpy()
-        most = (lines.shape[1] - 3) // 2
-        with np.errstate(invalid="ignore"):  # nothing was written beyond a row's own list
-            ids = lines[:, [0, 1, *range(3, 3 + most)]].astype(np.int64).tolist()
-        values = lines[:, [2, *range(3 + most, 3 + 2 * most)]].tolist()
-        return [
-            TokenLogprobs(token_id, value, rank, tuple(zip(top_ids[:count], tops[:count], strict=True)))
-            for count, (token_id, rank, *top_ids), (value, *tops) in zip(self.top_n, ids, values, strict=True)
-        ]
+    def read(self) -> list[StepEntry]:
+        """The log-probabilities of each row, rows that list equally many in columns together. The copy must be done."""
+        lines, counts = self.lines.numpy(), np.array(self.top_n, np.intp)
+        entries: dict[int, StepEntry] = {}
+        for count in sorted(set(self.top_n)):
+            rows = (counts == count).nonzero()[0]
+            columns = _columns(lines[rows], count)
+            entries.update({row: StepEntry(columns, place) for place, row in enumerate(rows.tolist())})
+        return [entries[row] for row in range(len(counts))]
+
+
+def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
+    """The columns of lines that list `count` ids each."""
+    most = (lines.shape[1] - 3) // 2
+    with np.errstate(invalid="ignore"):  # a row that could not choose has no number that means anything
+        ids = lines[:, [0, *range(3, 3 + count)]].astype(np.int32)
+        ranks = lines[:, 1].astype(np.int32)
+    values = lines[:, [2, *range(3 + most, 3 + most + count)]]
+    return LogprobColumns(1 + count, ids.tobytes(), values.tobytes(), ranks.tobytes())
 
 
 def start_logprobs(logits: torch.Tensor, asked: Sequence[LogprobsAsked], chosen: torch.Tensor) -> PendingLogprobs:
