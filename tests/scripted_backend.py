@@ -137,9 +137,10 @@ class ScriptedStep:
         open_row = self._backend.rows[row.row]
         queried = tuple(logprobs_of(states[ask.index], ask.target or 0, ask.top_n) for ask in row.logprob_queries)
         pooled = None if row.pooling is None else pooled_of(open_row.states or states, row.pooling)
-        if not row.sample or row.row in self._held:
+        lacks_mask = open_row.sampling.structured is not None and row.row not in self._masks  # held, or a lost step's
+        if not row.sample or lacks_mask:
             return RowOutput(row.row, (), queried=queried, pooled=pooled)
-        require(row.row in self._masks or open_row.sampling.structured is None, "a choice within no mask")
+        require(row.row not in self._held, "a row with masks is held")
         stops = open_row.sampling.stop_token_ids
         chosen: list[int] = []
         for state, draft in zip(states[-row.num_drafts - 1 :], (*row.draft_ids, None), strict=True):

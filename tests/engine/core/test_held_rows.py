@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from grammar_services import LastingService
+from realizar.backends.base import ForwardInput
+from realizar.batch import StepOutput
 from realizar.engine.core.patience import Patience
+from realizar.errors import CapacityError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
@@ -237,6 +240,41 @@ def test_a_crash_while_masks_are_due_delays_nobody(
     assert tokens_of(outputs["plain"]) == expected_tokens((4, 5), (None,), plain.sampling, 200)
     core.close()
     real.end()
+
+
+class OnceFullBackend(ScriptedBackend):
+    """Has no memory for one step. That is heard with its result: by the next step too, if `early`, else after it."""
+
+    full_at, early = 0, False
+
+    def submit(self, forward_input: ForwardInput) -> ScriptedStep:
+        step = super().submit(forward_input)
+        if self.num_steps == self.full_at:
+            step.__class__ = FullStep
+        return step
+
+
+class FullStep(ScriptedStep):
+    def result(self) -> StepOutput:
+        backend = self._backend
+        assert isinstance(backend, OnceFullBackend)
+        if backend._last is self and not backend.early:
+            backend._last = None
+            return super().result()
+        backend._last = None
+        raise CapacityError("the GPU is out of memory: tried 2 GiB")
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("full_at", range(4, 14))
+def test_a_step_with_held_rows_may_be_given_up(late: LateService, full_at: int, early: bool) -> None:
+    """Its rows start again in smaller steps, each counted once."""
+    backend = OnceFullBackend(num_ids=4)
+    backend.full_at, backend.early = full_at, early
+    core = new_engine(backend, lambda: late, steps_in_flight=2)
+    check_mixed(core, num_ids=4)
+    assert backend.num_steps > full_at
+    core.close()
 
 
 def test_patience_lasts_for_the_share_of_the_late() -> None:
