@@ -26,7 +26,7 @@ class ApiProcess(asyncio.Protocol):
 
     Attributes:
         takes_connections: it has said that it is ready for them, and lives. has_started: it has said so.
-        num_connections: handed over, and not closed yet.
+        num_connections: handed over, and not known to be closed. max_connections: its share.
     """
 
     def __init__(self, on_message: Callable[[ApiProcess, FromProcess], None]) -> None:
@@ -38,7 +38,7 @@ class ApiProcess(asyncio.Protocol):
         self._ended = asyncio.Event()
         self._knows_start = False
         self.takes_connections = self.has_started = False
-        self.num_connections = 0
+        self.num_connections = self.max_connections = 0
 
     async def start(self, command: Sequence[str], start: Start) -> None:
         """Start the process; its last two arguments are the descriptors of its sockets.
@@ -46,6 +46,7 @@ class ApiProcess(asyncio.Protocol):
         Raises:
             OSError: the process can't be started.
         """
+        self.max_connections = start.settings.max_connections
         messages, its_messages = socket.socketpair()
         self._handing, its_handing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._handing.setblocking(False)

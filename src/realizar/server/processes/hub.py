@@ -1,7 +1,7 @@
 """`Hub` runs the API processes: it hands connections and deltas to them, and requests of all of them to one engine.
 
-What is counted over all processes is counted here: the queue, the suspects, restarts and metrics. Connections go to the
-process that has the fewest, so that each may have its share of the connections allowed.
+What is counted over all processes is counted here: the queue, the suspects, restarts and metrics. A connection goes to
+the process that has room for the most, so that each may have its share of the connections allowed.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Hub:
             loop.remove_reader(self._listener.fileno())
 
     def _accept(self) -> None:
-        """Hand waiting connections over, each to the process that has the fewest."""
+        """Hand waiting connections over, each to the process that has room for the most."""
         for _ in range(_ACCEPTED_AT_ONCE):
             ready = [process for process in self._processes if process.takes_connections]
             if not ready or self._listener is None:
@@ -317,7 +317,7 @@ class Hub:
             with connection:
                 if connection.family != socket.AF_UNIX:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                ready.sort(key=lambda process: process.num_connections)
+                ready.sort(key=lambda process: process.num_connections - process.max_connections)
                 any(process.hand_over(connection) for process in ready)
 
     def _listen_again(self) -> None:
