@@ -199,6 +199,11 @@ def test_weights_of_experts_are_divided_by_their_sum_where_the_key_says_so() -> 
     assert _experts(build_spec(_moe_gguf())).normalized
 
 
+def test_a_configuration_may_name_the_norms_of_q_and_k() -> None:
+    """As Qwen3-Coder-30B-A3B's does; transformers has the norms without asking the key."""
+    assert build_spec(_moe_folder(use_qk_norm=True)).layers == build_spec(_moe_folder()).layers
+
+
 def test_old_gguf_files_share_the_feed_forward_among_the_chosen_experts() -> None:
     assert _experts(build_spec(_moe_gguf(expert_feed_forward_length=None))).gate.out_features == 24 // 2
 
@@ -213,6 +218,7 @@ def test_both_names_of_the_number_of_experts() -> None:
     ("keys", "message"),
     [
         ({"use_sliding_window": True}, "use_sliding_window.*unsupported value True"),
+        ({"use_qk_norm": False}, "use_qk_norm.*unsupported value False"),
         ({"num_experts_per_tok": 4}, "num_experts_per_tok.*4 is not within 1 to 3"),
         ({"mlp_only_layers": "0"}, "mlp_only_layers.*expected a list of layers"),
         ({"mlp_only_layers": [True]}, "mlp_only_layers.*expected a list of layers"),

@@ -17,6 +17,8 @@ def build_qwen3(hparams: HyperParameters) -> ModelSpec:
     rope = read_rope(hparams, sizes)
     if hparams.boolean(None, "use_sliding_window", default=False):
         raise hparams.unsupported(None, "use_sliding_window", True)
+    if not hparams.boolean(None, "use_qk_norm", default=True):  # Qwen3-Coder names what every one of these models has
+        raise hparams.unsupported(None, "use_qk_norm", False)
     count = read_expert_count(hparams)
     per_token = hparams.integer("expert_used_count", "num_experts_per_tok", high=count)
     width = hparams.integer(
