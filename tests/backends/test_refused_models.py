@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from hybrid_spec import hybrid_spec
+from realizar.backends import select
 from realizar.backends.cpu.plan import plan_memory as plan_cpu_memory
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.devices import THE_CPU, ChosenDevice
+from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
 from resolving import resolved
@@ -39,3 +43,19 @@ def test_the_cuda_backend() -> None:
         CUDABackend(device=interpreter_device()).load(hybrid_spec(), EMPTY, config)
     with pytest.raises(UnsupportedModelError, match=ON_CUDA):
         plan_memory(hybrid_spec(), EMPTY, config, 1 << 40)
+
+
+def test_auto_is_the_cpu_for_what_it_alone_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a machine with a GPU, which keeps other models, and this one too where a GPU is asked for."""
+    card = ChosenDevice("cuda", 0, "NVIDIA H200")
+    monkeypatch.setattr(select, "choose_device", lambda wanted: card)
+    for shape, device, chosen in (
+        ("tiny-moe", "auto", THE_CPU), ("tiny-moe", "cuda", card), ("tiny", "auto", card),
+    ):  # fmt: skip
+        path = tmp_path / f"{shape}.gguf"
+        generate_gguf(shape, path, "q8_0")
+        caplog.clear()
+        assert select.resolve_model(open_checkpoint(path), EngineConfig(device=device))[1].chosen == chosen
+        assert ("which the CUDA backend does not run; the CPU runs it" in caplog.text) == (chosen == THE_CPU)

@@ -15,6 +15,7 @@ from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.backends.inspection import InspectedBackend
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
+from realizar.backends.supported import Supported
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
@@ -107,6 +108,8 @@ def resolve_model(
 ) -> tuple[ModelSpec, ResolvedConfig]:
     """The description of a checkpoint's model, and a configuration in which nothing is left open.
 
+    A device of `auto` is the CPU for a model that runs on no GPU.
+
     Args:
         device: None takes that of `config`.
 
@@ -116,6 +119,8 @@ def resolve_model(
     """
     spec = build_spec(checkpoint, config.context_length)
     chosen = choose_device(config.device) if device is None else device
+    if config.device == "auto":
+        chosen = _device_for(spec, chosen)
     check_tensors(spec, checkpoint)
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
@@ -170,15 +175,29 @@ def refusals(spec: ModelSpec) -> list[str]:
     from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
     from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
 
-    reasons = []
-    for supported in (ON_CPU, ON_CUDA):
-        try:
-            supported.check(spec)
-        except UnsupportedModelError as error:
-            reasons.append(str(error))
-        else:
-            return []
-    return reasons
+    reasons = [reason for each in (ON_CPU, ON_CUDA) if (reason := _refusal(each, spec)) is not None]
+    return reasons if len(reasons) == 2 else []
+
+
+def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
+    """The chosen device, but the CPU in place of a GPU if it alone runs all parts of the model, which is logged."""
+    from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
+    from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
+
+    reason = _refusal(ON_CUDA, spec) if chosen.kind == "cuda" else None
+    if reason is None or _refusal(ON_CPU, spec) is not None:
+        return chosen
+    _LOG.warning("%s; the CPU runs it", reason)
+    return THE_CPU
+
+
+def _refusal(supported: Supported, spec: ModelSpec) -> str | None:
+    """The reason for which a backend refuses a model; None if it runs it."""
+    try:
+        supported.check(spec)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
 def plan_memory(
