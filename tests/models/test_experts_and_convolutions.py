@@ -19,6 +19,7 @@ from realizar.backends.program import (
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.cache_kinds import FullCache, StateCache
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
@@ -142,6 +143,16 @@ def test_loading_of_experts_is_strict(name: str, change: tuple[int, ...] | None,
         tensors[name] = stored(name, change)
     with pytest.raises(CheckpointError, match=message):
         check_tensors(spec, dataclasses.replace(checkpoint, tensors=tensors))
+
+
+def test_experts_of_several_types_are_refused_before_a_weight_is_read() -> None:
+    """The second layer's last expert: everything else could have been packed before."""
+    spec = build_spec(_moe_folder())
+    checkpoint = _with_tensors(_moe_folder(), spec)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    other = dataclasses.replace(checkpoint.tensors[name], ggml_type=GGMLType.BF16)
+    with pytest.raises(UnsupportedModelError, match=r"experts.2.up_proj.weight' is of type BF16, .* of one type$"):
+        check_tensors(spec, dataclasses.replace(checkpoint, tensors={**checkpoint.tensors, name: other}))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import ExpertLinear, Linear, ModelSpec, TensorName
-from realizar.quantization import MatrixSource, WeightLayout, expert_source, tensor_layout, tensor_source
+from realizar.quantization import MatrixSource, WeightLayout, expert_source, stack_layout, tensor_source
 
 
 class WeightTensors:
@@ -27,16 +27,7 @@ class WeightTensors:
         Raises:
             UnsupportedModelError: weights can't have its type, or the matrices of a stack have several.
         """
-        first, *others = self._spec.tensors[name].names
-        layout = tensor_layout(self._checkpoint, first)
-        for other in others:
-            own = tensor_layout(self._checkpoint, other)
-            if own != layout:
-                raise UnsupportedModelError(
-                    f"{self._checkpoint.path}: tensor '{other}' is of type {own.name}, and '{first}' of {layout.name}:"
-                    " experts of one layer must be of one type"
-                )
-        return layout
+        return stack_layout(self._checkpoint, self._spec.tensors[name].names)
 
     def size_bytes(self, name: TensorName) -> int:
         """Bytes of a tensor as stored, from the checkpoint's header alone.

@@ -9,7 +9,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.models.registry import require_weights
 from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
-from realizar.quantization import matrix_format, stored_names, tensor_layout, tensor_shape
+from realizar.quantization import matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
 
 _MAX_LISTED = 8
 
@@ -21,7 +21,8 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     it is a mask or the like, for a matrix is never stored so. A matrix format stores codes and scales in such types.
 
     Raises:
-        UnsupportedModelError: the checkpoint holds no weights, or one of a type or a method that nothing reads.
+        UnsupportedModelError: the checkpoint holds no weights, or one of a type or a method that nothing reads, or
+            experts of a layer of several types.
         CheckpointError: tensors are missing, unexpected or of another shape; lists them.
     """
     require_weights(checkpoint)
@@ -54,6 +55,9 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     if problems:
         first = (missing + extra + misshaped)[0].split(" ")[0]
         raise CheckpointError(checkpoint.path, f"tensor '{first}'", "; ".join(problems))
+    for source in spec.tensors.values():
+        if source.stack:
+            stack_layout(checkpoint, source.stack)
 
 
 def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:

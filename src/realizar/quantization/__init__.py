@@ -27,6 +27,7 @@ from realizar.quantization.source import MatrixSource
 from realizar.quantization.tensors import (
     expert_source,
     is_stored,
+    stack_layout,
     stored_names,
     tensor_layout,
     tensor_shape,
@@ -56,6 +57,7 @@ __all__ = [
     "quantize",
     "random_blocks",
     "random_source",
+    "stack_layout",
     "stored_names",
     "tensor_layout",
     "tensor_shape",

@@ -47,6 +47,25 @@ def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
     return _plain_layout(checkpoint.tensors[name]) if packed is None else packed.source(checkpoint, name).layout
 
 
+def stack_layout(checkpoint: Checkpoint, names: Sequence[str]) -> WeightLayout:
+    """The layout that all matrices of a stack have, which may be one.
+
+    Raises:
+        UnsupportedModelError: weights can't have their type, or they have several.
+        CheckpointError: as of `tensor_layout`.
+    """
+    first, *others = names
+    layout = tensor_layout(checkpoint, first)
+    for other in others:
+        own = tensor_layout(checkpoint, other)
+        if own != layout:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: tensor '{other}' is of type {own.name}, and '{first}' of {layout.name}:"
+                " experts of one layer must be of one type"
+            )
+    return layout
+
+
 def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
     """A checkpoint's tensor as a matrix.
 
