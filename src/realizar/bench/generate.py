@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.hub.folders import user_cache
@@ -87,6 +88,19 @@ def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, s
     if shape is None:
         raise ValueError(f"{shape_name!r} is not a shape; the shapes are {', '.join(SHAPES)}")
     write_gguf(path, _metadata(shape, shape_name, file_type), list(_tensors(shape, file_type, seed)))
+
+
+def generated_header(shape_name: str) -> Checkpoint:
+    """The file that `generated_model` writes, without the bytes of its weights.
+
+    Args:
+        shape_name: a key of `SHAPES`.
+    """
+    shape, path = SHAPES[shape_name], Path(f"{shape_name}-q4_k_m.gguf")
+    nothing = np.zeros(0, np.uint8)
+    tensors = _tensors(shape, "q4_k_m", 0)
+    stored = {each.name: StoredTensor(each.name, each.ggml_type, each.shape, nothing, path, 0) for each in tensors}
+    return Checkpoint(path, "gguf", _metadata(shape, shape_name, "q4_k_m"), stored)
 
 
 def generated_model(shape_name: str, log: Callable[[str], None]) -> Path:

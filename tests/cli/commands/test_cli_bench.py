@@ -62,6 +62,9 @@ def test_a_generated_shape(realizar: Callable[..., Any], tmp_path: Path, monkeyp
         assert result.status == 0, result.stderr
         assert "decode tok/s" in result.stdout
         assert ("writing " in result.stderr) == is_new
+    refused = realizar("bench", "olmoe-7b", *words, "--instruction-set", "none")
+    assert refused.status != 0
+    assert [each.name for each in (tmp_path / "realizar" / "bench").iterdir()] == ["tiny-moe-q4_k_m.gguf"]
     refused = realizar("bench", "tiny-most", *words)
     assert refused.status != 0
     assert "'tiny-most' is not a shape; the shapes are llama-8b" in refused.error_lines[0]

@@ -19,6 +19,7 @@ from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.bench.throughput import BatchResult
+    from realizar.config import EngineConfig
 
 
 def bench_command(
@@ -42,11 +43,11 @@ def bench_command(
 
     work = Work(_positive("prompt-tokens", prompt_tokens), gen_tokens, _batches(batch), _positive("repeats", repeats))
     _positive("gen-tokens", gen_tokens)
+    config = (backend or BackendOptions()).config()
     if generate:
-        model = str(_generated(model))
+        model = str(_generated(model, config))
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
-    config = (backend or BackendOptions()).config()
     with load_progress() as loading:
         results = measure_throughput(checkpoint, config, work, log=_report, progress=loading)
     if as_json:
@@ -55,13 +56,18 @@ def bench_command(
         print("\n".join(_table(results)))
 
 
-def _generated(shape: str) -> Path:
-    from realizar.bench.generate import SHAPES, generated_model
+def _generated(shape: str, config: EngineConfig) -> Path:
+    """The file of a shape. What can't run is refused before gigabytes are written."""
+    from realizar.backends.select import plan_memory, resolve_model
+    from realizar.bench.generate import SHAPES, generated_header, generated_model
 
     if shape not in SHAPES:
         raise InvalidRequestError(
             f"--generate: {shape!r} is not a shape; the shapes are {', '.join(SHAPES)}", "generate"
         )
+    header = generated_header(shape)
+    spec, resolved = resolve_model(header, config)
+    plan_memory(spec, header, resolved).check_weights_fit()
     return generated_model(shape, _report)
 
 
