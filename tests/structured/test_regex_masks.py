@@ -123,3 +123,20 @@ def test_too_many_states_are_not_followed() -> None:
         if state is None:
             break
     assert len(shared._table._expressions) <= 20_000
+
+
+@pytest.mark.parametrize("pattern", ["ab" * 10_000, "(a?b?)" * 700], ids=["literal", "optional"])
+def test_long_expressions_take_bounded_memory(pattern: str) -> None:
+    """Each state of such an expression is as long as what is left of it."""
+    shared = regex_masks(pattern, [b"a", b"b"])
+    assert shared is not None
+    state: int | None = shared.start
+    for step in range(300):
+        state = shared.after(state, step % 2)
+    assert state is None
+    assert sum(len(each.parts) for each in shared._table._expressions) <= 2_000_000
+
+
+def test_deep_expressions_are_not_followed() -> None:
+    shared = regex_masks("(" * 200 + "a" + "|bc)*d" * 200, [b"a"])
+    assert shared is None or shared.after(shared.start, 0) is None

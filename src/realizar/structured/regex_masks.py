@@ -37,7 +37,7 @@ class RegexMasks:
         if found is None:
             try:
                 found = self._table.after(state, self._token_bytes[token_id])
-            except StatesLostError:
+            except (StatesLostError, RecursionError):
                 return None
             if len(self._steps) < _MOST_STEPS:
                 self._steps[state, token_id] = found

@@ -19,6 +19,7 @@ BEYOND_ASCII = 1 << 128
 
 ALL = (BEYOND_ASCII << 1) - 1
 _MOST = 20_000  # expressions of a table
+_MOST_PARTS = 2_000_000  # of all chains and alternatives that are put together, which takes half a second
 
 
 class _Expression(NamedTuple):
@@ -45,6 +46,7 @@ class ExpressionTable:
         self._numbers = {self._expressions[NOTHING]: NOTHING, self._expressions[EMPTY]: EMPTY}
         self._nullable = [False, True]
         self._derived: dict[tuple[int, int], int] = {}
+        self._num_parts = 0
 
     def characters(self, members: int) -> int:
         """One character of a set."""
@@ -58,6 +60,7 @@ class ExpressionTable:
                 return NOTHING
             expression = self._expressions[part]
             flat += expression.parts if expression.kind == "chain" else () if part == EMPTY else (part,)
+        self._count(len(flat))
         if len(flat) < 2:
             return flat[0] if flat else EMPTY
         return self._number(
@@ -71,6 +74,7 @@ class ExpressionTable:
             expression = self._expressions[part]
             flat.update(expression.parts if expression.kind == "either" else (part,))
         flat.discard(NOTHING)
+        self._count(len(flat))
         if len(flat) < 2:
             return flat.pop() if flat else NOTHING
         made = _Expression("either", parts=tuple(sorted(flat)))
@@ -91,11 +95,17 @@ class ExpressionTable:
         """What may follow after a text, which is given as bytes.
 
         Raises:
-            StatesLostError: it can't be told.
+            StatesLostError: it can't be told. RecursionError: the expression is nested too deep.
         """
         for byte in text:
             expression = self._derivative(expression, byte)
         return expression
+
+    def _count(self, num_parts: int) -> None:
+        """Bound the time and memory of long expressions, whose states are each as long as what is left of them."""
+        self._num_parts += num_parts
+        if self._num_parts > _MOST_PARTS:
+            raise StatesLostError
 
     def _number(self, expression: _Expression, *, nullable: bool) -> int:
         found = self._numbers.get(expression)
