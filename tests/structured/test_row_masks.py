@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -118,6 +119,39 @@ def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: Gram
     service.drop(asked[1])
     step(service, staying)
     service.close_row(staying.row)
+
+
+def test_places_of_a_row_in_error_are_free_once(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its masks are dropped while other rows are still followed anew."""
+    poisonous = StructuredOutput("regex", "[a-f]{3,43}x")
+    bad, *good = rows = [Follower(service, poisonous, seed) for seed in range(3)]
+    step(service, *rows)
+    send, may_go_on = GrammarWorker.send_step, threading.Event()
+
+    def deadly(self: GrammarWorker, message: Step, timeout_s: float) -> None:
+        if any(row.key == bad.row.key for row in message.rows):
+            os.kill(self.pid, signal.SIGKILL)
+        else:
+            may_go_on.wait(HANG_S)
+        send(self, message, timeout_s)
+
+    monkeypatch.setattr(GrammarWorker, "send_step", deadly)
+    asked = service.ask([(each.row, ()) for each in rows])
+    while bad.row.error is None:
+        service.wait(0.01)
+    service.drop(asked[0])
+    service.close_row(bad.row)
+    may_go_on.set()
+    while not all(each.done for each in asked[1:]):
+        service.wait(HANG_S)
+    again = service.ask([(each.row, ()) for each in good])
+    assert len({each.place for each in (*asked[1:], *again)}) == 4
+    for masks in (*asked[1:], *again):
+        while not masks.done:
+            service.wait(HANG_S)
+        service.drop(masks)
+    for each in good:
+        service.close_row(each.row)
 
 
 def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,5 +112,5 @@ class AskedMasks:
     dropped: bool = False
 
     def fail(self, reason: str, cause: ErrorCause) -> None:
-        """End the row with an error."""
-        self.row.error, self.row.cause, self.done = reason, cause, True
+        """Note the row's error, from any thread; `done` follows on the engine's, which hands out the places."""
+        self.row.error, self.row.cause = reason, cause
