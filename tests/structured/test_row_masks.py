@@ -121,6 +121,28 @@ def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: Gram
     service.close_row(staying.row)
 
 
+def test_a_row_that_is_closed_before_its_masks_are_asked_for_costs_nothing(service: GrammarService) -> None:
+    """Its process, which is told to forget it with the next question, has another one when it is asked for."""
+    closed, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
+    step(service, closed, staying)
+    worker = staying.row.worker
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    (first,), (later,) = service.ask([(staying.row, ())]), service.ask([(closed.row, ())])
+    service.drop(later)
+    service.close_row(closed.row)
+    os.kill(worker.pid, signal.SIGCONT)
+    while not first.done:
+        service.wait(HANG_S)
+    staying.check(service.read(first))
+    service.drop(first)
+    assert later.done
+    assert worker.num_rows == 1
+    step(service, staying)
+    assert staying.row.worker is worker
+    service.close_row(staying.row)
+
+
 def test_places_of_a_row_in_error_are_free_once(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if its masks are dropped while other rows are still followed anew."""
     poisonous = StructuredOutput("regex", "[a-f]{3,43}x")

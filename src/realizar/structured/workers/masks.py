@@ -134,7 +134,7 @@ class StepMasks:
         lost: dict[FollowedGrammar, list[AskedMasks]] = {}
         for each in asked:
             grammar = each.row.grammar
-            if each.row.error is not None:
+            if each.dropped or each.row.error is not None:  # the row of dropped masks may be closed
                 self._finish(each)
             elif grammar.waiting is not None:
                 grammar.waiting.append(each)
