@@ -85,15 +85,15 @@ def test_report(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ("1", "weights and workspace take 140.4 MB, and 1 B are free"),
-        ("100M", "weights and workspace take 140.4 MB, and 100.0 MB are free"),
+        ("1", "weights and workspace take 143.2 MB, and 1 B are free"),
+        ("100M", "weights and workspace take 143.2 MB, and 100.0 MB are free"),
     ],
 )
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_a_plan_by_which_nothing_runs_is_status_1(
     realizar: Callable[..., Any], smollm2_path: Path, memory: str, message: str, form: tuple[str, ...]
 ) -> None:
-    result = realizar("plan", smollm2_path, "--device", "cpu", "--memory", memory, *form)
+    result = realizar("plan", smollm2_path, "--device", "cpu", "--threads", "2", "--memory", memory, *form)
     assert result.status == 1
     assert result.error_lines == [f"realizar: the model does not fit: {message}"]
     assert result.stdout, "with the figures that say why"
@@ -122,9 +122,9 @@ def test_the_default_cache_is_for_many_usual_requests_and_few_long_ones(
 
 
 def test_a_cache_above_what_is_left_is_said(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", str(smollm2_path), "--device", "cpu", "--memory", "400M", "--kv-cache-bytes"]
+    words = ["plan", str(smollm2_path), "--device", "cpu", "--threads", "2", "--memory", "400M", "--kv-cache-bytes"]
     assert run_app(app, [*words, "300M"]) == 0
     line = capsys.readouterr().out.splitlines()[3]
-    assert line.endswith(", 300.0 MB in all, and 259.6 MB are free beside the weights")
+    assert line.endswith(", 300.0 MB in all, and 256.8 MB are free beside the weights")
     assert run_app(app, [*words, "200M"]) == 0
     assert capsys.readouterr().out.splitlines()[3].endswith(", 200.0 MB in all")
