@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from array import array
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -26,14 +27,18 @@ from realizar.engine.process.messages import (
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.server.processes import hub as hub_module
 from realizar.server.processes.child import ApiProcess
 from realizar.server.processes.hub import Hub
-from realizar.server.processes.messages import ConnectionsClosed, EngineBlocked, EngineLost, ToProcess
+from realizar.server.processes.messages import ConnectionsClosed, EngineBlocked, EngineLost, Start, ToProcess
 from realizar.server.processes.routed_link import NoText, RoutedLink
+from realizar.server.settings import ServerSettings
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
 from waits import HANG_S
 
 _Message = TypeVar("_Message")
+START = Start("m", ("m",), 64, SamplingParams(), None, 0, ServerSettings(), None, None, "info")
+ENDS_AT_ONCE = ("false",)
 
 
 class Link:
@@ -219,5 +224,22 @@ def test_requests_are_refused_while_no_engine_runs() -> None:
         scene.link.listener.lost(EngineDeadError("dead"), restarting=True)
         await scene.add(scene.one, "a", accept=False)
         assert "being loaded" in str(scene.refusals(scene.one)[0])
+
+    play(main)
+
+
+def test_a_stop_does_not_wait_for_the_next_start_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub_module, "_FIRST_DELAY_S", 100 * HANG_S)
+
+    async def main(scene: Scene) -> None:
+        hub = Hub((START,), "m", ENDS_AT_ONCE)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(hub.serve(scene.engine, listener))
+            while "another one is started" not in caplog.text:  # noqa: ASYNC110 - a log has no event
+                await asyncio.sleep(0.01)
+            hub.stop(at_once=False)
+            await serving
 
     play(main)

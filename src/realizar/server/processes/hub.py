@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +186,8 @@ class Hub:
                 raise RealizarError(f"an API process {how}, {failed} times before it took a connection")
             delay_s = _FIRST_DELAY_S if time.monotonic() - started_s > _STEADY_S else delay_s
             _LOG.error("an API process %s; another one is started in %.2g s", how, delay_s)
-            await asyncio.sleep(delay_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     def _abandon(self, process: ApiProcess) -> None:
