@@ -24,7 +24,7 @@ from realizar.engine.process.messages import (
     Refused,
     restore_error,
 )
-from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.server.processes import hub as hub_module
@@ -241,5 +241,24 @@ def test_a_stop_does_not_wait_for_the_next_start_of_a_process(
                 await asyncio.sleep(0.01)
             hub.stop(at_once=False)
             await serving
+
+    play(main)
+
+
+def test_a_process_that_can_not_start_ends_the_server_only_where_no_other_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub_module, "_FIRST_DELAY_S", 0.0)
+
+    async def main(scene: Scene) -> None:
+        scene.hub._command = ENDS_AT_ONCE
+        scene.one.takes_connections = True
+        keeping = asyncio.create_task(scene.hub._keep(START))
+        while caplog.text.count("another one is started") < 8:
+            await asyncio.sleep(0.01)
+            assert not keeping.done()
+        scene.one.takes_connections = False
+        with pytest.raises(RealizarError, match="before it took a connection"):
+            await keeping
 
     play(main)

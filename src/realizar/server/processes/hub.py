@@ -95,7 +95,7 @@ class Hub:
         """Run the processes until `stop`.
 
         Raises:
-            RealizarError: processes end before they take a connection, again and again.
+            RealizarError: a process ends before it takes a connection, again and again, and no other one takes any.
         """
         self._engine, self._listener = engine, listener
         listener.setblocking(False)
@@ -182,7 +182,7 @@ class Hub:
             if self._stopping.is_set():
                 return
             failed = 0 if process.has_started else failed + 1
-            if failed == _MAX_FAILED_STARTS:
+            if failed >= _MAX_FAILED_STARTS and not any(other.takes_connections for other in self._processes):
                 raise RealizarError(f"an API process {how}, {failed} times before it took a connection")
             delay_s = _FIRST_DELAY_S if time.monotonic() - started_s > _STEADY_S else delay_s
             _LOG.error("an API process %s; another one is started in %.2g s", how, delay_s)
