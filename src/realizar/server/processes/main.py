@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 from typing import Any
@@ -23,6 +24,7 @@ from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.stop_checker import StopChecker
 
+_LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _HANDED_AT_ONCE = 16
 
@@ -110,6 +112,9 @@ class _Served:
             if not data and not descriptors:
                 loop.remove_reader(handing.fileno())  # the main process is gone
                 return
+            if not descriptors:  # the system closes those for which the process has no room
+                _LOG.error("a connection was dropped, because ulimit -n allows no more open files")
+                self._note_closed()
             for descriptor in descriptors:
                 connection = socket.socket(fileno=descriptor)
                 connection.setblocking(False)
