@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +20,11 @@ from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.structured.workers.followed import AskedMasks, FollowedRow
+from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import WorkerLimits
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens
 from structured.grammar_engines import (
+    END,
     GRAMMAR_TOKENS,
     GRAMMARS,
     alone,
@@ -30,6 +34,7 @@ from structured.grammar_engines import (
     structured_request,
     tokens_of,
 )
+from waits import HANG_S
 
 
 class LateService(LastingService):
@@ -296,4 +301,28 @@ def test_the_row_alone_in_its_steps_waits(late: LateService, held: list[int]) ->
     core.add(replace(request))
     assert tokens_of(run_out(core)["only"]) == alone(request)
     assert not held
+    core.close()
+
+
+def test_the_process_of_a_row_that_ended_while_it_was_held_makes_room() -> None:
+    """Nobody waits for its last answer; a request with another grammar takes it in."""
+    limited = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(processes=1))
+    core = new_engine(ScriptedBackend(), lambda: limited, steps_in_flight=2)
+    (first, _), (second, _) = GRAMMARS["regex"], GRAMMARS["choice"]
+    core.add(structured_request("held", (1, 2), SamplingParams(structured=first)))
+    core.add(Request("plain", (3, 4), SamplingParams(temperature=0.0), 20))
+    for _ in range(4):
+        core.step()
+    (grammar,) = limited._known._grammars.values()
+    assert grammar.worker is not None
+    os.kill(grammar.worker.pid, signal.SIGSTOP)
+    core.step()
+    assert grammar.is_asked
+    core.abort("held")
+    run_out(core)
+    os.kill(grammar.worker.pid, signal.SIGCONT)
+    select.select([grammar.worker.fileno()], [], [], HANG_S)
+    assert grammar.is_asked
+    core.add(structured_request("next", (5, 6), SamplingParams(structured=second)))
+    assert tokens_of(run_out(core)["next"])[-1] == END
     core.close()

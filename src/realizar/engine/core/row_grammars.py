@@ -110,7 +110,9 @@ class RowGrammars:
         structured = request.sampling.structured
         if structured is None:
             return True
-        return self._made_service().hold(request.request_id, structured, is_open, request.client)
+        service = self._made_service()
+        service.wait(0)  # a process whose rows have all ended is free for others once its last answer is taken in
+        return service.hold(request.request_id, structured, is_open, request.client)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; its history may hold output already."""
