@@ -13,6 +13,7 @@ import pytest
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.workers import spread
+from realizar.structured.workers.followed import FollowedGrammar
 from realizar.structured.workers.messages import Step
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
@@ -236,4 +237,31 @@ def test_many_rows_of_a_slow_grammar_get_more_processes(monkeypatch: pytest.Monk
     service.prepare(StructuredOutput("regex", "another"))
     wait_for(lambda: sum(map(is_alive, pids)) == 1)
     assert len(grammar.workers) == 1
+    service.close()
+
+
+def test_a_process_that_comes_after_the_rows_have_ended_ends_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "_SLOW_S", 0.0)
+    monkeypatch.setattr(spread, "_ENOUGH", 1)
+    service, may_come, pids = make_service(WorkerLimits(more_processes=1, idle=0)), threading.Event(), []
+    rows = [Follower(service, LETTERS, seed) for seed in range(2)]
+    compiled = service._masks._repair._revive
+
+    def late(given: FollowedGrammar) -> GrammarWorker:
+        worker = compiled(given)
+        pids.append(worker.pid)
+        may_come.wait(HANG_S)
+        return worker
+
+    monkeypatch.setattr(service._masks._repair, "_revive", late)
+    step(service, *rows)
+    wait_for(lambda: bool(pids))
+    for each in rows:
+        service.close_row(each.row)
+    service.prepare(StructuredOutput("regex", "another"))
+    may_come.set()
+    while service._masks._repairs:
+        service.wait(HANG_S)
+    service.prepare(StructuredOutput("regex", "yet another"))
+    wait_for(lambda: not is_alive(pids[0]))
     service.close()

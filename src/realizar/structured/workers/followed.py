@@ -22,6 +22,7 @@ class FollowedGrammar:
         retired: True if no new row may follow it; it is dropped with its last row.
         waiting: masks that are asked for once a dead process is replaced; None while none is being replaced.
         num_slow: answers of its processes that took long, since the last process was added.
+        is_growing: True while a process is being added.
     """
 
     structured: StructuredOutput
@@ -32,6 +33,7 @@ class FollowedGrammar:
     waiting: list[AskedMasks] | None = None
     more: list[GrammarWorker] = field(default_factory=list)
     num_slow: int = 0
+    is_growing: bool = False
 
     @property
     def workers(self) -> list[GrammarWorker]:
@@ -47,8 +49,8 @@ class FollowedGrammar:
 
     @property
     def is_asked(self) -> bool:
-        """True if a process has a question, which was asked for a row that has ended since."""
-        return self.waiting is not None or any(worker.is_asked for worker in self.workers)
+        """True if a process has a question, of a row that may have ended since, or is being added or replaced."""
+        return self.waiting is not None or self.is_growing or any(worker.is_asked for worker in self.workers)
 
     @property
     def idle(self) -> bool:

@@ -232,6 +232,7 @@ class StepMasks:
         self._repairs[future] = grammar, parts
 
     def _spread_later(self, grammar: FollowedGrammar) -> None:
+        grammar.is_growing = True
         self._repairs[self._on_a_thread(partial(self._repair.new_worker, grammar))] = grammar, []
 
     def _on_a_thread(self, work: Callable[[], GrammarWorker | None]) -> Future[GrammarWorker | None]:
@@ -252,6 +253,7 @@ class StepMasks:
             elif (worker := future.result()) is not None:
                 grammar.add_worker(worker)
             if not parts:
+                grammar.is_growing = False
                 self._spread.added()
                 continue
             for part in parts:
