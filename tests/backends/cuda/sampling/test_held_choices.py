@@ -26,10 +26,15 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def texts(at_once: int | None, *, hold: bool) -> list[list[tuple[int, ...]]]:
-    """The choices of rows in some steps with masks, each of them held once before it chooses if `hold`."""
+def texts(at_once: int | None, *, hold: bool, drafts: int = 0) -> list[list[tuple[int, ...]]]:
+    """The choices of rows in some steps with masks, each of them held once before it chooses if `hold`.
+
+    Args:
+        drafts: of one more row, which stands beside held rows and is not held itself.
+    """
     rng, count = np.random.default_rng(5), 2 * len(ROWS)
-    steps = SampledSteps(count, VOCAB, at_once)
+    steps = SampledSteps(count + 1, VOCAB, at_once, 1 + drafts)
+    steps.open(count, SamplingParams(temperature=0.0), [1] * 9)
     for row in range(count):
         sampling = SamplingParams(seed=row, structured=GRAMMAR, **ROWS[row % len(ROWS)])
         steps.open(row, sampling, rng.integers(0, 12, 9).tolist())
@@ -40,8 +45,12 @@ def texts(at_once: int | None, *, hold: bool) -> list[list[tuple[int, ...]]]:
         rows = [scheduled_row(row, (1,), 8 + step, True) for row in range(count)]
         if hold:
             for held in (range(0, count, 2), range(1, count, 2)):
-                outputs = steps.step([rows[row] for row in held], logits[list(held)], held=held)
-                assert [(output.token_ids, output.logprobs, output.error) for output in outputs] == [
+                several = [scheduled_row(count, (1,), 8 + 2 * step, True, drafts=[5] * drafts)] if drafts else []
+                beside = torch.ones((1 + drafts if drafts else 0, VOCAB))
+                given = torch.cat([logits[list(held)], beside])
+                outputs = steps.step([*(rows[row] for row in held), *several], given, held=held)
+                assert all(output.token_ids == (0,) for output in outputs[len(held) :])
+                assert [(output.token_ids, output.logprobs, output.error) for output in outputs[: len(held)]] == [
                     ((), (), None)
                 ] * len(held)
         for row, output in enumerate(steps.step(rows, logits, masks)):
@@ -50,5 +59,6 @@ def texts(at_once: int | None, *, hold: bool) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("at_once", [100, 3, pytest.param(None, marks=NATIVE)])
-def test_held_rows_choose_the_same_later(at_once: int | None) -> None:
-    assert texts(at_once, hold=True) == texts(at_once, hold=False)
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_held_rows_choose_the_same_later(at_once: int | None, drafts: int) -> None:
+    assert texts(at_once, hold=True, drafts=drafts) == texts(at_once, hold=False)

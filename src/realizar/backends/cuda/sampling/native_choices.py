@@ -23,6 +23,7 @@ from realizar.batch import OpenedRow
 from realizar.outputs import RowError
 
 _NO_MASK = -1
+_HELD = -1  # in place of a row's number: it chose nothing, and keeps its state
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 Asked: TypeAlias = tuple[int, int, int]
@@ -149,7 +150,8 @@ class NativeChoiceMaker:
             for place in range(most + 1) if one_by_one else (None,):
                 self._pick(count, flags, place, drafted=True)
         firsts = np.cumsum(drafts + 1) - (drafts + 1)
-        self._send((rows, firsts, drafts, tokens[firsts] + 1), self._buffers.drafted)
+        settled = np.where(step.are_held(rows), _HELD, rows)
+        self._send((settled, firsts, drafts, tokens[firsts] + 1), self._buffers.drafted)
         self._kernels.settle(self._buffers, len(rows), most)
         if count:
             self._finish(count, flags)

@@ -85,14 +85,15 @@ extern "C" __global__ void __launch_bounds__(256) pick_ids(
   if (!drafted) settle(t, Drafted{c.row, c.index, 0, 0});
 }
 
-// A step with drafts: table [rows, 1 + most] gets the choices that stand. Grid: blocks of 128 rows that choose.
+// A step with drafts: table [rows, 1 + most] gets the choices that stand, none of a held row, whose number is below 0.
+// Grid: blocks of 128 rows that choose.
 extern "C" __global__ void __launch_bounds__(128) settle_rows(
     const Tables* tables, const Drafted* rows, int count, int* table, int most) {
   begin();
   const int at = blockIdx.x * 128 + threadIdx.x;
   if (at >= count) return;
   const Tables& t = *tables;
-  const int stand = settle(t, rows[at]);
+  const int stand = rows[at].row < 0 ? 0 : settle(t, rows[at]);
   for (int n = 0; n <= most; n++) table[at * (most + 1) + n] = n < stand ? t.choices[rows[at].first + n] : NOT_REACHED;
 }
 
