@@ -17,7 +17,7 @@ from random_models import Recipe, random_model
 from realizar.backends import weight_tensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
-from realizar.quantization import MatrixSource, Planes, WeightLayout
+from realizar.quantization import MatrixSource, Planes, WeightLayout, tensors
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 
@@ -96,7 +96,7 @@ def grouped_model(
         for name, tensor in checkpoint.tensors.items()
         if len(tensor.shape) == 2
     }
-    source_of, layout_of = weight_tensors.tensor_source, weight_tensors.tensor_layout
+    source_of, layout_of = weight_tensors.tensor_source, tensors.tensor_layout
 
     def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
         if name not in sources:
@@ -108,6 +108,6 @@ def grouped_model(
         return grouped_layout(group, bits) if name in sources else layout_of(checkpoint, name)
 
     monkeypatch.setattr(weight_tensors, "tensor_source", tensor_source)
-    monkeypatch.setattr(weight_tensors, "tensor_layout", tensor_layout)
+    monkeypatch.setattr(tensors, "tensor_layout", tensor_layout)
     weights = {name: exact_weights(source).astype(np.float32) for name, source in sources.items()}
     return spec, checkpoint, ReferenceModel(spec, {**load_tensors(spec, checkpoint), **weights}, np.float64)
