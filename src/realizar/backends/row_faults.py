@@ -1,4 +1,4 @@
-"""Errors of a row that can't be sampled or pooled, in the same words for every backend. numpy only."""
+"""Errors of a row that can't be opened, sampled or pooled, in the same words for every backend. numpy only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import InvalidRequestError, RealizarError
+from realizar.sampling_params import SamplingParams
+
+
+def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
+    """Look for biases of ids that the logits do not have.
+
+    Raises:
+        InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
+    """
+    beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < vocab_size]
+    if beyond:
+        message = f"logit_bias names token id {beyond[0]}; the vocabulary has {vocab_size} ids"
+        raise InvalidRequestError(message, "logit_bias")
 
 
 def nothing_allowed(masked: bool) -> InvalidRequestError:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.errors import InvalidRequestError
+from realizar.backends.row_faults import check_logit_bias
 from realizar.sampling_params import SamplingParams
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -28,10 +28,7 @@ class LogitBias:
     """
 
     def __init__(self, sampling: SamplingParams, vocab_size: int) -> None:
-        beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < vocab_size]
-        if beyond:
-            message = f"logit_bias names token id {beyond[0]}; the vocabulary has {vocab_size} ids"
-            raise InvalidRequestError(message, "logit_bias")
+        check_logit_bias(sampling, vocab_size)
         self.active = bool(sampling.logit_bias)
         self._ids = np.fromiter(sampling.logit_bias.keys(), np.intp)
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float64)

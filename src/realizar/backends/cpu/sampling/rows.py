@@ -12,8 +12,8 @@ from realizar.backends import philox
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import ROW, ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
-from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
 _MOST = (1 << 62) - 1
@@ -55,10 +55,7 @@ class SamplingRows:
             InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
         """
         row, sampling = opened.row, opened.sampling
-        beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < self._vocab_size]
-        if beyond:
-            message = f"logit_bias names token id {beyond[0]}; the vocabulary has {self._vocab_size} ids"
-            raise InvalidRequestError(message, "logit_bias")
+        check_logit_bias(sampling, self._vocab_size)
         self.close(row)
         held = self._held[row] = []
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from realizar.backends import philox
 from realizar.backends.cuda.sampling.dry import suffix_matches, table_places
 from realizar.backends.cuda.sampling.ends import OutputEnds
+from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
-from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
 ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a choice, as in sampling/rows.cu
@@ -76,10 +76,7 @@ class NativeRows:
             InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
         """
         row, sampling = opened.row, opened.sampling
-        beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < self._vocab_size]
-        if beyond:
-            message = f"logit_bias names token id {beyond[0]}; the vocabulary has {self._vocab_size} ids"
-            raise InvalidRequestError(message, "logit_bias")
+        check_logit_bias(sampling, self._vocab_size)
         record = np.zeros((), ROW)
         held: list[torch.Tensor] = []
         self._write_numbers(record, opened)

@@ -20,8 +20,8 @@ from realizar.backends.cuda.sampling.dry import DryTable, table_places
 from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.backends.cuda.sampling.penalties import PenaltyTable, add_bias
 from realizar.backends.cuda.sampling.positions import Positions
+from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
-from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
 NONE_ALLOWED = -3  # in place of the choice of a row all of whose ids are forbidden; any other below 0: unusable logits
@@ -93,10 +93,7 @@ class DeviceSampler:
             InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
         """
         row, sampling = opened.row, opened.sampling
-        beyond = [token_id for token_id in sampling.logit_bias if not 0 <= token_id < self._vocab_size]
-        if beyond:
-            message = f"logit_bias names token id {beyond[0]}; the vocabulary has {self._vocab_size} ids"
-            raise InvalidRequestError(message, "logit_bias")
+        check_logit_bias(sampling, self._vocab_size)
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
         ends = tuple(i for i in sampling.stop_token_ids if 0 <= i < self._vocab_size)
         num_output_tokens = len(opened.history) - opened.num_prompt_tokens
