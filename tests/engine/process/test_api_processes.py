@@ -28,16 +28,8 @@ from engine.process.served import (
     short_text,
     wait_until,
 )
-from tiny_model import write_tiny_model
 
 KEY = "a-key-of-two-processes"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    write_tiny_model(path)
-    return path
 
 
 @pytest.fixture(scope="module")

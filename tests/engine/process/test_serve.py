@@ -35,14 +35,6 @@ from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Event, Ready, Shutdown
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
-from tiny_model import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    write_tiny_model(path)
-    return path
 
 
 @pytest.fixture(scope="module")
