@@ -73,7 +73,7 @@ def service() -> Iterator[LateService]:
 
 @pytest.fixture
 def late(service: LateService, monkeypatch: pytest.MonkeyPatch) -> LateService:
-    """The service; no step waits for a mask that is late, unless no other row would be sampled."""
+    """The service; no step waits for a mask that is late."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
     monkeypatch.setattr(service, "lateness", lambda row: (row.key * 7 + len(row.output) * 3) % 4)
     return service
@@ -286,21 +286,71 @@ def test_patience_lasts_for_the_share_of_the_late() -> None:
     patience = Patience()
     for number in range(200):
         patience.note_step(2e-3 * number)
-    assert patience.left_s(0.0, 64, 64) == pytest.approx(2e-3, rel=0.01)
+    assert patience.left_s(0.0, 63, 64) == pytest.approx(2e-3 * 63 / 64, rel=0.01)
     assert patience.left_s(0.0, 1, 64) == pytest.approx(2e-3 / 64, rel=0.01)
     assert patience.left_s(1e-3, 16, 64) < 0
+    patience.note_idle(50.0)
+    patience.note_step(50.002)
+    assert patience.left_s(0.0, 1, 1 << 20) * (1 << 20) == pytest.approx(2e-3, rel=0.01)
     patience.note_step(100.0)
-    assert patience.left_s(0.0, 64, 64) < 0.1
+    assert patience.left_s(0.0, 63, 64) < 0.1
 
 
-def test_the_row_alone_in_its_steps_waits(late: LateService, held: list[int]) -> None:
-    """There is nobody else to go on."""
+def test_patience_with_rows_that_are_all_late_ends() -> None:
+    """Whoever comes or leaves meanwhile waits as long."""
+    patience = Patience()
+    assert patience.left_s(0.0, 1, 1) == patience.left_s(0.0, 64, 64) == 0.25
+    assert patience.left_s(0.3, 64, 64) < 0
+
+
+def test_the_row_alone_in_its_steps_is_held(late: LateService, held: list[int]) -> None:
     core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=2)
     structured, _ = GRAMMARS["regex"]
     request = structured_request("only", [1], SamplingParams(temperature=1.0, seed=5, structured=structured))
     core.add(replace(request))
     assert tokens_of(run_out(core)["only"]) == alone(request)
-    assert not held
+    assert held
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_requests_come_and_leave_while_all_masks_are_due(
+    monkeypatch: pytest.MonkeyPatch, held: list[int], steps_in_flight: int
+) -> None:
+    """A grammar's process that stands still keeps neither a new request waiting nor one from leaving."""
+    monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
+    stopped = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(step_s=10 * HANG_S))
+    core = new_engine(ScriptedBackend(), lambda: stopped, steps_in_flight=steps_in_flight)
+    sampling = SamplingParams(temperature=0.0, structured=GRAMMARS["regex"][0])
+    staying = structured_request("staying", [1], sampling)
+    core.add(staying)
+    core.add(structured_request("leaving", [2], sampling))
+    outputs: list[TokenOutput] = []
+    for _ in range(3):
+        outputs += core.step()
+    (grammar,) = stopped._known._grammars.values()
+    assert grammar.worker is not None
+    os.kill(grammar.worker.pid, signal.SIGSTOP)
+    for _ in range(5):
+        outputs += core.step()
+    held.clear()
+    outputs += core.step()
+    assert held == [2]
+    core.abort("leaving")
+    plain = Request("plain", (4, 5), SamplingParams(temperature=0), 20)
+    core.add(plain)
+    for _ in range(25):
+        outputs += core.step()
+    assert tokens_of([each for each in outputs if each.request_id == "plain"]) == expected_tokens(
+        (4, 5), (None,), plain.sampling, 20
+    )
+    held.clear()
+    outputs += core.step()
+    assert held == [1]
+    os.kill(grammar.worker.pid, signal.SIGCONT)
+    monkeypatch.undo()  # else steps without choices are run as fast as can be
+    outputs += run_out(core)["staying"]
+    assert tokens_of([each for each in outputs if each.request_id == "staying"]) == alone(staying)
     core.close()
 
 

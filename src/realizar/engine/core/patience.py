@@ -5,6 +5,7 @@ from __future__ import annotations
 _WEIGHT = 0.1  # of the last step in the mean
 _FIRST_S = 0.01
 _LONGEST_S = 0.1  # a step that reads a long prompt says nothing about the others
+_MOST_S = 0.25  # for the rows of a step that are all late: meanwhile nobody is added and nobody leaves
 
 
 class Patience:
@@ -12,7 +13,8 @@ class Patience:
 
     A row that is held loses a step, and a moment of waiting costs each row that moment. So a step is not sampled until
     it has waited for the late rows' share of a step's time; whatever comes after that, waiting no longer costs at most
-    twice what the better choice would have.
+    twice what the better choice would have. Where all rows are late, waiting costs none of them anything, and only
+    requests that come or leave are to be served.
     """
 
     def __init__(self) -> None:
@@ -25,6 +27,10 @@ class Patience:
             self._step_s += _WEIGHT * (min(now_s - self._last_s, _LONGEST_S) - self._step_s)
         self._last_s = now_s
 
+    def note_idle(self, now_s: float) -> None:
+        """A step goes on without a mask at `now_s`: how long it took says nothing about the others."""
+        self._last_s = now_s
+
     def left_s(self, waited_s: float, num_late: int, num_rows: int) -> float:
         """Seconds that the step still waits, having waited `waited_s`; below 0 if that was enough."""
-        return self._step_s * num_late / num_rows - waited_s
+        return (_MOST_S if num_late == num_rows else self._step_s * num_late / num_rows) - waited_s

@@ -187,7 +187,10 @@ class RowGrammars:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(numbers, error)
             return frozenset()
-        self._patience.note_step(time.monotonic())
+        if len(late) < num_rows:
+            self._patience.note_step(time.monotonic())
+        else:
+            self._patience.note_idle(time.monotonic())
         return late
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
@@ -202,7 +205,7 @@ class RowGrammars:
         service.wait(0)
         while late := [number for number in late if not self._is_settled(number)]:
             left_s = self._patience.left_s(time.monotonic() - started_s, len(late), num_rows)
-            if left_s <= 0 and len(late) < num_rows and all(can_hold(number) for number in late):
+            if left_s <= 0 and all(can_hold(number) for number in late):
                 break
             service.wait(left_s if left_s > 0 else _LONG_S)
         return frozenset(late)
