@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Form = Literal["safetensors", "gguf"]
-DeviceKind = Literal["cpu", "cuda"]
-FORMS: tuple[Form, ...] = ("safetensors", "gguf")
+from architecture_case import Case, DeviceKind, Form
+
 MAX_RELATIVE_ERROR = 1e-4
 
 _SIZES: dict[str, Any] = {
@@ -39,27 +37,6 @@ _LONGROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
     "partial_rotary_factor": 0.75,
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row of the table.
-
-    Attributes:
-        family: prefix of transformers' `...Config` and `...ForCausalLM`.
-        options: of the configuration, beyond `_SIZES`.
-        num_tokens: of the sequence, past every window and every original context.
-        context_length: what the model is opened with; None for its own.
-        forms: the checkpoints that can say it.
-        run_by: backends that run it; the others refuse it by name.
-    """
-
-    family: str
-    options: dict[str, Any] = field(default_factory=dict)
-    num_tokens: int = 48
-    context_length: int | None = None
-    forms: tuple[Form, ...] = FORMS
-    run_by: tuple[DeviceKind, ...] = field(default=("cpu", "cuda"), repr=False)  # `parity_rows` notes what `repr` shows
 
 
 CASES: dict[str, Case] = {

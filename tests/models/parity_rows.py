@@ -10,7 +10,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from architectures import CASES, Form
+from architecture_case import Form
+from architectures import CASES
 
 PATH = Path(__file__).parents[1] / "data" / "parity_rows.json"
 

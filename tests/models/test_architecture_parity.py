@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from architectures import ROWS, Form, build_case, check_logits
+from architecture_case import Form
+from architectures import ROWS, build_case, check_logits
 from models.parity_rows import record
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from architectures import CASES, ROWS, Form
+from architecture_case import Form
+from architectures import CASES, ROWS
 from models.parity_rows import digest, recorded
 from realizar.models import registry
 

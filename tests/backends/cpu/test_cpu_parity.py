@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from architectures import Form, build_case, check_logits, rows_run_by
+from architecture_case import Form
+from architectures import build_case, check_logits, rows_run_by
 from cpu_runs import load_runner
 from realizar.config import EngineConfig
 

@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from architectures import Form, build_case, check_logits, rows_run_by  # noqa: E402
+from architecture_case import Form  # noqa: E402
+from architectures import build_case, check_logits, rows_run_by  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import gated, linears, tuning_table  # noqa: E402
