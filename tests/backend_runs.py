@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Backend
 from realizar.batch import LogprobQuery
+from realizar.cache_kinds import attention_window
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.models.spec import ModelSpec
@@ -61,11 +62,18 @@ class BackendRunner(ABC, Generic[B]):
     def request(
         self, row: int, token_ids: Sequence[int], rng: np.random.Generator | None = None, first: int = 0
     ) -> Request:
-        """A request with blocks of its own from `first` on, in an order drawn from `rng` if given."""
+        """A request with blocks of its own from `first` on, in an order drawn from `rng` if given.
+
+        Where a group of windowed layers has fewer blocks, later tokens take those that their window has left.
+        """
         count = -(-len(token_ids) // self.config.block_size)
         blocks = []
-        for _ in range(self.groups):
+        for group, available in zip(self.spec.cache_groups(), self.capacity.num_blocks, strict=True):
             own = np.arange(first, first + count, dtype=np.int32)
+            if first + count > available:
+                if first or attention_window(group.kind) is None:
+                    raise ValueError(f"{first + count} blocks of {available}")
+                own %= available
             blocks.append(own if rng is None else rng.permutation(own).astype(np.int32))
         return Request(row, token_ids, blocks)
 
