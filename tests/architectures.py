@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from architecture_case import Case, DeviceKind, Form
+from dense_architectures import DENSE
 
 MAX_RELATIVE_ERROR = 1e-4
 
@@ -190,6 +191,7 @@ CASES: dict[str, Case] = {
         },
         forms=("safetensors",),
     ),
+    **DENSE,
 }
 ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"}
 PERMUTED = ("llama", "granite", "smollm3")  # the architectures whose rows of Q and K the converter reorders
+INTERLEAVED = ("ernie4_5",)  # those whose pairs are neighbours before it too
 
 
 def convert_to_gguf(model: Any, path: Path) -> None:
@@ -123,6 +124,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("attention_factor") is not None:
+            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
     elif kind == "llama3":
@@ -134,6 +137,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         writer.add_tensor("rope_factors_long.weight", np.asarray(rope["long_factor"], np.float32))
         writer.add_tensor("rope_factors_short.weight", np.asarray(rope["short_factor"], np.float32))
+    if name == "olmo2" and "sliding_attention" in everywhere:
+        writer.add_rope_freq_base_swa(everywhere["sliding_attention"]["rope_theta"])
     if name == "gemma3" and everywhere["sliding_attention"]["rope_theta"] != 10000.0:
         writer.add_rope_freq_base_swa(everywhere["sliding_attention"]["rope_theta"])
 
@@ -156,7 +161,7 @@ def _add_window(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
             writer.add_sliding_window(0)
         return
     writer.add_sliding_window(window)
-    if name in ("qwen2", "qwen3"):
+    if name in ("qwen2", "qwen3", "olmo2", "exaone4"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_conversion import PERMUTED
+from gguf_conversion import INTERLEAVED, PERMUTED
 from handmade_checkpoint import (
     HEADS,
     HIDDEN,
@@ -64,13 +64,13 @@ def _pairings(spec: ModelSpec) -> set[str]:
 @pytest.mark.parametrize("architecture", registry._BY_GGUF_ARCHITECTURE)
 def test_pairs_are_neighbours_in_gguf_files_whose_rows_the_converter_reorders(architecture: str) -> None:
     spec = build_spec(gguf_checkpoint(_GGUF_KEYS.get(architecture), architecture))
-    assert _pairings(spec) == {"interleaved" if architecture in PERMUTED else "neox"}
+    assert _pairings(spec) == {"interleaved" if architecture in (*PERMUTED, *INTERLEAVED) else "neox"}
 
 
 @pytest.mark.parametrize("model_type", registry._BY_MODEL_TYPE)
 def test_pairs_are_halves_of_a_head_in_safetensors(model_type: str) -> None:
     spec = build_spec(config_checkpoint({"model_type": model_type, **_CONFIG_KEYS.get(model_type, {})}))
-    assert _pairings(spec) == {"neox"}
+    assert _pairings(spec) == {"interleaved" if model_type in INTERLEAVED else "neox"}
 
 
 def test_gemma_norm_weights_are_around_zero_only_from_hugging_face() -> None:

@@ -42,6 +42,7 @@ CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
     "partial_rotary_factor",
     "original_max_position_embeddings",
     "sliding_window",
+    "sliding_window_pattern",
     "use_sliding_window",
     "query_pre_attn_scalar",
     "norm_epsilon",

@@ -12,7 +12,7 @@ from realizar.models import registry
 FORMS_OF_FAMILIES = [
     (registry._MODEL_TYPE_BY_CLASS[f"{case.family}ForCausalLM"], case.forms) for case in CASES.values()
 ]
-IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}
+IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"}
 WRAPPERS = {"gemma3": "gemma3_text"}  # a multi-modal configuration around the other's
 
 

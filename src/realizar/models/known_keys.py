@@ -61,6 +61,7 @@ CONFIG_WITHOUT_EFFECT = frozenset(
 )
 
 CONFIG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "compression_ratio": (1,),  # ernie 4.5: of positions
     "full_attn_mod": (1,),  # phi 4 mini: every layer
     "interpolate_factor": (1,),
     "mlp_type": ("default",),  # starcoder2

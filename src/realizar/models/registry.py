@@ -9,6 +9,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.architectures import (
+    ernie,
+    exaone4,
     gemma,
     granite,
     lfm2,
@@ -18,6 +20,7 @@ from realizar.models.architectures import (
     phi3,
     qwen,
     qwen_moe,
+    seed_oss,
     smollm3,
     starcoder2,
 )
@@ -36,10 +39,13 @@ _BY_EITHER_NAME: Mapping[str, BuildSpec] = {
     "gemma3": gemma.build_gemma3,
     "phi3": phi3.build,
     "granite": granite.build,
-    "olmo2": olmo2.build,
+    "olmo2": olmo2.build_olmo2,
     "olmoe": olmoe.build,
     "starcoder2": starcoder2.build,
     "smollm3": smollm3.build,
+    "seed_oss": seed_oss.build,
+    "exaone4": exaone4.build,
+    "ernie4_5": ernie.build,
 }
 _BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {**_BY_EITHER_NAME, "qwen3moe": qwen_moe.build_qwen3}
 _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
@@ -47,6 +53,7 @@ _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     "qwen3_moe": qwen_moe.build_qwen3,
     "mistral": llama.build,
     "gemma3_text": gemma.build_gemma3,
+    "olmo3": olmo2.build_olmo3,
 }
 _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
@@ -61,9 +68,13 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "OlmoeForCausalLM": "olmoe",
     "Starcoder2ForCausalLM": "starcoder2",
     "SmolLM3ForCausalLM": "smollm3",
+    "SeedOssForCausalLM": "seed_oss",
+    "Exaone4ForCausalLM": "exaone4",
+    "Ernie4_5ForCausalLM": "ernie4_5",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,13 +35,15 @@ def read_rope(
     sizes: Dimensions,
     *,
     pairing: Pairing = "neox",
+    config_pairing: Pairing = "neox",
     layer_type: str = "full_attention",
     default_base: float = 10000.0,
 ) -> Rope:
     """The rotary embedding that a checkpoint describes.
 
     Args:
-        pairing: pairing in the GGUF format; Hugging Face's is always `neox`.
+        pairing: pairing in the GGUF format.
+        config_pairing: pairing in Hugging Face's, which for nearly all architectures is `neox`.
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
         default_base: the base if the checkpoint gives none.
 
@@ -50,7 +53,22 @@ def read_rope(
     """
     if hparams.is_gguf:
         return _read_gguf(hparams, sizes, pairing, default_base)
-    return _read_config(hparams, sizes, layer_type, default_base)
+    return replace(_read_config(hparams, sizes, layer_type, default_base), pairing=config_pairing)
+
+
+def read_local_rope(hparams: HyperParameters, sizes: Dimensions, *, base_key: str, default_base: float) -> Rope:
+    """The rope of windowed layers, which the scaling of full ones does not touch.
+
+    Args:
+        base_key: of its base in configurations that have no `rope_parameters`.
+        default_base: the base if the checkpoint gives none.
+    """
+    if hparams.is_gguf:
+        size = hparams.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
+        return plain_rope(hparams.number("rope.freq_base_swa", None, default=default_base, above=1.0), size)
+    if hparams.is_present(None, "rope_parameters"):
+        return read_rope(hparams, sizes, layer_type="sliding_attention", default_base=default_base)
+    return plain_rope(hparams.number(None, base_key, default=default_base, above=1.0), sizes.head_size)
 
 
 def plain_rope(base: float, size: int, pairing: Pairing = "neox") -> Rope:

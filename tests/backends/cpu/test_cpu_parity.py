@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from architecture_case import Form
 from architectures import build_case, check_logits, rows_run_by
 from cpu_runs import load_runner
+from dense_architectures import DENSE
 from realizar.config import EngineConfig
 
 pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
@@ -23,6 +25,21 @@ def test_cpu_logits_agree_with_transformers(name: str, form: Form, tmp_path: Pat
     runner = load_runner(built.path, config, built.context_length)
     assert runner.capacity.kv_cache_dtype == "f32"
     check_logits(built, lambda ids: runner.logits(ids, (5, 1, 7)))
+    runner.close()
+
+
+@pytest.mark.parametrize("name", [name for name, case in DENSE.items() if case.num_tokens == 600])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
+    """150 tokens, past every window and rope switch, in other chunks beside another row."""
+    built = build_case(name, tmp_path, "gguf")
+    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=2)
+    runner = load_runner(built.path, config, built.context_length)
+    tokens = built.token_ids[:150]
+    alone = runner.logits(tokens, (60, 40))
+    one, other = runner.request(0, tokens), runner.request(1, tokens[::-1], first=5)
+    for counts in ((40, 20), (1, 60), (60, 1), (30, 30), (1, 1), (18, 38)):
+        runner.step([(one, counts[0]), (other, counts[1])])
+    np.testing.assert_array_equal(one.values(), alone)
     runner.close()
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from realizar.models.dimensions import Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.rope_parameters import plain_rope, read_rope
+from realizar.models.rope_parameters import plain_rope, read_local_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
@@ -59,7 +59,7 @@ def build_gemma3(hparams: HyperParameters) -> ModelSpec:
     is_local = builder.windowed_layers(lambda index: (index + 1) % period != 0)
     windows = builder.windows(lambda index: is_local[index], default=None if hparams.is_gguf else 4096)
     everywhere = read_rope(hparams, sizes, default_base=1_000_000.0)
-    local = _read_local_rope(hparams, sizes)
+    local = read_local_rope(hparams, sizes, base_key="rope_local_base_freq", default_base=10000.0)
     scale = _read_scale(hparams, sizes, is_scaled_by_width=sizes.num_layers == 62)
     # Attention has no cap: norms of Q and K took its place. transformers knows the configuration's key and does not
     # apply it, so it is read here and not used; converters to GGUF refuse it.
@@ -118,17 +118,6 @@ def _read_scale(hparams: HyperParameters, sizes: Dimensions, *, is_scaled_by_wid
 
 def _read_soft_cap(hparams: HyperParameters, key: str, default: float | None) -> float | None:
     return hparams.optional_number(key, key) if hparams.is_present(key, key) else default
-
-
-def _read_local_rope(hparams: HyperParameters, sizes: Dimensions) -> Rope:
-    """The rope of windowed layers, which the scaling of full ones does not touch."""
-    if hparams.is_gguf:
-        size = hparams.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
-        return plain_rope(hparams.number("rope.freq_base_swa", None, default=10000.0, above=1.0), size)
-    if hparams.is_present(None, "rope_parameters"):
-        return read_rope(hparams, sizes, layer_type="sliding_attention")
-    base = hparams.number(None, "rope_local_base_freq", default=10000.0, above=1.0)
-    return plain_rope(base, sizes.head_size)
 
 
 def _find_prefix(hparams: HyperParameters) -> tuple[str, str]:
