@@ -156,11 +156,11 @@ def test_strict_leaves_text_free(style: ToolStyle, reasoning: Any, vocabulary: _
 def test_whatever_is_allowed_parses(style: ToolStyle, vocabulary: _Bytes) -> None:
     """Walks at random through what a forced grammar allows."""
     rng = random.Random(5)
-    names = [tool_name(tool) for tool in TOOLS]
+    tools: dict[str, dict[str, Any]] = {tool_name(tool): {} for tool in TOOLS}
     grammar = call_grammar(AnswerFormat(style, None), TOOLS, required=True, mark_ids=vocabulary.ids)
     for _ in range(12):
         text = vocabulary.decode(_walk(matcher(grammar, vocabulary), vocabulary, rng))
-        answer = parse(AnswerParser(None, style, names), list(text))
+        answer = parse(AnswerParser(None, style, tools), list(text))
         assert answer.content == "", text
         assert answer.names
         for name, arguments in zip(answer.names, answer.arguments, strict=True):

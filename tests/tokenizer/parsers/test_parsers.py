@@ -18,6 +18,7 @@ from tokenizer.parsers.parsed_answers import Answer, cut, parse
 
 THINK = REASONING_MARKS[0]
 NAMES = ("get_weather", "f", "send")
+TOOLS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
 Call = tuple[str, dict[str, Any]]
 
 
@@ -118,7 +119,7 @@ styles = st.sampled_from([HERMES, GRANITE, LLAMA, MISTRAL, DEEPSEEK, JSON])
 
 def parser(style: ToolStyle | None, **options: Any) -> AnswerParser:
     reasoning = options.pop("reasoning", None)
-    return AnswerParser(reasoning, style, NAMES, **options)
+    return AnswerParser(reasoning, style, TOOLS, **options)
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from realizar.tokenizer.parsers.base import ToolCallDelta
-from realizar.tokenizer.parsers.cursor import Cursor, MismatchError, Reading
+from realizar.tokenizer.parsers.cursor import Cursor, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.json_text import object_text, pass_value, read_string
 
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
@@ -20,7 +21,8 @@ class Calls:
     """The calls of one answer, emitted as they are parsed.
 
     Args:
-        names: names of the request's tools; a text with another name is not a call.
+        tools: the parameters' JSON schema of each of the request's tools, by name; a text with another name is not a
+            call.
         new_id: makes the id of a call.
         parallel: True if more than one call is allowed.
         emit: callback for the deltas of calls.
@@ -28,19 +30,23 @@ class Calls:
 
     def __init__(
         self,
-        names: Collection[str],
+        tools: Mapping[str, Mapping[str, Any]],
         new_id: Callable[[], str],
         emit: Callable[[ToolCallDelta], None],
         *,
         parallel: bool = True,
     ) -> None:
-        self._names, self._new_id, self._emit, self._parallel = frozenset(names), new_id, emit, parallel
+        self._tools, self._new_id, self._emit, self._parallel = tools, new_id, emit, parallel
         self.count = 0
 
     def check_name(self, name: str) -> None:
         """Raise MismatchError where no tool has this name."""
-        if name not in self._names:
+        if name not in self._tools:
             raise MismatchError
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """The JSON schema of a known tool's parameters."""
+        return self._tools[name]
 
     def open(self, name: str) -> None:
         """Start a call of a known tool."""
@@ -75,23 +81,14 @@ def read_arguments(cursor: Cursor, calls: Calls, name: str, end: str) -> Reading
     if (yield from cursor.peek()) != "{":
         raise MismatchError
     calls.open(name)
+    cursor.undecided = False  # what has been emitted is not read again
     try:
         yield from pass_value(cursor, calls.give)
     except MismatchError:
-        yield from _pass_rest(cursor, calls, end)
+        yield from pass_until(cursor, (end,) if end else (), calls.give)
+    cursor.undecided = True
     cursor.save()
     calls.close()
-
-
-def _pass_rest(cursor: Cursor, calls: Calls, end: str) -> Reading[None]:
-    while (yield from cursor.peek()):
-        if end and end.startswith(cursor.text[cursor.position : cursor.position + len(end)]):
-            start = cursor.position
-            if (yield from cursor.optional(end)):
-                cursor.position = start
-                return
-        calls.give(cursor.text[cursor.position])
-        cursor.position += 1
 
 
 class CallReader:

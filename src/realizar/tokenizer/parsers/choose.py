@@ -101,7 +101,7 @@ def choose_parser(
     return AnswerParser(
         form.reasoning,
         form.style if tools else None,
-        [tool_name(tool) for tool in tools or ()],
+        {tool_name(tool): tool_parameters(tool) for tool in tools or ()},
         reasoning_open=opens_reasoning(form.reasoning, prompt_end),
         parallel=parallel,
     )
@@ -111,3 +111,9 @@ def tool_name(tool: Mapping[str, Any]) -> str:
     """The name of a tool's function."""
     name = tool.get("function", tool).get("name", "")
     return name if isinstance(name, str) else ""
+
+
+def tool_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON schema of a tool's parameters; empty if there is none."""
+    parameters = tool.get("function", tool).get("parameters")
+    return parameters if isinstance(parameters, Mapping) else {}

@@ -7,12 +7,17 @@ has ended. So its decisions depend on the text alone and not on how it was cut. 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 Give = Callable[[str], None]
+
+# Text that may still turn out to be no call is kept; beyond so many characters it is none.
+MAX_UNDECIDED = 128 << 10
+_LEAST_RELEASED = 8 << 10  # dropping less would copy the text too often
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -28,11 +33,14 @@ class Cursor:
         text: the kept text, without its dropped beginning.
         position: index of the next character to read.
         ended: True if no more text will come.
+        undecided: True while a mismatch may return to `saved`: the text since then is kept.
         saved: the position to return to on a mismatch.
+        has_saved: True if `save` was called since `begin`.
     """
 
     def __init__(self) -> None:
         self.text, self.position, self.saved, self.ended = "", 0, 0, False
+        self.undecided = self.has_saved = False
         self._num_appended = 0
 
     def append(self, text: str) -> None:
@@ -45,9 +53,28 @@ class Cursor:
         start = max(self.position - 1, 0)
         self.text, self.position, self.saved = self.text[start:], self.position - start, self.position - start
 
+    def begin(self, start: int) -> None:
+        """Begin to read what may be a call: a mismatch returns to `start`."""
+        self.saved, self.undecided, self.has_saved = start, True, False
+
     def save(self) -> None:
         """Save the position, so that a later mismatch returns to it."""
-        self.saved = self.position
+        self.saved, self.has_saved = self.position, True
+
+    def release(self) -> None:
+        """Drop the text before the position where nothing returns to it, once it is worth it."""
+        if not self.undecided and self.position >= max(_LEAST_RELEASED, len(self.text) // 2):
+            self.drop()
+
+    @property
+    def bound(self) -> int:
+        """The position that undecided text may not reach."""
+        return self.saved + MAX_UNDECIDED if self.undecided else sys.maxsize
+
+    def check_bound(self) -> None:
+        """Raise MismatchError if the undecided text is too long."""
+        if self.position >= self.bound:
+            raise MismatchError
 
     def more(self) -> Reading[bool]:
         """Wait for more text; False if it has ended."""
@@ -91,14 +118,23 @@ class Cursor:
         return ""
 
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read a pattern's match, which may be empty. The pattern's matches must grow with the text."""
+        """Read a run of characters, which may be empty. The pattern is one set of characters with a star.
+
+        Raises:
+            MismatchError: the undecided text is too long.
+        """
+        pieces: list[str] = []
         while True:
-            found = pattern.match(self.text, self.position)
-            end = found.end() if found else self.position
-            if end < len(self.text) or not (yield from self.more()):
-                matched = self.text[self.position : end]
-                self.position = end
-                return matched
+            found = pattern.match(self.text, self.position, self.bound)
+            if found:
+                pieces.append(found.group())
+                self.position = found.end()
+            self.check_bound()
+            if self.position < len(self.text):
+                return "".join(pieces)
+            self.release()
+            if not (yield from self.more()):
+                return "".join(pieces)
 
     def space(self) -> Reading[str]:
         """Read JSON's white space, which may be empty."""
@@ -118,6 +154,27 @@ class Cursor:
                 return before
             if len(self.text) - self.position >= limit + len(literal) or not (yield from self.more()):
                 raise MismatchError
+
+
+def pass_until(cursor: Cursor, literals: Sequence[str], give: Give) -> Reading[str]:
+    """Pass text on as it arrives, up to the first of some literals, which stays unread; empty at the text's end.
+
+    The text must be decided: it is dropped once it is passed on.
+    """
+    pattern = re.compile("|".join(map(re.escape, literals))) if literals else None
+    while True:
+        found = pattern.search(cursor.text, cursor.position) if pattern is not None else None
+        held = 0 if found is not None else overlap(cursor.text, literals, cursor.position)
+        end = len(cursor.text) - held if found is None else found.start()
+        give(cursor.text[cursor.position : end])
+        cursor.position = end
+        if found is not None:
+            return found.group()
+        cursor.drop()
+        if not (yield from cursor.more()):
+            give(cursor.text[cursor.position :])
+            cursor.position = len(cursor.text)
+            return ""
 
 
 def overlap(text: str, literals: Sequence[str], start: int = 0) -> int:

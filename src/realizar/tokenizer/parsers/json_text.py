@@ -21,13 +21,16 @@ def pass_value(cursor: Cursor, give: Give) -> Reading[None]:
     """Read one JSON value; `give` gets its text, with the white space before it, as it arrives.
 
     Raises:
-        MismatchError: the next text is not JSON, or ends early; the cursor is after the text that was given.
+        MismatchError: the next text is not JSON, ends early, or is undecided and too long; the cursor is after the text
+            that was given.
     """
     closers: list[str] = []
     while True:
+        cursor.release()
         if (yield from _open_or_pass(cursor, give, closers)):
             continue  # a bracket was opened and a value stands in it
         while closers:
+            cursor.check_bound()
             give((yield from cursor.space()))
             if (yield from _taken(cursor, closers[-1], give)):
                 closers.pop()
@@ -96,10 +99,12 @@ def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
     if not (yield from _taken(cursor, '"', give)):
         raise MismatchError
     while not (yield from _taken(cursor, '"', give)):
+        cursor.release()
+        cursor.check_bound()
         char = yield from cursor.peek()
         if char == "\\":
             yield from _pass_escape(cursor, give)
-        elif found := _PLAIN.match(cursor.text, cursor.position):
+        elif found := _PLAIN.match(cursor.text, cursor.position, cursor.bound):
             cursor.position = found.end()
             give(found.group())
         else:

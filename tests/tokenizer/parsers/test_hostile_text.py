@@ -1,0 +1,100 @@
+"""Hostile text takes time and memory linear in its length: counted in Python's calls and kept characters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from realizar.tokenizer.marks import REASONING_MARKS
+from realizar.tokenizer.parsers.base import OutputParser
+from realizar.tokenizer.parsers.cursor import MAX_UNDECIDED
+from realizar.tokenizer.parsers.incremental import IncrementalParser
+from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.parsers.styles import DEEPSEEK, GRANITE, HERMES, JSON, LLAMA, MISTRAL
+from tokenizer.parsers.parsed_answers import Answer, assemble
+
+STYLES = {style.name: style for style in (HERMES, GRANITE, LLAMA, MISTRAL, DEEPSEEK, JSON)}
+# A text is a beginning and a part that repeats.
+TEXTS = {
+    "less-than signs": ("", "<"),
+    "line breaks": ("", "\n"),
+    "brackets": ("", "["),
+    "brackets in lines": ("", "[\n"),
+    "unknown keys in lines": ("", '{"type":\n'),
+    "nested calls": ("", '<tool_call>{"x": '),
+    "arguments before the name": ('<tool_call>{"arguments": {"a": "', "x"),
+    "a nested argument": ('<tool_call>{"name": "f", "arguments": ', '{"a":'),
+    "a long argument": ('<tool_call>{"name": "f", "arguments": {"a": "', "x"),
+    "many arguments": ('{"name": "f", "parameters": {"a": [', "1,"),
+    "a broken argument": ('[TOOL_CALLS]f[ARGS]{"a": oops', "[TOOL_CALL"),
+    "reasoning that does not end": ("<think>", "\n</think"),
+}
+
+
+def parsers() -> Iterator[tuple[str, IncrementalParser]]:
+    for name, style in STYLES.items():
+        yield name, AnswerParser(REASONING_MARKS[0], style, {"f": {}})
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    return (text[at : at + size] for at in range(0, len(text), size))
+
+
+def _num_calls(parser: OutputParser, text: str) -> int:
+    """The number of Python's calls while a text is parsed piece by piece."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        for piece in _pieces(text, 16):
+            parser.feed(piece)
+        parser.finish()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_work_is_linear(kind: str) -> None:
+    start, part = TEXTS[kind]
+    short, long = (start + part * (size // len(part)) for size in (2_000, 16_000))
+    for (name, first), (_, second) in zip(parsers(), parsers(), strict=True):
+        less, more = _num_calls(first, short), _num_calls(second, long)
+        # A piece costs at most a few hundred calls, unless text is read twice; that is bounded by another test.
+        assert more <= 10 * less + 1000 or kind in ("nested calls", "unknown keys in lines"), (name, less, more)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_kept_text_is_bounded(kind: str) -> None:
+    """What is kept is copied with each piece, so the work is linear only if it is bounded."""
+    start, part = TEXTS[kind]
+    size = 400_000
+    text = start + part * (size // len(part))
+    for name, parser in parsers():
+        kept = 0
+        for piece in _pieces(text, 4096):
+            parser.feed(piece)
+            kept = max(kept, len(parser._cursor.text))
+        parser.finish()
+        assert kept <= MAX_UNDECIDED + 2 * 4096 + 64, name
+
+
+@pytest.mark.parametrize("kind", ["nested calls", "unknown keys in lines", "brackets in lines"])
+@pytest.mark.parametrize("size", [1, 5000, 1 << 20])
+def test_what_is_read_again_is_bounded(kind: str, size: int) -> None:
+    """The text becomes content, whole and at one place, however it is cut."""
+    start, part = TEXTS[kind]
+    text = start + part * (300_000 // len(part)) + '\n<tool_call>{"name": "f"}</tool_call>'
+    for name, parser in parsers():
+        pieces = _pieces(text, size) if size > 1 else iter([*_pieces(text[:2000], 1), text[2000:]])
+        answer = assemble([*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()])
+        before = text[: text.rindex("<tool_call>")].rstrip()
+        expected = Answer(before, "", ["f"], ["{}"]) if answer.names else Answer(text)
+        assert answer == expected, name
