@@ -51,10 +51,11 @@ test: lint  ## lint, then the test suite; tests that need torch or Chromium skip
 test-full: lint  ## the wider matrices too
 	$(BIN)/pytest -n $(WORKERS) --full $(PYTEST_ARGS)
 
-parity: .venv/.dev  ## install torch and transformers (1 GB), compare every architecture with transformers, note which agree
+parity: .venv/.dev  ## install torch and transformers (1 GB), compare every architecture with transformers, write docs/parity.md
 	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'
 	$(BIN)/pytest --no-skips --record-parity tests/models/test_architecture_parity.py $(PYTEST_ARGS)
 	$(BIN)/pytest --no-skips -n $(WORKERS) tests/models/test_parity_rows.py tests/backends/cpu/test_cpu_parity.py $(PYTEST_ARGS)
+	PYTHONPATH=tests $(BIN)/python -m parity_table
 
 test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs the device for itself
 	$(BIN)/pytest -m gpu -n $(WORKERS) tests/backends/cuda $(PYTEST_ARGS)

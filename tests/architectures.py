@@ -30,6 +30,13 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_WIDE_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 1024,
+}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -228,13 +235,18 @@ def build_case(name: str, folder: Path, form: Form) -> BuiltCase:
 
 
 @functools.cache
-def make_model(name: str) -> Any:
-    """Transformers' model in float32, with weights large enough for positions, windows and caps to matter."""
+def make_model(name: str, wide: bool = False) -> Any:
+    """Transformers' model in float32, with weights large enough for positions, windows and caps to matter.
+
+    A wide one has in_features of whole blocks of 256 and a context of 1,024 tokens.
+    """
     import torch
     import transformers
 
     case = CASES[name]
     options = {**_SIZES, **{key: _copied(value) for key, value in case.options.items()}}
+    if wide:
+        options |= {key: 256 for key in options if key.endswith("intermediate_size")} | _WIDE_SIZES
     # Phi-3's configuration looks for this one at its top level first.
     if "original_max_position_embeddings" in options.get("rope_parameters", {}) and case.family == "Phi3":
         options["original_max_position_embeddings"] = options["rope_parameters"]["original_max_position_embeddings"]

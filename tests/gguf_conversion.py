@@ -6,6 +6,7 @@ Names of tensors and keys come from the PyPI package `gguf`, not from what they 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +21,50 @@ PERMUTED = ("llama", "granite", "smollm3")  # the architectures whose rows of Q 
 INTERLEAVED = ("ernie4_5",)  # those whose pairs are neighbours before it too
 
 
-def convert_to_gguf(model: Any, path: Path) -> None:
-    """Write a transformers model of one of the tested architectures to `path`, all tensors F32."""
+def convert_to_gguf(
+    model: Any, path: Path, blocks: Mapping[str, tuple[gguf.GGMLQuantizationType, NDArray[np.uint8]]] | None = None
+) -> None:
+    """Write a transformers model of one of the tested architectures to `path`, all tensors F32.
+
+    Args:
+        blocks: by name in the file, what is written in place of a tensor: its type and its rows [..., bytes].
+    """
     config = model.config
     name = _ARCHITECTURES.get(config.model_type, config.model_type)
-    architecture = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[name]
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, name)
     _add_sizes(writer, config, name)
     _add_rope(writer, config, name)
     _add_window(writer, config, name)
     _add_multipliers(writer, config, name)
-    for hf_name, tensor in _split_experts(model.state_dict()).items():
-        if hf_name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, hf_name
-        writer.add_tensor(stored, _converted(hf_name, tensor, config, name))
+    for stored, values in converted_tensors(model, model.state_dict()).items():
+        if blocks and stored in blocks:
+            ggml_type, rows = blocks[stored]
+            writer.add_tensor(stored, rows, raw_dtype=ggml_type)
+        else:
+            writer.add_tensor(stored, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _split_experts(tensors: dict[str, Any]) -> dict[str, Array]:
+def converted_tensors(model: Any, tensors: Mapping[str, Any]) -> dict[str, Array]:
+    """The tensors of `model.state_dict()`, or others of the same shapes, as a GGUF file has them and names them."""
+    config = model.config
+    name = _ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[name]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    converted: dict[str, Array] = {}
+    for hf_name, tensor in _split_experts(tensors).items():
+        if hf_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, hf_name
+        converted[stored] = _converted(hf_name, tensor, config, name)
+    return converted
+
+
+def _split_experts(tensors: Mapping[str, Any]) -> dict[str, Array]:
     """Tensors by name; experts' gate and up, which transformers 5 holds as one tensor, apart."""
     split: dict[str, Array] = {}
     for hf_name, tensor in tensors.items():

@@ -1,0 +1,82 @@
+"""`docs/parity.md`, from the figures in `tests/data/parity.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from architectures import CASES
+from models.parity_rows import digest
+from parity_table.checkpoints import forms_of
+
+FIGURES = Path(__file__).parents[1] / "data" / "parity.json"
+PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
+DEVICES = ("cpu", "cuda")
+
+_HEAD = """\
+# Parity
+
+Every architecture is compared with transformers in float32 on small models of random weights: several layers of each
+kind, sequences past every window and every original context. `make parity` measures what its machine can and writes
+this page from `tests/data/parity.json`; figures of a GPU stay until a machine with one measures again.
+
+An error is the norm of the difference of all logits over the norm of transformers', after prompts of 8 and of 600
+tokens. In rows of F32 weights no single token is beyond 1e-4, or the command fails. A quantised file holds random
+blocks, and transformers has what they say in float32: its errors come from activations of eight bits, the cache's
+type, and, in mixtures, from tokens whose choice of experts is nearly a tie and falls the other way. "Alone" says that
+rows of a batch, in random chunks, have the bits that each has alone (on CUDA with `--batch-invariant`).
+"""
+
+
+def load() -> dict[str, Any]:
+    """The figures that were noted, by section."""
+    empty: dict[str, Any] = {"measured": {}, "rows": {}, "vocabularies": {}}
+    return json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else empty
+
+
+def save(figures: dict[str, Any]) -> None:
+    """Note the figures without those of rows that are gone or changed, and write the page."""
+    kept = {f"{name} {form}": digest(name) for name in CASES for form in forms_of(name)}
+    figures["rows"] = {row: each for row, each in figures["rows"].items() if kept.get(row) == each["digest"]}
+    FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    PAGE.write_text(render(figures), encoding="utf-8")
+
+
+def render(figures: dict[str, Any]) -> str:
+    """The page."""
+    lines = [_HEAD, *(f"- {device}: {each}" for device, each in sorted(figures["measured"].items())), ""]
+    lines += [
+        "| model | weights | CPU, 8 | CPU, 600 | alone | CUDA, 8 | CUDA, 600 | alone |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, case in CASES.items():
+        for form in forms_of(name):
+            row = figures["rows"].get(f"{name} {form}", {})
+            cells = [cell for device in DEVICES for cell in _cells(row.get(device), device in case.run_by)]
+            lines.append(f"| {name} | {form} | {' | '.join(cells)} |")
+    lines += ["", *_vocabularies(figures["vocabularies"])]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(found: dict[str, Any] | None, runs: bool) -> list[str]:
+    if not runs:
+        return ["refused"] * 3
+    if found is None:
+        return ["not measured"] * 3
+    errors = [f"{found['errors'][length]:.1e}" if length in found["errors"] else "-" for length in ("8", "600")]
+    return [*errors, {True: "equal", False: "differs", None: "refused"}[found["batch_equals_alone"]]]
+
+
+def _vocabularies(found: dict[str, dict[str, int]]) -> list[str]:
+    lines = [
+        "Tokens are compared with those of the model's own tokenizer and of llama.cpp; prompts, as the chat template",
+        "writes them, with transformers' bytes.",
+        "",
+        "| vocabulary | texts with the same tokens | conversations with the same bytes |",
+        "|---|---|---|",
+    ]
+    for name, each in found.items():
+        template = f"{each['equal_conversations']} of {each['conversations']}" if each["conversations"] else "-"
+        lines.append(f"| {name} | {each['equal_texts']} of {each['texts']} | {template} |")
+    return lines

@@ -1,0 +1,47 @@
+"""The page says what was measured, of every row there is; its quantised checkpoints and transformers' models agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from architectures import CASES
+from models.parity_rows import digest
+from parity_table.checkpoints import Weights, forms_of
+from parity_table.page import PAGE, load, render
+
+
+def test_the_page_is_of_the_figures() -> None:
+    assert PAGE.read_text(encoding="utf-8") == render(load()), "run `make parity`"
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "cpu" in case.run_by])
+def test_every_row_was_measured_on_a_cpu(name: str) -> None:
+    rows = load()["rows"]
+    for form in forms_of(name):
+        row = rows.get(f"{name} {form}", {})
+        assert row.get("digest") == digest(name), f"{name} {form} was never measured: run `make parity`"
+        assert row["cpu"]["batch_equals_alone"]
+        assert all(error < (1e-4 if form.startswith("F32") else 0.1) for error in row["cpu"]["errors"].values())
+
+
+@pytest.mark.parametrize("name", ["smollm3", "qwen3moe"])  # reordered out_features; matrices apart that are one here
+@pytest.mark.parametrize("weights", ["Q8_0 GGUF", "Q4_K_M GGUF"])
+def test_blocks_say_what_transformers_has(name: str, weights: Weights, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
+    pytest.importorskip("transformers", reason="parity is against transformers")
+    import numpy as np
+
+    from architectures import expected_logits
+    from parity_table.checkpoints import build
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.models.registry import build_spec
+    from reference_model import ReferenceModel
+    from reference_tensors import load_tensors
+
+    built = build(name, weights, tmp_path, 24)
+    checkpoint = open_checkpoint(built.path)
+    spec = build_spec(checkpoint)
+    found = ReferenceModel(spec, load_tensors(spec, checkpoint)).logits(built.token_ids)
+    np.testing.assert_allclose(found, expected_logits(built), rtol=1e-3, atol=1e-4)
